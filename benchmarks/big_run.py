@@ -8,25 +8,21 @@ Choices are made by RoC itself, files are written by the run folder's own writer
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
-import time
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
+from frame import parser, report, spent
 
 from rocstar.config.recipe import load_recipe
 from rocstar.learning.advantages import advantages
 from rocstar.learning.resample import RocPaper
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import attempts_schema, write_table
+from rocstar.record.rollouts import AttemptRecord, write_rollouts
 from rocstar.types import (
     Completion,
     Finish,
@@ -36,17 +32,19 @@ from rocstar.types import (
     Problem,
     Status,
     Stop,
+    ToolCall,
     ToolResult,
     Trajectory,
     Turn,
     Verdict,
+    VersionSpan,
     problem_id,
     seed_for,
 )
 
 RECIPE = """\
 [run]
-name = "{name}"
+name = "big"
 [resample]
 keep = {keep}
 [[stage]]
@@ -62,30 +60,14 @@ LINES = (
     *("import math", "\\n", "total = 0", "for n in range(1, 1000):", "    if n % 7 == 3:", "        total += n"),
     *("print(total)", "x = math.gcd(84, 36)", "print(x)", "print(undefined)", "values = [n * n for n in range(20)]"),
 )
+PLAIN = "so the number of pairs is at least one and we can check with code wait that is not right because each prime"
 WORDS = (
-    *(
-        " so",
-        " the",
-        " number",
-        " of",
-        " pairs",
-        " is",
-        " at",
-        " least",
-        " one",
-        " and",
-        " we",
-        " can",
-        " check",
-        " with",
-    ),
-    *(" code", " wait", ",", ".", " that", " is", " not", " right", " because", " each", " prime", " divides", " sum"),
-    *(" modulo", " 7", " 12", " 204", " let", " me", " try", " again", "\n", " é", " 数", " 🙂", " <b>bold</b>", " Ω"),
+    *(f" {word}" for word in f"{PLAIN} divides sum modulo 7 12 204 let me try again".split()),
+    *(",", ".", "\n", " é", " 数", " 🙂", " <b>bold</b>", " Ω"),
 )
-DIGITS = tuple(str(digit) for digit in range(10))
-VOCABULARY = (*OPENING, *CLOSING, *CALL, *LINES, *WORDS, *DIGITS)
+VOCABULARY = (*OPENING, *CLOSING, *CALL, *LINES, *WORDS, *"0123456789")
 ID = {word: number for number, word in enumerate(VOCABULARY)}
-FIRST_WORD, LAST_WORD = ID[" so"], ID[" Ω"]
+FIRST_WORD, LAST_WORD = ID[WORDS[0]], ID[WORDS[-1]]
 ERRORS = (
     (Status.CODE_ERROR, "NameError: name 'undefined' is not defined"),
     (Status.CODE_ERROR, "ZeroDivisionError: division by zero"),
@@ -94,41 +76,29 @@ ERRORS = (
 )
 
 
-@dataclass(slots=True)
-class Made:
-    """One attempt: the trajectory without tokens, and the tokens beside it."""
-
-    trajectory: Trajectory
-    prompt: list[int]
-    tokens: list[int]
-    mask: list[bool]
-    texts: list[str]
-    turns: str
-
-
 def main() -> None:
-    options = _options()
-    began = time.monotonic()
+    arguments = parser(__doc__)
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--attempts", type=int, default=100_000)
+    arguments.add_argument("--problems", type=int, default=16, help="of a step, each with 32 attempts")
+    arguments.add_argument("--mean-tokens", type=int, default=600, help="of an attempt")
+    arguments.add_argument("--seed", type=int, default=0)
+    options = arguments.parse_args()
     per_step = options.problems * SIBLINGS
     steps = -(-options.attempts // per_step)
-    run = create(options.folder, steps)
-    for step in range(1, steps + 1):
-        add_step(run, step, options.problems, options.mean_tokens, options.seed)
+    with spent() as seconds:
+        run = create(options.folder, steps)
+        for step in range(1, steps + 1):
+            add_step(run, step, options.problems, options.mean_tokens, options.seed)
     size = sum(file.stat().st_size for file in run.rollouts.iterdir())
-    figures = {
-        "attempts": steps * per_step,
-        "steps": steps,
-        "bytes": size,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    print(f"{run.path}: {figures['attempts']:,} attempts in {steps} steps, {size / 2**20:,.0f} MiB")
-    print(json.dumps({"run": str(run.path), **figures}))
+    print(f"{run.path}: {steps * per_step:,} attempts in {steps} steps, {size / 2**20:,.0f} MiB")
+    report(run=str(run.path), attempts=steps * per_step, steps=steps, bytes=size, seconds=round(seconds.wall, 1))
 
 
-def create(base: Path, steps: int, name: str = "big") -> RunFolder:
+def create(base: Path, steps: int) -> RunFolder:
     """A run folder of that many steps, none of them done, with a tokenizer."""
     base.mkdir(parents=True, exist_ok=True)
-    text = RECIPE.format(name=name, steps=steps, keep=KEEP)
+    text = RECIPE.format(steps=steps, keep=KEEP)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
@@ -146,75 +116,74 @@ def add_step(run: RunFolder, step: int, problems: int, mean_tokens: int, seed: i
     """The attempts of a step, and its row of metrics."""
     draw = random.Random(seed_for(seed, step))
     numbers = np.random.default_rng(seed_for(seed, step))
-    rows: list[dict[str, Any]] = []
-    made: list[Made] = []
+    attempts: list[AttemptRecord] = []
     for place in range(problems):
         problem = _problem((step * problems + place) % (problems * 20))
-        group = [_attempt(problem, index, draw, numbers, mean_tokens) for index in range(SIBLINGS)]
-        rows += _rows(step, problem, group)
-        made += group
-    write_table(run.rollout_file(step), _table(rows, made, numbers))
-    _tell(run, step, rows)
+        made = (_attempt(problem, index, draw, numbers, mean_tokens) for index in range(SIBLINGS))
+        attempts += _chosen(step, Group(problem=problem, trajectories=tuple(made)), numbers)
+    write_rollouts(run, step, attempts, _decode)
+    _tell(run, step, attempts)
+
+
+def _decode(ids: Sequence[int]) -> str:
+    return "".join(map(VOCABULARY.__getitem__, ids))
 
 
 def _problem(number: int) -> Problem:
-    question = (
-        f"Find the number of ordered pairs (a, b) of positive integers below {number + 10} with a^2 + b = {number}."
-    )
+    pairs = f"ordered pairs (a, b) of positive integers below {number + 10}"
+    question = f"Find the number of {pairs} with a^2 + b = {number}."
     return Problem(id=problem_id(question), question=question, answer=str(number % 1000), source="made")
 
 
-def _attempt(problem: Problem, index: int, draw: random.Random, numbers: np.random.Generator, mean_tokens: int) -> Made:
-    length = (
-        LONG_TOKENS
-        if draw.random() < 0.0005
-        else min(LONG_TOKENS, 8 + int(numbers.lognormal(0, 0.8) * mean_tokens * 0.72))
-    )
-    right, calls = (
-        draw.random() < 0.3 + 0.5 * (int(problem.id[:6], 16) % 97 / 97),
-        min(draw.choice((0, 1, 1, 2, 3)), length // 20),
-    )
-    prompt = [ID[OPENING[0]], *[ID[digit] for digit in "12"], ID[OPENING[1]], ID[OPENING[2]]]
-    tokens, mask, turns, texts, told = [*prompt], [False] * len(prompt), [], [], []
-    for number in range(calls + 1):
-        ids = numbers.integers(FIRST_WORD, LAST_WORD + 1, max(1, length // (calls + 1))).tolist()
-        last = number == calls
-        code = [*draw.sample(LINES, 3)]
-        ids += (
-            [ID[CLOSING[1]], ID["7"], ID[CLOSING[2]]]
-            if last
-            else [ID[CALL[0]], *map(ID.__getitem__, code), ID[CALL[1]]]
-        )
-        reply = [] if last else [ID[OPENING[3]], ID["4"], ID["2"], ID[CLOSING[0]]]
-        tokens += ids + reply
-        mask += [True] * len(ids) + [False] * len(reply)
-        texts.append("".join(map(VOCABULARY.__getitem__, ids)))
-        result = None if last else _result(draw, number)
-        turns.append(
-            Turn(
-                completion=Completion(token_ids=(), logprobs=(), finish=Finish.STOP),
-                results=(result,) if result else (),
-            )
-        )
-        told.append(_turn(len(ids), len(reply), result, "".join(code)))
-    outcome = Outcome(
-        verdict=Verdict.RIGHT if right else Verdict.WRONG,
-        reward=float(right),
-        extracted=problem.answer if right else "7",
-        method="integer",
-        format_facts=FormatFacts(answer_tags=draw.choice((1, 1, 1, 1, 2, 0)), reason_after_answer=False, boxed=True),
-    )
-    trajectory = Trajectory(
+def _attempt(
+    problem: Problem, index: int, draw: random.Random, numbers: np.random.Generator, mean_tokens: int
+) -> Trajectory:
+    is_long = draw.random() < 0.0005
+    length = LONG_TOKENS if is_long else min(LONG_TOKENS, 8 + int(numbers.lognormal(0, 0.8) * mean_tokens * 0.72))
+    right = draw.random() < 0.3 + 0.5 * (int(problem.id[:6], 16) % 97 / 97)
+    calls = min(draw.choice((0, 1, 1, 2, 3)), length // 20)
+    facts = FormatFacts(answer_tags=draw.choice((1, 1, 1, 1, 2, 0)), reason_after_answer=False, boxed=True)
+    return Trajectory(
         problem_id=problem.id,
         index=index,
-        prompt_ids=(),
-        turns=tuple(turns),
+        prompt_ids=tuple(ID[word] for word in (OPENING[0], "1", "2", *OPENING[1:3])),
+        turns=tuple(
+            _turn(number, number == calls, length // (calls + 1), draw, numbers) for number in range(calls + 1)
+        ),
         stop=Stop.MAX_TOKENS if length >= LONG_TOKENS else Stop.ANSWERED,
-        outcome=outcome,
+        outcome=Outcome(
+            verdict=Verdict.RIGHT if right else Verdict.WRONG,
+            reward=float(right),
+            extracted=problem.answer if right else "7",
+            method="integer",
+            format_facts=facts,
+        ),
         seconds=length * 0.02 + calls * 0.1,
         tool_seconds=calls * 0.1,
     )
-    return Made(trajectory, prompt, tokens, mask, texts, f"[{', '.join(told)}]")
+
+
+def _turn(number: int, is_last: bool, length: int, draw: random.Random, numbers: np.random.Generator) -> Turn:
+    lines = draw.sample(LINES, 3)
+    after = (CLOSING[1], "7", CLOSING[2]) if is_last else (CALL[0], *lines, CALL[1])
+    words = numbers.integers(FIRST_WORD, LAST_WORD + 1, max(1, length)).tolist()
+    ids = (*words, *map(ID.__getitem__, after))
+    completion = Completion(
+        token_ids=ids,
+        logprobs=tuple((-numbers.exponential(0.4, len(ids))).tolist()),
+        finish=Finish.STOP,
+        version_spans=(VersionSpan(1, len(ids)),),
+    )
+    if is_last:
+        return Turn(completion=completion)
+    arguments = {"code": "".join(lines).replace("\\n", "\n")}
+    raw = json.dumps({"name": "python", "arguments": arguments})
+    return Turn(
+        completion=completion,
+        calls=(ToolCall(id=str(number), tool="python", arguments=arguments, raw=raw),),
+        results=(_result(draw, number),),
+        reply_ids=tuple(ID[word] for word in (OPENING[3], "4", "2", CLOSING[0])),
+    )
 
 
 def _result(draw: random.Random, number: int) -> ToolResult:
@@ -225,130 +194,54 @@ def _result(draw: random.Random, number: int) -> ToolResult:
     return ToolResult(call_id=str(number), status=status, stderr=trace + told, run_seconds=0.05, queue_seconds=0.002)
 
 
-def _turn(sampled: int, replied: int, result: ToolResult | None, code: str) -> str:
-    calls: list[Any] = []
-    results: list[Any] = []
-    if result:
-        raw = json.dumps({"name": "python", "arguments": {"code": code.replace("\\n", "\n")}})
-        calls = [
-            {
-                "id": result.call_id,
-                "tool": "python",
-                "arguments": json.loads(raw)["arguments"],
-                "raw": raw,
-                "parse_error": None,
-            }
-        ]
-        results = [{name: getattr(result, name) for name in ToolResult.__dataclass_fields__}]
-    turn = {"finish": "stop", "sampled_tokens": sampled, "reply_tokens": replied, "version_spans": [[1, sampled]]}
-    return json.dumps({**turn, "calls": calls, "results": results})
-
-
-def _rows(step: int, problem: Problem, made: list[Made]) -> list[dict[str, Any]]:
+def _chosen(step: int, group: Group, numbers: np.random.Generator) -> Iterator[AttemptRecord]:
     """As training records them: RoC's choice by the seed of the step."""
-    group = Group(problem=problem, trajectories=tuple(one.trajectory for one in made))
-    seed = seed_for(seed_for(0, "step", step), "resample", problem.id)
-    chosen = RocPaper(KEEP)(group, random.Random(seed))
-    kept = [choice.index for choice in chosen.choices if choice.kept]
+    seed = seed_for(seed_for(0, "step", step), "resample", group.problem.id)
+    choices = RocPaper(KEEP)(group, random.Random(seed)).choices
+    kept = [choice.index for choice in choices if choice.kept]
     learnt = dict(zip(kept, advantages([group.rewards_G[i] for i in kept]), strict=True)) if len(kept) > 1 else {}
-    return [
-        {
-            "step": step,
-            "problem_id": problem.id,
-            "question": problem.question,
-            "gold": problem.answer,
-            "source": problem.source,
-            "index": choice.index,
-            "verdict": str(group.trajectories[choice.index].outcome.verdict),  # type: ignore[union-attr]
-            "reward": group.rewards_G[choice.index],
-            "extracted": group.trajectories[choice.index].outcome.extracted,  # type: ignore[union-attr]
-            "method": "integer",
-            "format_facts": None,
-            "penalty_errors": choice.penalty.errors,
-            "penalty_format": choice.penalty.format,
-            "penalty_total": choice.penalty.total,
-            "kept": choice.kept,
-            "reason": str(choice.reason),
-            "weight": choice.weight,
-            "advantage": learnt.get(choice.index),
-            "stop": str(group.trajectories[choice.index].stop),
-            "fault": None,
-            "response_tokens": len(made[choice.index].tokens) - len(made[choice.index].prompt),
-            "calls": group.trajectories[choice.index].num_calls,
-            "failed_calls": group.trajectories[choice.index].num_failed_calls,
-            "seconds": group.trajectories[choice.index].seconds,
-            "tool_seconds": group.trajectories[choice.index].tool_seconds,
-            "policy_version": step - 1,
-            "turns": made[choice.index].turns,
-            "text": made[choice.index].texts,
-            "prompt_ids": made[choice.index].prompt,
-        }
-        for choice in chosen.choices
-    ]
+    for choice in choices:
+        trajectory = group.trajectories[choice.index]
+        mask = np.array(trajectory.loss_mask)
+        noise = numbers.normal(0, 0.01, len(mask)) * mask
+        yield AttemptRecord(
+            problem=group.problem,
+            trajectory=trajectory,
+            choice=choice,
+            advantage=learnt.get(choice.index),
+            policy_version=step - 1,
+            entropies=numbers.exponential(0.5, len(mask)) * mask,  # type: ignore[arg-type]
+            old_logprobs=np.array(trajectory.sampled_logprobs) + noise,  # type: ignore[arg-type]
+        )
 
 
-def _table(rows: list[dict[str, Any]], made: list[Made], numbers: np.random.Generator) -> pa.Table:
-    lengths = [len(one.tokens) for one in made]
-    offsets = pa.array([0, *accumulate(lengths)], pa.int32())
-    mask = np.concatenate([np.array(one.mask) for one in made])
-    logprobs = (-numbers.exponential(0.4, len(mask)) * mask).astype(np.float32)
-    flat = {
-        "token_ids": np.concatenate([np.array(one.tokens, np.int32) for one in made]),
-        "loss_mask": mask,
-        "sampled_logprobs": logprobs,
-        "entropies": (numbers.exponential(0.5, len(mask)) * mask).astype(np.float32),
-        "old_logprobs": (logprobs + numbers.normal(0, 0.01, len(mask)) * mask).astype(np.float32),
-    }
-    schema = attempts_schema()
-    columns = [
-        pa.ListArray.from_arrays(offsets, pa.array(flat[field.name]).cast(field.type.value_type))
-        if field.name in flat
-        else pa.array([row[field.name] for row in rows], field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _tell(run: RunFolder, step: int, rows: list[dict[str, Any]]) -> None:
-    calls, kept = sum(row["calls"] for row in rows), sum(row["kept"] for row in rows)
+def _tell(run: RunFolder, step: int, attempts: Sequence[AttemptRecord]) -> None:
+    made = [attempt.trajectory for attempt in attempts]
+    calls, tokens = sum(one.num_calls for one in made), sum(one.num_response_tokens for one in made)
     metrics = {
-        "reward/mean": sum(row["reward"] for row in rows) / len(rows),
-        "tool/calls": calls / len(rows),
-        "tool/error_rate": sum(row["failed_calls"] for row in rows) / max(1, calls),
-        "len/tokens": sum(row["response_tokens"] for row in rows) / len(rows),
-        "roc/attempts": len(rows),
-        "roc/kept": kept,
-        "step/tokens": sum(row["response_tokens"] for row in rows),
+        "reward/mean": sum(one.outcome.reward for one in made if one.outcome) / len(made),
+        "tool/calls": calls / len(made),
+        "tool/error_rate": sum(one.num_failed_calls for one in made) / max(1, calls),
+        "len/tokens": tokens / len(made),
+        "roc/attempts": len(made),
+        "roc/kept": sum(attempt.choice is not None and attempt.choice.kept for attempt in attempts),
+        "step/tokens": tokens,
         "step/seconds": 60.0 + step % 7,
     }
     with Journal(run.metrics) as journal:
         journal.append({"step": step, "stage": "stage1", "stage_step": step, **metrics})
     if step % 50 == 0:
+        told = {"evidence": f"{step % 9 + 20}% of attempts were cut", "action": "raise the limit"}
         with Journal(run.events) as events:
-            told = {
-                "name": "truncated",
-                "evidence": f"{step % 9 + 20}% of attempts were cut",
-                "action": "raise the limit",
-            }
-            events.append({"time": step * 60.0, "event": "warning", "step": step, **told})
+            events.append({"time": step * 60.0, "event": "warning", "step": step, "name": "truncated", **told})
 
 
 def _tokenizer() -> str:
     from tokenizers import Tokenizer, decoders, models
 
-    made = Tokenizer(models.WordLevel({word: number for word, number in ID.items()}, unk_token="."))
+    made = Tokenizer(models.WordLevel(ID, unk_token="."))
     made.decoder = decoders.Fuse()
     return str(made.to_str())
-
-
-def _options() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--attempts", type=int, default=100_000)
-    parser.add_argument("--problems", type=int, default=16, help="of a step, each with 32 attempts")
-    parser.add_argument("--mean-tokens", type=int, default=600, help="of an attempt")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

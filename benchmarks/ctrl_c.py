@@ -13,7 +13,6 @@ where something else happened."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,17 +23,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+from frame import ROOT, Table, environment, marked, parser, report, rocstar
+
 from tests.tiny_run import Command, attempts, last_checkpoint, metrics, results, workplace
 
 MARK = "ROCSTAR_CTRL_C"
 """An environment variable by which every process of a command is found."""
-REPOSITORY = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 2.0
 ORPHAN_SECONDS = 1.0  # for children to have ended after the command
 PATIENCE_SECONDS = 120.0
@@ -46,6 +47,7 @@ LONG = (
 )
 """Rollouts that go on for minutes: the model has hardly learnt to stop."""
 FEW = ("evaluate.problems=0", "stage.sft.steps=2")
+AHEAD, TWO, POOL = "rollout.max_staleness_steps=1", "cluster.learners=2", "stage.stage1.data.drop_solved_attempts=8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class Phase:
     """Standard input, left open."""
 
 
-QUICK = str(REPOSITORY / "recipes" / "quickstart.toml")
+QUICK = str(ROOT / "recipes" / "quickstart.toml")
 PHASES = (
     Phase(name="start", words=("train", QUICK), spread=3.0),
     Phase(name="train: cold start", words=("train", QUICK), said="cold start:", spread=3.0),
@@ -72,30 +74,10 @@ PHASES = (
     Phase(name="train: evaluation", words=("train", QUICK, "stage.sft.steps=2"), said="before: eval", spread=6.0),
     Phase(name="train: step", words=("train", QUICK, *FEW), said="stage1 step", spread=10.0),
     Phase(name="train: rollouts", words=("train", QUICK, *LONG), said="stage1: ", spread=10.0),
-    Phase(
-        name="train: ahead",
-        words=("train", QUICK, *FEW, "rollout.max_staleness_steps=1"),
-        said="stage1 step",
-        spread=10.0,
-    ),
-    Phase(
-        name="train: engine process",
-        words=("train", "OUT/engines.toml", *FEW),
-        said="stage1: ",
-        spread=8.0,
-    ),
-    Phase(
-        name="train: two learners",
-        words=("train", QUICK, *FEW, "cluster.learners=2"),
-        said="stage1: ",
-        spread=8.0,
-    ),
-    Phase(
-        name="train: pool",
-        words=("train", QUICK, *FEW, "stage.stage1.data.drop_solved_attempts=8"),
-        said="sft step 2/2",
-        spread=4.0,
-    ),
+    Phase(name="train: ahead", words=("train", QUICK, *FEW, AHEAD), said="stage1 step", spread=10.0),
+    Phase(name="train: engine process", words=("train", "OUT/engines.toml", *FEW), said="stage1: ", spread=8.0),
+    Phase(name="train: two learners", words=("train", QUICK, *FEW, TWO), said="stage1: ", spread=8.0),
+    Phase(name="train: pool", words=("train", QUICK, *FEW, POOL), said="sft step 2/2", spread=4.0),
     Phase(name="eval: start", words=("eval", "TINY", "--data", "TINYDATA"), spread=6.0),
     Phase(name="eval", words=("eval", "TINY", "--data", "TINYDATA", "--n", "2000"), said="eval: ", spread=5.0),
     Phase(name="chat: start", words=("chat", "TINY", "-p", "Add 2 and 3"), spread=5.0),
@@ -162,36 +144,35 @@ class Ended:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=5, help="Interruptions of each phase.")
-    parser.add_argument("--resumed", type=int, default=10, help="Interruptions of the run that is resumed; 0: none.")
-    parser.add_argument("--equal", type=int, default=0, help="Interruptions in each phase of a small run.")
-    parser.add_argument("--data", type=Path, required=True, help="Folder of published data sets.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="Phases whose name matches this pattern.")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--times", type=int, default=5, help="Interruptions of each phase.")
+    arguments.add_argument("--resumed", type=int, default=10, help="Interruptions of the run that is resumed; 0: none.")
+    arguments.add_argument("--equal", type=int, default=0, help="Interruptions in each phase of a small run.")
+    arguments.add_argument("--data", type=Path, required=True, help="Folder of published data sets.")
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--only", default="", help="Phases whose name matches this pattern.")
+    arguments.add_argument("--seed", type=int, default=0)
+    given = arguments.parse_args()
     # A shell lets what it starts in the background ignore SIGINT, and commands would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     given.out.mkdir(parents=True, exist_ok=True)
     names = places(given.out.resolve(), given.data.resolve())
     draw = random.Random(given.seed)
     found = []
-    print(f"{'phase':24}{'times':>6}{'median s':>10}{'worst s':>9}{'CPU s':>8}  complaints", flush=True)
+    table = Table("phase", "times", "median s", "worst s", "CPU s", "complaints")
+
+    def tell(told: dict[str, Any]) -> None:
+        found.append(told)
+        table.row(*list(told.values())[:-1])
+
     for phase in (phase for phase in PHASES if given.times and re.search(given.only, phase.name)):
-        found.append(row(phase, [interrupted(phase, names, draw) for _ in range(given.times)]))
-        tell(found[-1])
+        tell(row(phase, [interrupted(phase, names, draw) for _ in range(given.times)]))
     for phase in (phase for phase in EQUAL if given.equal and re.search(given.only, phase.name)):
-        found.append(resumed_once(phase, given.out.resolve(), names, given.equal, draw))
-        tell(found[-1])
+        tell(resumed_once(phase, given.out.resolve(), names, given.equal, draw))
     if given.resumed and not given.only:
-        found.append(resumed_again_and_again(given.out.resolve(), names, given.resumed, draw))
-    print(json.dumps(found))
+        tell(resumed_again_and_again(given.out.resolve(), names, given.resumed, draw))
+    report(phases=found)
     sys.exit(any(line["complaints"] for line in found))
-
-
-def tell(found: dict[str, Any]) -> None:
-    print("{name:24}{times:6}{median:10.2f}{worst:9.2f}{worst_cpu:8.2f}  {complaints}".format(**found), flush=True)
 
 
 def places(out: Path, data: Path) -> dict[str, str]:
@@ -200,11 +181,11 @@ def places(out: Path, data: Path) -> dict[str, str]:
     if not (tiny / "runs").exists():
         assert Command.start(workplace(tiny), "train", "tiny.toml").wait().code == 0
     (out / "engines.toml").write_text(f'extends = "{QUICK}"\n[[engine]]\nname = "local"\nkind = "torch"\n')
-    mix = (REPOSITORY / "recipes" / "data" / "sft_mix.toml").read_text()
+    mix = (ROOT / "recipes" / "data" / "sft_mix.toml").read_text()
     (out / "mix.toml").write_text(mix.replace("../shared/data", str(data)))
     cases = ({"gold": f"\\sqrt{{{n}}}+1", "response": f"\\boxed{{1+{n}^{{1/2}}}}", "expected": 1} for n in range(4000))
     (out / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
-    pool = str(REPOSITORY / "recipes" / "data" / "math_pool.toml")
+    pool = str(ROOT / "recipes" / "data" / "math_pool.toml")
     return {
         **{"TINYDATA": str(tiny / "test.jsonl"), "TINY": str(tiny / "runs" / "tiny"), "POOL": pool},
         **{"DATA": str(data), "OUT": str(out)},
@@ -239,16 +220,9 @@ def stopped_in(phase: Phase, words: Sequence[str], folder: Path, draw: random.Ra
 
 
 def started(words: Sequence[str], folder: Path, mark: str, out: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from rocstar.__main__ import main; main()", *words]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=out,
-        stderr=out,
-        start_new_session=True,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(REPOSITORY)},
-    )
+    streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": out}
+    outside = environment(**{MARK: mark})
+    return subprocess.Popen(rocstar(*words), cwd=folder, env=outside, start_new_session=True, **streams)
 
 
 def ended(process: subprocess.Popen[bytes], log: Path, mark: str) -> Ended:
@@ -265,10 +239,10 @@ def ended(process: subprocess.Popen[bytes], log: Path, mark: str) -> Ended:
     seconds, computed = time.monotonic() - began, cpu_seconds(process.pid) - computed
     code = process.wait()
     until = time.monotonic() + ORPHAN_SECONDS
-    while (left := list(marked(mark))) and time.monotonic() < until:
+    while (left := marked(MARK, mark)) and time.monotonic() < until:
         time.sleep(0.02)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    for orphan in left:
+        orphan.kill()
     said = log.read_bytes()[before:].decode(errors="replace")
     return Ended(seconds=seconds, cpu_seconds=computed, code=code, said=said, orphans=len(left), early=early)
 
@@ -276,21 +250,9 @@ def ended(process: subprocess.Popen[bytes], log: Path, mark: str) -> Ended:
 def cpu_seconds(pid: int) -> float:
     """Of a process so far, also where it has ended and was not waited for; 0 where it was."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return float(sum(psutil.Process(pid).cpu_times()[:2]))
+    except psutil.NoSuchProcess:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def marked(mark: str) -> Iterator[int]:
-    """Processes of a command that still run."""
-    needle = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if needle in (folder / "environ").read_bytes():
-                yield int(folder.name)
-        except OSError:
-            continue
 
 
 def row(phase: Phase, all_ended: Sequence[Ended]) -> dict[str, Any]:
@@ -359,7 +321,6 @@ def resumed_again_and_again(out: Path, names: dict[str, str], times: int, draw: 
             break
     told = row(phase, found)
     told["complaints"] += differs(folder, Path(names["TINY"]).parent.parent)
-    tell(told)
     return told
 
 

@@ -11,19 +11,18 @@ rows are drawn by a fixed seed. Data are in ../shared/data or $ROCSTAR_DATA. Pri
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import re
 import resource
 import string
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from frame import ROOT, Table, data_folder, parser, print_figures, read_rows, report, spent
 
 from rocstar.answers.extract import lenient_answer
 from rocstar.cli.verbs.data import verifier
@@ -35,16 +34,11 @@ from rocstar.data.problems import load_problems
 from rocstar.evaluation.contamination import beside_known
 from rocstar.types import Problem, seed_for
 
-ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "data" / "math_pool.toml"
 SEED = 20250828  # of the drawn rows; any number does, as long as it stays
 SHOWN_CHARS = 100
 # Statements of these contests are their organisers' (c); rows that are theirs are shown by their place only.
 NOT_SHOWN = ("aime", "amc", "hmmt", "cmimc")
-
-
-def data_folder() -> str:
-    return os.environ.get("ROCSTAR_DATA", str(ROOT.parent / "shared" / "data"))
 
 
 def cuts() -> dict[str, Callable[[str], list[str]]]:
@@ -78,10 +72,9 @@ def overlaps(questions: list[str], benchmarks: list[str]) -> dict[str, int]:
 
 
 def built(config: PoolConfig) -> tuple[Datasheet, float]:
-    started = time.process_time()
-    with verifier(lenient_answer) as check:
+    with spent() as seconds, verifier(lenient_answer) as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr))
-    return sheet, time.process_time() - started
+    return sheet, seconds.cpu
 
 
 def recipe(out: str) -> PoolConfig:
@@ -94,11 +87,10 @@ def synthetic(file: Path, rows: int) -> None:
     rng = random.Random(SEED)
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(20_000)]
     with file.open("w", encoding="utf-8") as out:
-        for _, text, answer in synthetic_rows(rng, words, rows):
-            out.write(json.dumps({"question": text, "answer": answer}) + "\n")
+        out.writelines(json.dumps(row) + "\n" for row in synthetic_rows(rng, words, rows))
 
 
-def synthetic_rows(rng: random.Random, words: list[str], rows: int) -> Iterator[tuple[int, str, str]]:
+def synthetic_rows(rng: random.Random, words: list[str], rows: int) -> Iterator[dict[str, str]]:
     earlier: list[tuple[str, str]] = []
     for number in range(rows):
         if earlier and rng.random() < 0.1:
@@ -108,7 +100,7 @@ def synthetic_rows(rng: random.Random, words: list[str], rows: int) -> Iterator[
             answer = str(rng.randrange(1000)) if rng.random() < 0.9 else f"x + {number}"
         if len(earlier) < 1000:
             earlier.append((text, answer))
-        yield number, text, answer
+        yield {"question": text, "answer": answer}
 
 
 def peak_mib() -> float:
@@ -133,16 +125,16 @@ def measure_memory(rows: int) -> dict[str, Any]:
         "before_mib": round(before, 1),
         "peak_mib": round(peak_mib(), 1),
     }
-    for name, value in figures.items():
-        print(f"{name:14}{value:>14,}")
+    print_figures(figures)
     return figures
 
 
 def sample(out: Path, count: int) -> None:
     """Draw dropped rows, uniformly over all of them, by a hash of seed and place: a row that some change of a rule adds
     or takes away does not move the others."""
-    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
-    drawn = sorted(dropped, key=lambda row: seed_for(SEED, row["source"], row.get("line", 0)))[:count]
+    drawn = sorted(read_rows(out / "dropped.jsonl"), key=lambda row: seed_for(SEED, row["source"], row.get("line", 0)))[
+        :count
+    ]
     for number, row in enumerate(drawn, start=1):
         question = " ".join(row.get("question", "").split())
         theirs = any(name in f"{row['source']} {row['evidence']}" for name in NOT_SHOWN)
@@ -173,16 +165,11 @@ def measure_pool(count: int) -> dict[str, Any]:
     benchmarks = list(benchmark_questions(Datasheet(config=first.config, rules=[])))
     shared = overlaps([problem.question for problem in problems], [b.question for b in benchmarks])
     read, kept = first.total("read"), first.total("kept")
-    print(f"{'rows':22}{'all':>9}" + "".join(f"{name:>16}" for name in first.sources))
+    table = Table("rows", "all", *first.sources)
     for fate, rows, by_source in first.funnel():
-        print(f"{fate:22}{rows:>9,}" + "".join(f"{by_source[name]:>16,}" for name in first.sources))
+        table.row(fate, rows, *(by_source[name] for name in first.sources))
     counted = countings(first, problems)
-    print()
-    for name, rows in counted.items():
-        print(f"{name.replace('_', ' '):44}{rows:>9,}")
-    print(f"\n{'8-grams shared, words cut at':32}{'pool problems':>14}")
-    for name, rows in shared.items():
-        print(f"{name:32}{rows:>14,}")
+    print_figures({**counted, "pool problems that share an 8-gram, words cut at": shared})
     per_40k = cpu_seconds * 40_000 / read
     print(f"\nCPU {cpu_seconds:.1f} s for {read:,} rows, {per_40k:.1f} s per 40,000; peak {build_peak:.0f} MiB")
     return {
@@ -202,18 +189,13 @@ def measure_pool(count: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rows", type=int, help="build a synthetic source of so many rows and print the peak memory")
-    parser.add_argument("--sample", type=int, default=0, help="draw so many dropped rows")
-    chosen = parser.parse_args()
-    if not chosen.rows and not Path(data_folder()).is_dir():
-        print(f"no data in {data_folder()}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
-        return 3
-    figures = measure_memory(chosen.rows) if chosen.rows else measure_pool(chosen.sample)
-    print(json.dumps({"benchmark": "data_pool", **figures}))
-    return 0
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--rows", type=int, help="build a synthetic source of so many rows, print the peak memory")
+    arguments.add_argument("--sample", type=int, default=0, help="draw so many dropped rows")
+    options = arguments.parse_args()
+    report(**(measure_memory(options.rows) if options.rows else measure_pool(options.sample)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -42,7 +42,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from frame import ROOT, by_turns, parser, qwen3, report, spread
+
 ROWS = 64  # attempts that decode at once
 POSITIONS = 1024  # of the longest attempt
 SIBLINGS = 16
@@ -110,28 +111,29 @@ def main() -> None:
     for size in options.sizes:
         for dtype in options.dtypes:
             engines = contestants(options, dtype)
-            rounds = [{name: one(name, size, dtype, options) for name in engines} for _ in range(options.rounds)]
-            table += (row := list(rows_of(size, dtype, rounds)))
-            for each in row:
-                print(line(each), flush=True)
+            measures = {name: partial(one, name, size, dtype, options) for name in engines}
+            rounds = by_turns(measures, range(options.rounds)) if engines else []
+            for row in rows_of(size, dtype, rounds, engines):
+                table.append(row)
+                print(line(row), flush=True)
     ratios = list(bfloat16_gains(table))
     for gain in ratios:
         print(gain, flush=True)
-    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "rows": table, "bfloat16": ratios}))
+    report(requests=options.requests, rounds=options.rounds, rows=table, bfloat16=ratios)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1024)
-    parser.add_argument("--fewer", nargs="+", default=[], metavar="SIZE:ENGINE=COUNT")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3.7M", "11M", "50M"])
-    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--engines", nargs="+", choices=CONTESTANTS, default=["torch"])
-    parser.add_argument("--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those of them that run in bfloat16")
-    parser.add_argument("--against", help="another checkout of rocstar")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--requests", type=int, default=1024)
+    arguments.add_argument("--fewer", nargs="+", default=[], metavar="SIZE:ENGINE=COUNT")
+    arguments.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3.7M", "11M", "50M"])
+    arguments.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    arguments.add_argument("--engines", nargs="+", choices=CONTESTANTS, default=["torch"])
+    arguments.add_argument("--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those that run in bfloat16")
+    arguments.add_argument("--against", help="another checkout of rocstar")
+    arguments.add_argument("--rounds", type=int, default=1)
+    arguments.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    return arguments.parse_args()
 
 
 def contestants(options: argparse.Namespace, dtype: str) -> list[str]:
@@ -158,19 +160,19 @@ def one(engine: str, size: str, dtype: str, options: argparse.Namespace) -> Figu
     return figure
 
 
-def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[Row]:
+def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]], engines: list[str]) -> Iterator[Row]:
     """One for each contestant: medians, and how many times as fast the torch engine was."""
-    for name in rounds[0]:
+    for name in engines:
         figures = [each[name] for each in rounds]
-        ratios = [each["torch"][0] / each[name][0] for each in rounds] if "torch" in rounds[0] else []
+        ratios = [each["torch"][0] / each[name][0] for each in rounds] if "torch" in engines else []
         yield {
             "size": size,
             "dtype": dtype,
             "engine": name,
             "requests": figures[0].requests,
-            "tokens_per_cpu_second": [round(f([figure[0] for figure in figures])) for f in (median, min, max)],
+            "tokens_per_cpu_second": spread([figure[0] for figure in figures], 0),
             "peak_share": round(median(figure[1] for figure in figures), 3),
-            "torch_is_faster_by": [round(f(ratios), 2) for f in (median, min, max)] if ratios else None,
+            "torch_is_faster_by": spread(ratios, 2) if ratios else None,
             "detail": figures[0].detail,
         }
 
@@ -179,7 +181,7 @@ def line(row: Row) -> str:
     speed, least, most = row["tokens_per_cpu_second"]
     ratio = "" if row["torch_is_faster_by"] is None else f"torch is x {row['torch_is_faster_by']}"
     return (
-        f"{row['size']:>5} {row['dtype']:<9} {row['engine']:<11} {speed:>6} tokens/CPU-s ({least}-{most})  "
+        f"{row['size']:>5} {row['dtype']:<9} {row['engine']:<11} {speed:>6.0f} tokens/CPU-s ({least:.0f}-{most:.0f})  "
         f"{row['peak_share']:>6.1%} of peak  {row['requests']} requests  {ratio}  {row['detail']}"
     )
 
@@ -204,7 +206,7 @@ async def measured(engine: str, size_name: str, dtype_name: str, requests: int) 
 
     torch.set_num_threads(1)
     size, dtype = SIZES[size_name], getattr(torch, dtype_name)
-    work, model = attempts(size, requests), random_model(size, dtype)
+    work, model = attempts(size, requests), random_model(size).to(dtype)
     operations = 2 * sum(parameter.numel() for parameter in model.parameters()) * necessary(work)
     async with CONTESTANTS[engine](model) as contestant:
         await contestant.run([attempt._replace(number=-1 - attempt.number, turns=(4,)) for attempt in work[:8]])  # warm
@@ -256,25 +258,8 @@ def peak(dtype: Any) -> float:
     return 2 * 1024**3 / best
 
 
-def random_model(size: Size, dtype: Any) -> Any:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=size.vocab,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        head_dim=size.hidden // size.heads,
-        intermediate_size=size.intermediate,
-        max_position_embeddings=2 * POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config).to(dtype).eval()
+def random_model(size: Size) -> Any:
+    return qwen3(**size._asdict(), max_position_embeddings=2 * POSITIONS)
 
 
 # -- contestants ----------------------------------------------------------------------------------------------------

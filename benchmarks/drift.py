@@ -13,7 +13,6 @@ line; draws --out/drift.png where matplotlib is installed. Intervals are 95% by 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -27,12 +26,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from frame import ROOT, Table, newest_model, parser, report
+
 from rocstar.cli.main import run as command
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import read_json
 from rocstar.record.rollouts import read_table
 
-RECIPE = Path(__file__).resolve().parent.parent / "examples" / "drift" / "drift.toml"
+RECIPE = ROOT / "examples" / "drift" / "drift.toml"
 METHODS = {
     "GRPO": ["resample.method=all", "rollout.attempts_per_problem=8"],
     "uniform from 2G": ["resample.method=uniform"],
@@ -80,34 +81,33 @@ class Cell:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/drift"))
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--cold-seeds", nargs="+", default=["0", "1", "2"], help="or unread-0, chain-0")
-    parser.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12, 13])
-    parser.add_argument("--steps", type=int, default=20, help="RL steps of a cell")
-    parser.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE", help="for new cells")
-    given = parser.parse_intermixed_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--out", type=Path, default=Path("runs/drift"))
+    arguments.add_argument("--table", action="store_true", help="run nothing")
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    arguments.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    arguments.add_argument("--cold-seeds", nargs="+", default=["0", "1", "2"], help="or unread-0, chain-0")
+    arguments.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12, 13])
+    arguments.add_argument("--steps", type=int, default=20, help="RL steps of a cell")
+    arguments.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE", help="for new cells")
+    given = arguments.parse_intermixed_args()
     if unknown := [cold for cold in given.cold_seeds if cold.rpartition("-")[0] not in COLD]:
-        parser.error(f"--cold-seeds {unknown[0]}: write a seed, or {', '.join(f'{kind}-0' for kind in COLD if kind)}")
+        arguments.error(
+            f"--cold-seeds {unknown[0]}: write a seed, or {', '.join(f'{kind}-0' for kind in COLD if kind)}"
+        )
     out: Path = given.out.resolve()
     grid = product(given.rl_seeds, given.cold_seeds, given.methods, given.tools)
     cells = [Cell(tool, method, cold, seed) for seed, cold, method, tool in grid]
     if not given.table:
         for number, cell in enumerate(cells):
-            print(
-                f"{time.strftime('%H:%M:%S')} cell {number + 1} of {len(cells)}: {cell.name}",
-                file=sys.stderr,
-                flush=True,
-            )
+            told = f"{time.strftime('%H:%M:%S')} cell {number + 1} of {len(cells)}: {cell.name}"
+            print(told, file=sys.stderr, flush=True)
             carry_out(out, cell, [f"stage.learn.steps={given.steps}", *given.settings])
     done = [cell for cell in cells if (out / cell.name / "swap.json").exists()]
     rows = [row for tool in given.tools for row in rows_of(out, [cell for cell in done if cell.tool == tool])]
     print_table(rows)
     draw(rows, out / "drift.png")
-    print(json.dumps({"benchmark": "drift", "cells": len(done), "rows": rows}))
+    report(cells=len(done), rows=rows)
 
 
 def carry_out(out: Path, cell: Cell, settings: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ def cold_start(out: Path, cold: str, kind: str) -> Path:
     folder = out / f"cold-{cold}"
     settings = ["stage.learn.steps=0", *SETTINGS, *TASK.get(kind, []), *COLD[kind]]
     trained(folder, int(cold.rpartition("-")[2]), settings)
-    return max(folder.glob("checkpoints/step=*")) / "model"
+    return newest_model(folder)
 
 
 def trained(folder: Path, seed: int, settings: Sequence[str]) -> None:
@@ -225,10 +225,10 @@ COLUMNS = {
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     print("after a failed call that names another unit than the gauge's: how often the next call takes that unit")
-    print(f"{'':34}{'runs':>5}" + "".join(f"{title:>22}" for title in COLUMNS.values()))
+    table = Table("", "runs", *COLUMNS.values(), first=34, width=22)
     for row in rows:
         name = ", ".join(part for part in (row["tool"], row["kind"], row["method"]) if part)
-        print(f"{name:34}{row['runs']:>5}" + "".join(f"{shown(row[key]):>22}" for key in COLUMNS))
+        table.row(name, row["runs"], *(shown(row[key]) for key in COLUMNS))
 
 
 def shown(figure: dict[str, Any]) -> str:
@@ -244,9 +244,8 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """How often a false unit is taken, and failed calls in right attempts, by method; the runs as points."""
     rows = [row for row in rows if not row["kind"]]
     if not rows or not find_spec("matplotlib"):
-        print(
-            f"no picture: {'matplotlib is not installed' if rows else 'none of these runs is in it'}", file=sys.stderr
-        )
+        reason = "matplotlib is not installed" if rows else "none of these runs is in it"
+        print(f"no picture: {reason}", file=sys.stderr)
         return
     from matplotlib.figure import Figure
 

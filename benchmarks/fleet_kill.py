@@ -14,18 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
 import os
 import random
 import signal
-import sys
 import tempfile
-import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from frame import Table, environment, parser, qwen3, report, spent
 
 VOCAB = 512
 PROMPT_TOKENS = 24
@@ -49,7 +44,7 @@ class Step(NamedTuple):
 
 def main() -> None:
     options = parsed()
-    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    os.environ |= environment()
     from rocstar.support.threads import quiet_torch
 
     quiet_torch(threads=1)
@@ -65,23 +60,22 @@ def main() -> None:
         "turns_moved": sum(step.moved for step in steps),
         "seconds": round(sum(step.seconds for step in steps), 1),
     }
-    print(json.dumps(figures))
+    report(**figures)
     whole = figures["finished"] == figures["attempts"] and not figures["finished_twice"]
     raise SystemExit(0 if whole and not figures["differing_tokens"] and figures["logprob_gap_max"] < 1e-4 else 1)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--attempts", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96, help="of a turn, at most")
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--kills", type=int, default=10)
+    arguments.add_argument("--attempts", type=int, default=64)
+    arguments.add_argument("--turns", type=int, default=3)
+    arguments.add_argument("--tokens", type=int, default=96, help="of a turn, at most")
+    return arguments.parse_args()
 
 
 async def measured(options: argparse.Namespace) -> list[Step]:
     import torch
-    from decode import SIZES, random_model
 
     from rocstar.engines.process import EngineSettings, ProcessEngine
     from rocstar.engines.torch_engine import TorchEngine
@@ -89,8 +83,8 @@ async def measured(options: argparse.Namespace) -> list[Step]:
     from rocstar.rollout.kv_scheduler import KvScheduler
 
     torch.set_num_threads(1)
-    model = random_model(SIZES["0.34M"], torch.float32)
     rows, positions = options.attempts, 1024
+    model = qwen3(VOCAB, 96, 3, 3, 1, 256, max_position_embeddings=2 * positions)
     told: list[tuple[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -102,12 +96,11 @@ async def measured(options: argparse.Namespace) -> list[Step]:
             engines, KvScheduler(), vocab_size=VOCAB, tell=lambda event, **details: told.append((event, details))
         )
         draw, steps = random.Random(0), []
-        print("killed  turns lost  moved  finished  twice  differing  logprob gap  seconds  engines", flush=True)
+        table = Table(*Step._fields, first=8)
         for number in range(options.kills):
-            steps.append(
-                await one_step(number, "ab"[number % 2], engines, fleet, undisturbed, model, told, draw, options)
-            )
-            print(row(steps[-1]), flush=True)
+            name = "ab"[number % 2]
+            steps.append(await one_step(number, name, engines, fleet, undisturbed, model, told, draw, options))
+            table.row(*steps[-1])
         await fleet.close()
         await asyncio.gather(*(engine.close() for engine in (*engines.values(), undisturbed)))
     return steps
@@ -139,13 +132,12 @@ async def one_step(
             ended.append(sibling)
         return made
 
-    began = time.monotonic()
-    attempts = [asyncio.create_task(attempt(fleet, sibling)) for sibling in range(options.attempts)]
-    while fleet.load().produced_tokens < at:  # noqa: ASYNC110 - facts come from other processes
-        await asyncio.sleep(0.005)
-    os.kill(engines[name].pid, signal.SIGKILL)
-    found = await asyncio.gather(*attempts, return_exceptions=True)
-    seconds = time.monotonic() - began
+    with spent() as taken:
+        attempts = [asyncio.create_task(attempt(fleet, sibling)) for sibling in range(options.attempts)]
+        while fleet.load().produced_tokens < at:  # noqa: ASYNC110 - facts come from other processes
+            await asyncio.sleep(0.005)
+        os.kill(engines[name].pid, signal.SIGKILL)
+        found = await asyncio.gather(*attempts, return_exceptions=True)
     wanted = await asyncio.gather(*(attempt(undisturbed, sibling) for sibling in range(options.attempts)))
     whole = [made for made in found if not isinstance(made, BaseException)]
     differing = sum(
@@ -163,7 +155,7 @@ async def one_step(
         repeated=len(ended) - len(set(ended)),
         differing=differing,
         gap=max((gap(model, ids, completion) for made in whole[:8] for ids, completion in made), default=0.0),
-        seconds=seconds,
+        seconds=taken.wall,
         engines=sum(engine.load().produced_tokens > before[each] for each, engine in engines.items()),
     )
 
@@ -208,13 +200,6 @@ async def all_up(fleet: Any, engines: dict[str, Any]) -> None:
     capacity = max(engine.load().capacity_tokens for engine in engines.values())
     while fleet.load().capacity_tokens < len(engines) * capacity:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.05)
-
-
-def row(step: Step) -> str:
-    return (
-        f"{step.killed:6}  {step.turns_lost:10}  {step.moved:5}  {step.finished:8}  {step.repeated:5}  "
-        f"{step.differing:9}  {step.gap:11.1e}  {step.seconds:7.1f}  {step.engines:7}"
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the others are aimed at a choice of problems, an evaluation or the end of a stag
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
@@ -23,6 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from frame import environment, parser, rocstar
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import read_journal
@@ -87,9 +88,9 @@ class Place:
     def start(self, log: Path) -> subprocess.Popen[bytes]:
         begun = (self.run.path / "run.json").exists()
         words = ["--resume", "tiny"] if begun else ["tiny.toml", *SMALL]
-        command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", "train", *words]
+        child = {"cwd": self.folder, "env": environment(), "start_new_session": True}
         with log.open("ab") as out:
-            return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
+            return subprocess.Popen(rocstar("train", *words), stdout=out, stderr=out, **child)
 
     def steps(self) -> int:
         file = self.run.metrics
@@ -119,10 +120,10 @@ def made(folder: Path) -> Place:
 
 
 def finished(place: Place, log: Path) -> float:
-    """Undisturbed; wall seconds."""
+    """Left alone until it ends; wall seconds."""
     began = time.monotonic()
     if place.start(log).wait(PATIENCE_SECONDS):
-        raise SystemExit(f"the undisturbed run failed; see {log}")
+        raise SystemExit(f"the run in {place.folder} failed; see {log}")
     return time.monotonic() - began
 
 
@@ -170,7 +171,9 @@ def facts(place: Place) -> dict[str, Any]:
         "pools": {f.name: json.loads(f.read_text()) for f in sorted(run.path.glob("pools/*.json"))},
         "pool rows": {f.name: sorted(f.read_text().splitlines()) for f in run.path.glob("pools/*.jsonl")},
         "evaluations": {(name, step): _figures(result) for name, step, result in run.evaluations()},
-        "weights": {f.name: _sha256(f) for f in sorted((last / "model").glob("*.safetensors"))},
+        "weights": {
+            f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted((last / "model").glob("*.safetensors"))
+        },
         "warnings": sorted({(e["step"], e["name"]) for e in events if e["event"] == "warning"}),
     }
 
@@ -183,16 +186,12 @@ def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key != "setup"}
 
 
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--out", type=Path, default=Path("runs/kills"))
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--kills", type=int, default=30)
+    arguments.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments.add_argument("--out", type=Path, default=Path("runs/kills"))
+    given = arguments.parse_args()
     shutil.rmtree(given.out, ignore_errors=True)
     log = given.out.resolve() / "log.txt"
     calm, shaken = (made(given.out.resolve() / name) for name in ("calm", "shaken"))
@@ -208,16 +207,14 @@ def main() -> None:
         shaken = made(shaken.folder)
         draw = random.Random(given.seed + rounds)
         kills += killed(shaken, log, given.kills - kills.total(), whole, ends, draw)
-        if shaken.start(log).wait(PATIENCE_SECONDS):
-            raise SystemExit(f"the killed run failed; see {log}")
+        finished(shaken, log)
         got = facts(shaken)
         for name, value in wanted.items():
             print(f"| run {rounds} | {name} | {len(value)} | {'the same' if got[name] == value else 'DIFFERENT'} |")
         if got != wanted:
             sys.exit(1)
-    print(
-        f"{kills.total()} kills in {rounds} runs:", ", ".join(f"{count} during {name}" for name, count in kills.items())
-    )
+    told = ", ".join(f"{count} during {name}" for name, count in kills.items())
+    print(f"{kills.total()} kills in {rounds} runs: {told}")
 
 
 if __name__ == "__main__":

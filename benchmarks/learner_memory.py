@@ -12,31 +12,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from frame import Table, parser, report, spent
+from torch import Tensor
 
 from rocstar.learning.head import Head, backward_tokens
 
 MIB = 2**20
+SIZES = ("tokens", "vocabulary", "hidden")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--hidden", type=int, default=896)
-    parser.add_argument("--form", choices=("naive", "chunked"), help="run one form and print its figures (internal)")
-    parser.add_argument("--gradients", type=Path, help="where --form leaves them (internal)")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--tokens", type=int, default=4096)
+    options.add_argument("--vocabulary", type=int, default=151_936)
+    options.add_argument("--hidden", type=int, default=896)
+    options.add_argument("--form", choices=("naive", "chunked"), help="run one form and print its figures (internal)")
+    options.add_argument("--gradients", type=Path, help="where --form leaves them (internal)")
+    arguments = options.parse_args()
     if arguments.form:
         print(json.dumps(measured(arguments)))
         return
@@ -45,16 +43,17 @@ def main() -> None:
         found["difference"] = compared(Path(folder))
     own = arguments.vocabulary * arguments.hidden * 4
     print(f"T {arguments.tokens}, V {arguments.vocabulary}, hidden {arguments.hidden}, fp32, one thread")
-    print(f"the LM head's own gradient: {own / MIB:.0f} MiB\n")
-    print(f"{'form':10}{'peak growth, MiB':>18}{'CPU s':>8}")
+    print(f"the LM head's own gradient: {own / MIB:.0f} MiB")
+    table = Table("form", "peak growth, MiB", "CPU s")
     for form in ("naive", "chunked"):
-        print(f"{form:10}{found[form]['peak_bytes'] / MIB:18.0f}{found[form]['cpu_seconds']:8.1f}")
-    print("\nlargest difference of gradients, relative to the largest entry: " + json.dumps(found["difference"]))
-    print(json.dumps({**vars(arguments), "form": None, "gradients": None, **found}))
+        table.row(form, found[form]["peak_bytes"] // MIB, found[form]["cpu_seconds"])
+    print("largest difference of gradients, relative to the largest entry: " + json.dumps(found["difference"]))
+    sizes = {name: getattr(arguments, name) for name in SIZES}
+    report(**sizes, **found)
 
 
 def run(arguments: argparse.Namespace, form: str, gradients: Path) -> dict[str, float]:
-    sizes = [f"--{name}={getattr(arguments, name)}" for name in ("tokens", "vocabulary", "hidden")]
+    sizes = [f"--{name}={getattr(arguments, name)}" for name in SIZES]
     command = [sys.executable, __file__, *sizes, "--form", form, "--gradients", str(gradients)]
     last = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
     figures: dict[str, float] = json.loads(last)
@@ -70,17 +69,22 @@ def measured(arguments: argparse.Namespace) -> dict[str, float]:
     advantages = torch.randn(arguments.tokens, generator=generator)
     form = naive if arguments.form == "naive" else chunked
     torch.mm(hidden[:64], weight.detach()[:64].T)  # the first product sets the library up
-    with Peak() as peak:
-        begin = time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = peak_bytes()
+    with spent() as seconds:
         gradient = form(hidden, weight, targets, advantages)
-        seconds = time.process_time() - begin - peak.cpu_seconds()
+    peak = peak_bytes() - before
     torch.save({"hidden": gradient, "head": weight.grad}, arguments.gradients)
-    return {"peak_bytes": peak.growth, "cpu_seconds": seconds}
+    return {"peak_bytes": peak, "cpu_seconds": seconds.cpu}
 
 
-def naive(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, advantages: torch.Tensor
-) -> torch.Tensor | None:
+def peak_bytes() -> int:
+    """Of this process's resident set."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def naive(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor) -> Tensor | None:
     """As at d725079: all logits, entropy from the same softmax."""
     leaf = hidden.requires_grad_()
     everything = torch.log_softmax(leaf @ weight.T, -1)
@@ -91,47 +95,11 @@ def naive(
     return leaf.grad
 
 
-def chunked(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, advantages: torch.Tensor
-) -> torch.Tensor | None:
-    def loss(logprobs: torch.Tensor, entropies: torch.Tensor, chunk: slice) -> torch.Tensor:
+def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor) -> Tensor | None:
+    def loss(logprobs: Tensor, entropies: Tensor, chunk: slice) -> Tensor:
         return (-(logprobs - logprobs.detach()).exp() * advantages[chunk]).sum() / len(targets)
 
     return backward_tokens(Head(weight=weight, bias=None), hidden, targets, loss, entropy_gradient=False)[2]
-
-
-class Peak:
-    """Growth of the resident set while the context lasts, by a thread that looks every two milliseconds."""
-
-    def __enter__(self) -> Peak:
-        self._before = self._highest = resident()
-        self._over = threading.Event()
-        self._used = 0.0
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def growth(self) -> int:
-        return self._highest - self._before
-
-    def cpu_seconds(self) -> float:
-        """What watching itself cost."""
-        return self._used
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.002):
-            self._highest = max(self._highest, resident())
-            self._used = time.thread_time()
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def compared(folder: Path) -> dict[str, float]:

@@ -17,116 +17,72 @@ has begun then is finished: below three minutes on two busy cores. Prints a tabl
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-HERE = Path(__file__).resolve()
-RL = {
-    "vocab_size": 2048,
-    "hidden_size": 256,
-    "num_layers": 4,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "intermediate_size": 768,
-    "rope_theta": 1000.0,
-    "max_positions": 256,
-}
-SFT = {
-    "vocab_size": 512,
-    "hidden_size": 96,
-    "num_layers": 3,
-    "num_heads": 3,
-    "num_kv_heads": 1,
-    "intermediate_size": 256,
-    "rope_theta": 1000.0,
-    "max_positions": 256,
-}
+from frame import ROOT, Table, Worker, by_turns, parser, report, spent
+
+SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_positions")
+RL = {**dict(zip(SIZES, (2048, 256, 4, 4, 2, 768, 256), strict=True)), "rope_theta": 1000.0}
+SFT = {**dict(zip(SIZES, (512, 96, 3, 3, 1, 256, 256), strict=True)), "rope_theta": 1000.0}
 UPDATES = {"rl": 1, "sft": 15}  # of one turn
-Worker = subprocess.Popen[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="root of another checkout")
-    parser.add_argument("--seconds", type=float, default=90, help="wall time after which no new round begins")
-    parser.add_argument("--worker", metavar="DTYPE", help="one form, a turn for each line on stdin (internal)")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--against", help="root of another checkout")
+    options.add_argument("--seconds", type=float, default=90, help="wall time after which no new round begins")
+    options.add_argument("--worker", nargs=2, help="one form, a turn for each line on stdin (internal)")
+    arguments = options.parse_args()
     if arguments.worker:
-        take_turns(arguments.worker)
+        sys.path[0], dtype = arguments.worker
+        take_turns(dtype)
         return
-    own = HERE.parents[1]
-    forms = {"own float32": (own, "float32"), "own bfloat16": (own, "bfloat16")}
+    forms = {"own float32": (str(ROOT), "float32"), "own bfloat16": (str(ROOT), "bfloat16")}
     if arguments.against:
-        forms = {"against float32": (arguments.against.resolve(), "float32"), **forms}
-    found: dict[str, dict[str, dict[str, float]]] = {case: {name: {} for name in forms} for case in UPDATES}
-    end = time.monotonic() + arguments.seconds
-    with started(forms) as workers:
-        while time.monotonic() < end:
-            for case in UPDATES:
-                for name, worker in workers.items():
-                    merge(found[case][name], turn(worker, case))
+        forms = {"against float32": (arguments.against, "float32"), **forms}
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker([sys.executable, __file__, "--worker", *form]))
+            for name, form in forms.items()
+        }
+        rounds = by_turns({name: both_cases(worker) for name, worker in workers.items()}, until(arguments.seconds))
+    found = {case: {name: best([each[name][case] for each in rounds]) for name in forms} for case in UPDATES}
     for case, results in found.items():
-        report(case, results)
-    print(json.dumps(found))
+        print_case(case, results)
+    report(**found)
 
 
-@contextmanager
-def started(forms: dict[str, tuple[Path, str]]) -> Iterator[dict[str, Worker]]:
-    """A process of each form, on the rocstar of its checkout."""
-    workers = {
-        name: subprocess.Popen(
-            [sys.executable, "-P", str(HERE), "--worker", dtype],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )
-        for name, (root, dtype) in forms.items()
-    }
-    try:
-        yield workers
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
+def until(seconds: float) -> Iterator[None]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
 
 
-def turn(worker: Worker, case: str) -> dict[str, float]:
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(case + "\n")
-    worker.stdin.flush()
-    line = worker.stdout.readline()
-    if not line:
-        sys.exit("a form ended; its words stand above")
-    figures: dict[str, float] = json.loads(line)
-    return figures
+def both_cases(worker: Worker) -> Callable[[], dict[str, dict[str, float]]]:
+    return lambda: {case: json.loads(worker.ask(case)) for case in UPDATES}
 
 
-def merge(best: dict[str, float], new: dict[str, float]) -> None:
+def best(turns: list[dict[str, float]]) -> dict[str, float]:
     """Least time and highest peak of all rounds."""
-    best["gflop"] = new["gflop"]
-    best["seconds"] = min(best.get("seconds", new["seconds"]), new["seconds"])
-    best["peak"] = max(best.get("peak", 0.0), new["peak"])
+    seconds, peak = min(turn["seconds"] for turn in turns), max(turn["peak"] for turn in turns)
+    return {"gflop": turns[0]["gflop"], "seconds": seconds, "peak": peak}
 
 
-def report(case: str, results: dict[str, dict[str, float]]) -> None:
+def print_case(case: str, results: dict[str, dict[str, float]]) -> None:
     peak = max(each["peak"] for each in results.values())
     first = next(iter(results.values()))["seconds"]
     print(f"\n{case}: fp32 matrix products reach {peak:.0f} GFLOP/s")
-    print(f"{'form':20}{'CPU s':>8}{'GFLOP/s':>9}{'of peak':>9}{'ratio':>7}")
+    table = Table("form", "CPU s", "GFLOP/s", "of peak", "ratio")
     for name, each in results.items():
         rate = each["gflop"] / each["seconds"]
         each["share_of_peak"] = rate / peak
-        print(f"{name:20}{each['seconds']:8.3f}{rate:9.1f}{rate / peak:9.0%}{each['seconds'] / first:7.2f}")
+        table.row(name, each["seconds"], rate, f"{rate / peak:.0%}", each["seconds"] / first)
 
 
 def take_turns(dtype: str) -> None:
@@ -140,9 +96,9 @@ def take_turns(dtype: str) -> None:
         update, gflop = cases[case]
         seconds, peaks = [], []
         for _ in range(UPDATES[case]):
-            begin = time.process_time()
-            update()
-            seconds.append(time.process_time() - begin)
+            with spent() as taken:
+                update()
+            seconds.append(taken.cpu)
             peaks.append(product_rate())
         print(json.dumps({"seconds": min(seconds), "peak": max(peaks), "gflop": gflop}), flush=True)
 
@@ -152,10 +108,10 @@ def product_rate(size: int = 1024, repeats: int = 5) -> float:
     import torch
 
     matrix = torch.randn(size, size)
-    begin = time.process_time()
-    for _ in range(repeats):
-        matrix @ matrix
-    return 2e-9 * size**3 * repeats / (time.process_time() - begin)
+    with spent() as taken:
+        for _ in range(repeats):
+            matrix @ matrix
+    return 2e-9 * size**3 * repeats / taken.cpu
 
 
 def gflop_of(shape: dict[str, Any], lengths: list[int], computed: int, predicted: int) -> float:

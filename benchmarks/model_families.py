@@ -13,24 +13,23 @@ with Llama 3's markers. Prints a table and last one JSON line; exits 1 where any
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from frame import ROOT, environment, newest_model, parser, read_rows, report, rocstar
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(ROOT))
 
 from rocstar.config.sections import Recipe
 from rocstar.dialogue.bpe import train_bpe
@@ -44,12 +43,13 @@ from rocstar.parts.build import AttemptParts
 from rocstar.protocols import ToolSpec
 from rocstar.serving.agent import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
+from tests.tiny_run import write_rows
 
-ROOT = Path(__file__).resolve().parents[1]
 NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
 KILLED_AFTER = 2  # RL steps
 RESPONSE_TOKENS = 96
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 QWEN_ROWS = 151_936  # Qwen2.5 and Qwen3: more than the tokenizer has ids
 EOS = {"qwen": ["<|im_end|>", "<|endoftext|>"], "llama": ["<|eot_id|>"]}
 RECIPE = f"""\
@@ -129,23 +129,18 @@ CASES = {
     "qwen3": Case(config=Qwen3Config, tokenizer="qwen", chat_template=THINKING, tied=False, dtype=torch.float32),
     "llama": Case(config=LlamaConfig, tokenizer="llama", chat_template=LLAMA, tied=False, dtype=torch.float32),
     "qwen2.5-paper": Case(
-        config=Qwen2Config,
-        tokenizer="qwen",
-        chat_template=None,
-        tied=True,
-        dtype=torch.float32,
-        template="paper",
+        config=Qwen2Config, tokenizer="qwen", chat_template=None, tied=True, dtype=torch.float32, template="paper"
     ),
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--no-kill", action="store_true", help="leave the killed and resumed run out")
-    asked = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
+    arguments.add_argument("--no-kill", action="store_true", help="leave the killed and resumed run out")
+    asked = arguments.parse_args()
     if unknown := set(asked.names) - set(CASES):
-        parser.error(f"there is no {', '.join(unknown)}; the names are {', '.join(CASES)}")
+        arguments.error(f"there is no {', '.join(unknown)}; the names are {', '.join(CASES)}")
     rows = []
     for name in asked.names or list(CASES):
         case = CASES[name]
@@ -156,7 +151,7 @@ def main() -> int:
             row = Check(name, case, Path(folder)).row(kill=not asked.no_kill)
         rows.append(row)
         print(table_line(row), flush=True)
-    print(json.dumps({"benchmark": "model_families", "rows": rows}))
+    report(rows=rows)
     return int(any(row["failed"] for row in rows))
 
 
@@ -206,11 +201,8 @@ class Check:
         updates = sum(row["learn/updates"] for row in learnt)
         gap = max(row.get("policy/logprob_gap_max", 0.0) for row in learnt)
         calls = sum(row["tool/calls"] for row in learnt) / len(learnt)
-        self.figures |= {
-            "rl_updates": updates,
-            "calls_per_attempt": round(calls, 2),
-            "logprob_gap_max": float(f"{gap:.1g}"),
-        }
+        self.figures |= {"rl_updates": updates, "calls_per_attempt": round(calls, 2)}
+        self.figures["logprob_gap_max"] = float(f"{gap:.1g}")
         self.check(updates > 0, "RL makes updates")
         self.check(calls > 0, "attempts call the tool")
         self.check(gap < 1e-3, "engine and learner agree on logprobs")
@@ -218,46 +210,31 @@ class Check:
 
     def resume(self) -> None:
         place = self.folder / "killed"
-        process = subprocess.Popen(
-            command("train", "recipe.toml"),
-            cwd=place,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until(lambda: process.poll() is not None or len(metrics(run_of(place))) >= SFT_STEPS + KILLED_AFTER)
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen(rocstar("train", "recipe.toml"), cwd=place, env=environment(**ONE_THREAD), **silent)
+        while process.poll() is None and len(metrics(run_of(place))) < SFT_STEPS + KILLED_AFTER:
+            time.sleep(0.01)
         process.kill()
         self.check(process.wait() == -signal.SIGKILL, "kill -9 in the RL stage")
         self._run("killed", "train", "--resume", "family")
-        self.check(
-            metrics(run_of(place)) == metrics(self.whole), "a resumed run has the metrics of an uninterrupted one"
-        )
-        files = [last_model(run) / "model.safetensors" for run in (run_of(place), self.whole)]
+        same = metrics(run_of(place)) == metrics(self.whole)
+        self.check(same, "a resumed run has the metrics of an uninterrupted one")
+        files = [newest_model(run) / "model.safetensors" for run in (run_of(place), self.whole)]
         self.check(files[0].read_bytes() == files[1].read_bytes(), "and its weights")
 
     def evaluate_and_chat(self) -> str:
         """What `chat` wrote."""
-        model = str(last_model(self.whole))
-        options = (
-            "--n",
-            "2",
-            "--max-response-tokens",
-            str(RESPONSE_TOKENS),
-            "--template",
-            self.case.template,
-            "--json",
-        )
-        result = json.loads(self._run("whole", "eval", model, "--data", "problems.jsonl", *options))
+        model = str(newest_model(self.whole))
+        limits = ("--n", "2", "--max-response-tokens", str(RESPONSE_TOKENS), "--template", self.case.template)
+        result = json.loads(self._run("whole", "eval", model, "--data", "problems.jsonl", *limits, "--json"))
         accuracy = result["avg@2"]["value"]
         self.figures["avg@2"] = round(accuracy, 2)
         self.check(accuracy > 0, "eval of the exported folder finds right answers")
         return str(json.loads(self._run("whole", "chat", "family", "-p", question(4), "--json"))["text"])
 
     def _run(self, place: str, *arguments: str) -> str:
-        done = subprocess.run(
-            command(*arguments), cwd=self.folder / place, env=environment(), capture_output=True, text=True, timeout=900
-        )
+        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": 900}
+        done = subprocess.run(rocstar(*arguments), capture_output=True, text=True, **child)
         if done.returncode:
             raise RuntimeError(f"rocstar {' '.join(arguments)}: exit {done.returncode}: {done.stderr[-600:]}")
         return done.stdout
@@ -273,10 +250,9 @@ class Check:
         folders = sorted((self.whole / "checkpoints").glob("step=*"))
         self.check(len(folders) >= 2, "each stage leaves a checkpoint")
         for checkpoint in folders:
-            loaded, report = AutoModelForCausalLM.from_pretrained(
-                checkpoint / "model", dtype="auto", output_loading_info=True
-            )
-            self.check(not any(report[key] for key in ("missing_keys", "unexpected_keys")), "exports hold all weights")
+            options = {"dtype": "auto", "output_loading_info": True}
+            loaded, told = AutoModelForCausalLM.from_pretrained(checkpoint / "model", **options)
+            self.check(not any(told[key] for key in ("missing_keys", "unexpected_keys")), "exports hold all weights")
             self.check(loaded.dtype == self.case.dtype, "exports come in the model's dtype")
             mine = self._trained(checkpoint)
             ids = torch.arange(40).reshape(2, 20) * 7 % loaded.config.vocab_size
@@ -296,7 +272,7 @@ class Check:
 
     def generation(self, chatted: str) -> None:
         """The exported folder under transformers: its chat template, and generate() that ends as a rollout does."""
-        source, exported = self.folder / "whole" / "model", last_model(self.whole)
+        source, exported = self.folder / "whole" / "model", newest_model(self.whole)
         tools = python_tool()
         template, codec = template_for(self.case.template, source, tools), Codec.load(exported)
         tokenizer = AutoTokenizer.from_pretrained(exported)
@@ -305,21 +281,18 @@ class Check:
             self.check(ours == theirs, "apply_chat_template of the export is the source's")
         prompt = codec.encode_segments(template.opening(question(4), tools), template.reserved)
         text = codec.decode(prompt)
-        self.check(
-            tokenizer(text, add_special_tokens=False)["input_ids"] == prompt, "transformers encodes as rollouts do"
-        )
+        encoded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        self.check(encoded == prompt, "transformers encodes as rollouts do")
         model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
         ids = torch.tensor([prompt])
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=RESPONSE_TOKENS, do_sample=False)
         written = made[0, len(prompt) :].tolist()
-        self.check(
-            written[-1] in codec.stop_ids(template) and len(written) < RESPONSE_TOKENS, "generate() ends by itself"
-        )
+        ended = written[-1] in codec.stop_ids(template) and len(written) < RESPONSE_TOKENS
+        self.check(ended, "generate() ends by itself")
         said = VisibleText(codec, template).rest(written).strip()
         programs = [str(call.arguments.get("code")) for call in template.calls.parse(codec.decode(written))]
-        self.check(
-            said in chatted and all(program in chatted for program in programs), "chat shows what generate() writes"
-        )
+        shown = all(part in chatted for part in (said, *programs))
+        self.check(shown, "chat shows what generate() writes")
         self.check("boxed" in chatted, "chat ends with an answer")
 
 
@@ -351,10 +324,6 @@ def make_place(place: Path, case: Case) -> None:
     write_rows(place / "rows.jsonl", [row for a in NUMBERS for row in conversations(a, answer)])
     write_rows(place / "problems.jsonl", [{"question": question(a), "answer": str(a + 3)} for a in NUMBERS])
     make_model(place / "model", case)
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def make_model(folder: Path, case: Case) -> None:
@@ -393,12 +362,8 @@ def make_tokenizer(folder: Path, case: Case) -> Codec:
         texts = [*rows, *schemas, MODEL_PREAMBLE] * 5
         codec = train_bpe(texts, vocab_size=1000, markers=("<|end_of_text|>", *LLAMA_MARKERS), word_merges=True)
         codec._saved.save(str(folder / "tokenizer.json"))
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": "<|begin_of_text|>",
-            "eos_token": "<|eot_id|>",
-            "chat_template": case.chat_template,
-        }
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": case.chat_template}
+        settings |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return Codec.load(folder)
 
@@ -410,32 +375,13 @@ def python_tool() -> Sequence[ToolSpec]:
     return AttemptParts(Recipe()).specs
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rocstar", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        time.sleep(0.01)
-
-
 def run_of(place: Path) -> Path:
     return place / "runs" / "family"
 
 
-def last_model(run: Path) -> Path:
-    return max((run / "checkpoints").glob("step=*")) / "model"
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what a clock says; a half-written last line is left out."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    rows = read_rows(run / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 

@@ -20,16 +20,14 @@ last one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from frame import ROOT, Table, newest_model, parser, read_rows, report, run_cell, slug
+
+from rocstar.evaluation.intervals import wilson
 
 WAYS = {
     "on-policy": [],
@@ -51,49 +49,39 @@ Cell = dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/overlap"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--engines", type=int, default=2, help="processes; --out holds runs of one number only")
-    parser.add_argument("--steps", type=int, help="of RL, all in the first stage; the recipe's own otherwise")
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--out", type=Path, default=Path("runs/overlap"))
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    options.add_argument("--engines", type=int, default=2, help="processes; --out holds runs of one number only")
+    options.add_argument("--steps", type=int, help="of RL, all in the first stage; the recipe's own otherwise")
+    options.add_argument("--table", action="store_true", help="run nothing")
+    arguments = options.parse_args()
     out: Path = arguments.out.resolve()
     if not arguments.table:
         run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, steps=arguments.steps)
     cells = {way: read_cells(out, way, arguments.seeds, arguments.engines) for way in arguments.ways}
     figures = {way: in_all(found) for way, found in cells.items() if found}
     print_table(figures)
-    print(json.dumps({"ways": figures, "cells": cells}))
+    report(ways=figures, cells=cells)
 
 
 def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, steps: int | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     recipe = out / "recipe.toml"
     recipe.write_text(RECIPE)
-    rocstar(out / "cold", "sft", "recipes/quickstart.toml", [])
-    model = f"model.path={max((out / 'cold').glob('checkpoints/step=*')) / 'model'}"
+    run_cell(out / "cold", "sft", "recipes/quickstart.toml", [])
+    model = f"model.path={newest_model(out / 'cold')}"
     always = [model, f"engine.local.count={engines}", *NO_COLD_START]
     if steps:
         always += [f"stage.stage1.steps={steps}", *FIRST_STAGE_ALONE]
     for seed in seeds:
         for way in ways:
-            rocstar(out / cell_name(way, seed), "train", str(recipe), [*always, f"run.seed={seed}", *WAYS[way]])
+            run_cell(out / cell_name(way, seed), "train", str(recipe), [*always, f"run.seed={seed}", *WAYS[way]])
 
 
 def cell_name(way: str, seed: int) -> str:
-    return f"{''.join(c if c.isalnum() else '-' for c in way.lower())}--seed{seed}"
-
-
-def rocstar(folder: Path, verb: str, recipe: str, settings: list[str]) -> None:
-    """One run in its own process; nothing when it is already there. Raises CalledProcessError."""
-    if (folder / "summary.json").exists():
-        return
-    print(f"running {folder.name}", file=sys.stderr, flush=True)
-    names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
-    command = [sys.executable, "-m", "rocstar", verb, recipe, *names, *settings, "--json"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return f"{slug(way)}--seed{seed}"
 
 
 def read_cells(out: Path, way: str, seeds: list[int], engines: int) -> list[Cell]:
@@ -103,7 +91,7 @@ def read_cells(out: Path, way: str, seeds: list[int], engines: int) -> list[Cell
 
 def read_cell(folder: Path, engines: int) -> Cell:
     summary = json.loads((folder / "summary.json").read_text())
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = list(read_rows(folder / "metrics.jsonl"))
     seconds = sum(step["step/seconds"] for step in steps)
     later = sum(step["step/seconds"] for step in steps[1:])
     worked = sum(step["cpu/engines"] for step in steps[1:])
@@ -128,8 +116,6 @@ def read_cell(folder: Path, engines: int) -> Cell:
 
 def in_all(cells: list[Cell]) -> dict[str, Any]:
     """Seeds together; the interval is of all their held-out problems as one sample."""
-    from rocstar.evaluation.intervals import wilson
-
     problems = round(sum(cell["problems"] for cell in cells))
     right = round(sum(cell["accuracy"] * cell["problems"] for cell in cells))
     estimate = wilson(right, problems)
@@ -150,20 +136,15 @@ def in_all(cells: list[Cell]) -> dict[str, Any]:
 
 
 def print_table(figures: dict[str, dict[str, Any]]) -> None:
-    print(
-        f"{'':14}{'seeds':>6}{'s/step':>8}{'CPU s':>7}{'idle':>7}{'overlap s':>11}{'stale mean':>12}{'max':>5}"
-        f"{'accuracy':>10}{'95% interval':>16}{'range':>16}{'greedy':>8}"
-    )
+    table = Table("", "seeds", "s/step", "CPU s", "idle", "overlap s", "stale mean", "max", "accuracy", "95% interval",
+                  "range", "greedy", first=14)  # fmt: skip
     for way, found in figures.items():
         low, high = found["interval"]
         least, most = found["range"]
-        print(
-            f"{way:14}{found['seeds']:>6}{found['seconds_per_step']:>8.2f}{found['cpu_seconds_per_step']:>7.2f}"
-            f"{found['engines_idle']:>7.0%}"
-            f"{found['overlap_seconds_per_step']:>11.2f}{found['staleness_mean']:>12.2f}{found['staleness_max']:>5.0f}"
-            f"{found['accuracy']:>10.3f}{f'{low:.3f}-{high:.3f}':>16}{f'{least:.3f}-{most:.3f}':>16}"
-            f"{found['greedy']:>8.3f}"
-        )
+        table.row(way, found["seeds"], found["seconds_per_step"], found["cpu_seconds_per_step"],
+                  f"{found['engines_idle']:.0%}", found["overlap_seconds_per_step"], found["staleness_mean"],
+                  found["staleness_max"], f"{found['accuracy']:.3f}", f"{low:.3f}-{high:.3f}",
+                  f"{least:.3f}-{most:.3f}", f"{found['greedy']:.3f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,21 +9,16 @@ Of code-judge all tests of Python are run, those of C++ are not. Prints what pyt
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import urllib.request
 from pathlib import Path
 
-import httpx
+from frame import environment, free_port, parser, report, rocstar, serving
 
 SLOTS = 4  # code-judge's test of /status expects four workers
 PYTHON_ONLY = "not cpp and (test_batch_fail or not test_batch)"  # the other batches hold programs in C++
@@ -84,69 +79,45 @@ fastapi.testclient.TestClient = lambda app: httpx.Client(base_url=os.environ["SE
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--code-judge", type=Path, metavar="FOLDER")
-    parser.add_argument("--sandbox-fusion", type=Path, metavar="FOLDER")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--code-judge", type=Path, metavar="FOLDER")
+    arguments.add_argument("--sandbox-fusion", type=Path, metavar="FOLDER")
+    given = arguments.parse_args()
     figures = {}
     if given.code_judge:
-        tests = given.code_judge / "tests/test_main.py"
-        figures["code_judge"] = run_tests([tests], CODE_JUDGE_CONFTEST, given.code_judge, PYTHON_ONLY)
+        tests = [given.code_judge / "tests/test_main.py"]
+        figures["code_judge"] = run_tests(tests, CODE_JUDGE_CONFTEST, given.code_judge, PYTHON_ONLY)
     if given.sandbox_fusion:
-        tests = given.sandbox_fusion / "sandbox/tests/runners"
-        figures["sandbox_fusion"] = run_tests(
-            [tests / name for name in FUSION_TESTS], FUSION_CONFTEST, given.sandbox_fusion, ""
-        )
+        tests = [given.sandbox_fusion / "sandbox/tests/runners" / name for name in FUSION_TESTS]
+        figures["sandbox_fusion"] = run_tests(tests, FUSION_CONFTEST, given.sandbox_fusion, "")
     if not figures:
-        parser.error("name at least one peer's folder")
-    print(json.dumps(figures))
+        arguments.error("name at least one peer's folder")
+    report(**figures)
     sys.exit(any(figure["failed"] for figure in figures.values()))
 
 
 def run_tests(tests: list[Path], conftest: str, peer: Path, chosen: str) -> dict[str, int]:
     """Passed and failed tests of these files."""
-    with tempfile.TemporaryDirectory() as folder, service() as url:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serve = rocstar("sandbox", "serve", "--slots", str(SLOTS))
+    is_up = serving(serve, port, lambda: is_200(f"{url}/status"), env=environment(), stderr=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as folder, is_up:
         Path(folder, "conftest.py").write_text(conftest)
         for test in tests:
             shutil.copy(test, folder)
         pytest = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
         command = [*pytest, "-k", chosen, "--rootdir", folder, folder]
-        environment = {**os.environ, "SERVICE": url, "PEER": str(peer)}
-        said = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True).stdout
+        outside = {**os.environ, "SERVICE": url, "PEER": str(peer)}
+        said = subprocess.run(command, env=outside, cwd=folder, capture_output=True, text=True).stdout
     print(said)
     count = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", said.splitlines()[-1])}
     return {"passed": count.get("passed", 0), "failed": count.get("failed", 0) + count.get("error", 0)}
 
 
-@contextmanager
-def service() -> Iterator[str]:
-    """Our service with default limits; its address."""
-    port = free_port()
-    command = [sys.executable, "-m", "rocstar", "sandbox", "serve", "--port", str(port), "--slots", str(SLOTS)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_up(url, process)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Raises RuntimeError where the service ends instead."""
-    while process.poll() is None:
-        try:
-            httpx.get(f"{url}/status", timeout=5)
-            return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise RuntimeError(f"the service ended with exit code {process.returncode}")
+def is_200(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return bool(answer.status == 200)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,17 @@ a quarter.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from frame import ROOT, Table, environment, parser, read_rows, report, rocstar
+
 GOAL = 0.25
 OWN = """\
 extends = "quickstart.toml"
@@ -43,82 +43,60 @@ resample.keep = 8
 learning.updates_per_step = 1
 evaluate.attempts = 2
 """
-CASES: dict[str, tuple[str, list[str]]] = {
-    "quickstart": (
-        "quickstart.toml",
-        ["stage.sft.steps=200", "stage.stage1.steps=6", "stage.stage2.steps=4", "stage.stage3.steps=3"],
-    ),
-    "arithmetic": (
-        "arithmetic.toml",
-        ["stage.sft.steps=300", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
-    ),
-    "own": (
-        "own.toml",
-        ["stage.sft.steps=60", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
-    ),
-}
+CASES = {"quickstart": (200, 6, 4, 3), "arithmetic": (300, 4, 3, 2), "own": (60, 4, 3, 2)}
+"""Steps of imitation and of the three stages of RL, by recipe."""
 COMMON = ["evaluate.problems=100", "end.window=1000"]  # no stage ends before its steps
 PARTS = ("imitation", "RL and evaluation", "all")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--only", choices=list(CASES), help="one case")
-    parser.add_argument("--plan", metavar="CASE", help="plan one and print it (internal)")
-    parser.add_argument("--recipes", type=Path, help="where its recipe lies (internal)")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    arguments.add_argument("--only", choices=list(CASES), help="one case")
+    arguments.add_argument("--plan", metavar="CASE", help="plan one and print it (internal)")
+    arguments.add_argument("--recipes", type=Path, help="where its recipe lies (internal)")
+    options = arguments.parse_args()
     if options.plan:
         print(json.dumps(planned(options.plan, options.recipes, options.clock)))
         return
-    print(f"{'run':12}{'part':20}{'planned':>10}{'measured':>10}{'ratio':>7}", flush=True)
-    found = {case: compared(case, options.clock) for case in ([options.only] if options.only else CASES)}
-    print(json.dumps({"clock": options.clock, "runs": found}))
+    table = Table("run", "part", "planned", "measured", "ratio", width=20)
+    found = {case: compared(case, options.clock, table) for case in ([options.only] if options.only else CASES)}
+    report(clock=options.clock, runs=found)
     off = [rows[part]["ratio"] for rows in found.values() for part in ("all", "peak memory, MB")]
     raise SystemExit(0 if all(abs(ratio - 1) <= GOAL for ratio in off) else 1)
 
 
-def compared(case: str, clock: str) -> dict[str, dict[str, float]]:
+def compared(case: str, clock: str, table: Table) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as place:
         for recipe in (ROOT / "recipes").glob("*.toml"):
             (Path(place) / recipe.name).write_text(recipe.read_text())
         (Path(place) / "own.toml").write_text(OWN)
-        said = launched([__file__, "--plan", case, "--recipes", place, "--clock", clock], place)
+        said = launched([sys.executable, __file__, "--plan", case, "--recipes", place, "--clock", clock], place)
         plan = json.loads(said["out"].splitlines()[-1])
-        recipe, settings = CASES[case]
-        train = [
-            "-c",
-            "from rocstar.cli.main import main; main()",
-            "train",
-            recipe,
-            *settings,
-            *COMMON,
-            "run.folder=runs",
-        ]
-        run = launched([*train, "run.name=it"], place)
+        names = ("run.folder=runs", "run.name=it")
+        run = launched(rocstar("train", f"{case}.toml", *settings_of(case), *names), place)
         measured = taken(Path(place) / "runs" / "it", run, clock)
     rows = {name: {"planned": plan[name], "measured": measured[name]} for name in measured}
     for name, row in rows.items():
         row["ratio"] = row["planned"] / row["measured"]
-        print(f"{case:12}{name:20}{row['planned']:>10.1f}{row['measured']:>10.1f}{row['ratio']:>7.2f}", flush=True)
+        table.row(case, name, *row.values())
     return rows
 
 
-def launched(arguments: list[str], place: str) -> dict[str, Any]:
-    """A Python process to its end: what it printed, when it began and ended, CPU and peak memory of its tree."""
+def settings_of(case: str) -> list[str]:
+    stages = zip(("sft", "stage1", "stage2", "stage3"), CASES[case], strict=True)
+    return [*(f"stage.{stage}.steps={steps}" for stage, steps in stages), *COMMON]
+
+
+def launched(command: list[str], place: str) -> dict[str, Any]:
+    """A process to its end: what it printed, when it began and ended, CPU and peak memory of its tree."""
     out, began = Path(place) / "out", time.time()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with out.open("w") as file:
-        actions = [(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)]
-        before = os.getcwd()
-        os.chdir(place)
-        try:
-            pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions)
-        finally:
-            os.chdir(before)
-        _, status, used = os.wait4(pid, 0)
+        process = subprocess.Popen(command, cwd=place, env=environment(), stdout=file, stderr=file)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     if status:
-        raise SystemExit(f"{arguments} ended with {status}: {out.read_text()[-2000:]}")
+        raise SystemExit(f"{command} ended with {process.returncode}: {out.read_text()[-2000:]}")
     cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
     return {"out": out.read_text(), "began": began, "ended": time.time(), "cpu": cpu, "peak": peak}
 
@@ -133,8 +111,8 @@ def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
     from rocstar.support.screen import Screen
     from rocstar.train import rl_step
 
-    name, settings = CASES[case]
-    plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), rl_step, wall=clock == "wall")
+    recipe = load_recipe(recipes / f"{case}.toml", settings_of(case))
+    plan = predicted(recipe, Screen(), rl_step, wall=clock == "wall")
     imitation = sum(phase.seconds for phase in plan.phases if phase.name == "sft")
     before = sum(phase.seconds for phase in plan.phases if phase.name == "start")
     values = (imitation, plan.seconds - imitation - before, plan.seconds)
@@ -143,15 +121,15 @@ def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
 
 def taken(folder: Path, run: dict[str, Any], clock: str) -> dict[str, float]:
     """The same parts of a run that is over."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     cpu = json.loads((folder / "summary.json").read_text())["cpu_seconds"]
     if clock == "cpu":
         rest = sum(cpu.values()) - cpu["sft"] - cpu["cold start"]
         values = cpu["sft"], rest, run["cpu"] + cpu["sandbox"]  # the run does not wait for its sandbox's processes
     else:
-        imitated = next(e["time"] for e in events if e["event"] == "stage_end" and e["name"] == "sft")
-        imitation = sum(row["step/seconds"] for row in rows if row["stage"] == "sft")
+        imitated = next(
+            e["time"] for e in read_rows(folder / "events.jsonl") if e["event"] == "stage_end" and e["name"] == "sft"
+        )
+        imitation = sum(row["step/seconds"] for row in read_rows(folder / "metrics.jsonl") if row["stage"] == "sft")
         values = imitation, run["ended"] - imitated, run["ended"] - run["began"]
     return {**dict(zip(PARTS, values, strict=True)), "peak memory, MB": run["peak"] / 1e6}
 

@@ -37,9 +37,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import psutil
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+from frame import ROOT, Table, environment, marked, parser, read_rows, report, rocstar
 
 MARK = "ROCSTAR_REHEARSAL"  # variable that every process of the run inherits
 GAP = 1e-3  # nats
@@ -87,37 +85,33 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary) / "runs"
         figures = rehearsed(folder, options)
-    print(json.dumps(figures))
+    report(**figures)
     raise SystemExit(0 if figures["passed"] else 1)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="of RL, at the most")
-    parser.add_argument("--engine-step", type=int, default=2, help="RL step in which a vLLM server is killed; 0: none")
-    parser.add_argument("--sandbox-step", type=int, default=3, help="RL step in which a service is killed; 0: none")
-    parser.add_argument("--keep", help="folder in which the run stays")
-    parser.add_argument("settings", nargs="*")
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--steps", type=int, default=60, help="of RL, at the most")
+    arguments.add_argument(
+        "--engine-step", type=int, default=2, help="RL step in which a vLLM server is killed; 0: none"
+    )
+    arguments.add_argument("--sandbox-step", type=int, default=3, help="RL step in which a service is killed; 0: none")
+    arguments.add_argument("--keep", help="folder in which the run stays")
+    arguments.add_argument("settings", nargs="*")
+    return arguments.parse_args()
 
 
 def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     mark, began = secrets.token_hex(8), time.monotonic()
     recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", f"stage.rl.steps={options.steps}", *options.settings]
-    command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", "train", *recipe]
-    environment = {
-        **os.environ,
-        MARK: mark,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
-    }
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)
+    outside = environment(**{MARK: mark})
+    process = subprocess.Popen(rocstar("train", *recipe), cwd=ROOT, env=outside, stdout=sys.stderr)
     run = folder / "rehearsal"
     watcher = Watcher(run, mark, lambda: process.poll() is None)
     kills = []
     try:
-        for what, step in sorted(
-            ((ENGINE, options.engine_step), (SANDBOX, options.sandbox_step)), key=lambda it: it[1]
-        ):
+        victims = ((options.engine_step, ENGINE), (options.sandbox_step, SANDBOX))
+        for step, what in sorted(victims):
             if step:
                 kills += watcher.kill_in_the_middle(what, step)
         open_to_others = watcher.listening_beyond_loopback()
@@ -145,7 +139,6 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "nothing_left": not left and not files,
     }
     return {
-        "benchmark": "rehearsal",
         "passed": all(checks.values()),
         "checks": checks,
         "steps": [step._asdict() for step in steps],
@@ -217,7 +210,7 @@ class Watcher:
         """Once a second, at /dev/shm, because a server that is killed leaves there what it held, and at tokens."""
         if time.monotonic() - self._looked >= LOOK_CLOSELY_SECONDS:
             self._looked = time.monotonic()
-            for process in marked(self._mark):
+            for process in marked(MARK, self._mark):
                 self.memory |= held_in_memory(process.pid)
             self._count_tokens(len(rl_rows(self._run)) + 1)
 
@@ -228,7 +221,7 @@ class Watcher:
 
     def _is_under_way(self, step: int) -> bool:
         """Attempts of RL step `step` are made, or it learns."""
-        begun = any(event.get("kind") == "rl" for event in journal(self._run / "events.jsonl"))
+        begun = any(event.get("kind") == "rl" for event in read_rows(self._run / "events.jsonl"))
         return begun and len(rl_rows(self._run)) == step - 1
 
     def _tokens_of(self, step: int) -> float:
@@ -237,14 +230,14 @@ class Watcher:
     def listening_beyond_loopback(self) -> list[str]:
         found = {
             f"{name(process)} {connection.laddr.ip}"
-            for process in marked(self._mark)
+            for process in marked(MARK, self._mark)
             for connection in connections(process)
             if connection.status == psutil.CONN_LISTEN and not is_loopback(connection.laddr.ip)
         }
         return sorted(found)
 
     def _processes(self, what: str) -> list[psutil.Process]:
-        return [process for process in marked(self._mark) if what in " ".join(process.cmdline())]
+        return [process for process in marked(MARK, self._mark) if what in " ".join(process.cmdline())]
 
     def _servers(self) -> dict[str, psutil.Process]:
         """vLLM servers by address."""
@@ -267,18 +260,6 @@ class Watcher:
         return found
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process of the run, whoever its parent is by now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def connections(process: psutil.Process) -> Sequence[Any]:
     try:
         return process.net_connections()
@@ -297,15 +278,9 @@ def is_loopback(address: str) -> bool:
 # -- what is left of it -----------------------------------------------------------------------------------------------
 
 
-def journal(path: Path) -> list[dict[str, Any]]:
-    """A line under way is left out."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
 def rl_rows(run: Path) -> list[dict[str, Any]]:
     """Metrics of the RL steps that are done."""
-    return [row for row in journal(run / "metrics.jsonl") if row["stage"] == "rl"]
+    return [row for row in read_rows(run / "metrics.jsonl") if row["stage"] == "rl"]
 
 
 def is_enough(rows: Sequence[Mapping[str, Any]], *, killed: bool) -> bool:
@@ -356,13 +331,13 @@ def shares_after(url: str, steps: Sequence[Step], written: Mapping[tuple[str, in
 
 def happened(run: Path, what: str) -> list[dict[str, Any]]:
     """Events of a kind."""
-    return [event for event in journal(run / "events.jsonl") if event["event"] == what]
+    return [event for event in read_rows(run / "events.jsonl") if event["event"] == what]
 
 
 def left_over(mark: str) -> list[str]:
     """Processes of the run that do not end after it."""
     deadline = time.monotonic() + LEFT_SECONDS
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(MARK, mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     return [f"{process.pid} {name(process)}" for process in left]
 
@@ -380,20 +355,11 @@ def held_in_memory(pid: int) -> set[str]:
 
 
 def say(steps: Sequence[Step], kills: Sequence[Kill]) -> None:
-    for kill in kills:
-        print(
-            f"kill -9 of {kill.what} in step {kill.step}, at {kill.tokens} tokens with {kill.running} requests running"
-        )
-    print("step  seconds  attempts  missing  twice  failed  gap mean   gap max  moved  lost  back")
-    for s in steps:
-        print(
-            f"{s.number:4}  {s.seconds:7.1f}  {s.attempts:8}  {s.missing:7}  {s.twice:5}  {s.failed:6}  "
-            f"{nats(s.gap):>8}  {nats(s.gap_max):>8}  {s.moved:5}  {s.lost:4}  {s.back:4}"
-        )
-
-
-def nats(gap: float | None) -> str:
-    return "-" if gap is None else f"{gap:.1e}"
+    for what, step, tokens, running in kills:
+        print(f"kill -9 of {what} in step {step}, at {tokens} tokens with {running} requests running")
+    table = Table(*Step._fields, first=8)
+    for each in steps:
+        table.row(*each)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ runs, and last one JSON line; draws Fig. 4 and its neighbours into --out/picture
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from frame import Table, newest_model, parser, report, run_cell, slug
 
 from rocstar.analysis.methods import methods_of
 from rocstar.analysis.pictures import draw
@@ -39,20 +38,19 @@ METHODS = {
 }
 COMPARED = list(METHODS)[:4]
 """What runs where nothing else is asked for."""
-ROOT = Path(__file__).resolve().parent.parent
 Cell = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
-    parser.add_argument("--cold-seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12])
-    parser.add_argument("--cold", nargs="*", default=[], help="further settings of the cold starts")
-    parser.add_argument("--rl", nargs="*", default=[], help="further settings of the cells")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--out", type=Path, default=Path("runs/ablation"))
+    options.add_argument("--table", action="store_true", help="run nothing")
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
+    options.add_argument("--cold-seeds", nargs="+", type=int, default=[0, 1])
+    options.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12])
+    options.add_argument("--cold", nargs="*", default=[], help="further settings of the cold starts")
+    options.add_argument("--rl", nargs="*", default=[], help="further settings of the cells")
+    given = options.parse_args()
     out: Path = given.out.resolve()
     seeds = list(product(given.cold_seeds, given.rl_seeds))
     if not given.table:
@@ -62,37 +60,22 @@ def main() -> None:
     baseline = read_json(out / "no-tool" / "summary.json") if (out / "no-tool" / "summary.json").exists() else None
     print_table(cells, baseline)
     by_step = analysed({method: found for method, found in runs.items() if found}, out / "pictures")
-    print(json.dumps({"cells": cells, "no_tool": baseline, "methods": by_step}))
+    report(cells=cells, no_tool=baseline, methods=by_step)
 
 
 def run_cells(out: Path, methods: list[str], seeds: list[tuple[int, int]], cold: list[str], rl: list[str]) -> None:
     for start_seed, seed in seeds:
-        rocstar(out / f"cold-{start_seed}", "sft", "recipes/quickstart.toml", [f"run.seed={start_seed}", *cold])
+        run_cell(out / f"cold-{start_seed}", "sft", "recipes/quickstart.toml", [f"run.seed={start_seed}", *cold])
         start = f"model.path={newest_model(out / f'cold-{start_seed}')}"
         for method in methods:
             settings = [start, f"run.seed={seed}", *METHODS[method], *rl]
-            rocstar(out / cell_name(method, start_seed, seed), "train", "recipes/ablations/roc.toml", settings)
+            run_cell(out / cell_name(method, start_seed, seed), "train", "recipes/ablations/roc.toml", settings)
     if set(COMPARED) <= set(methods):
-        rocstar(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
+        run_cell(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
 
 
 def cell_name(method: str, cold: int, seed: int) -> str:
-    slug = "".join(c if c.isalnum() else "-" for c in method.lower()).strip("-")
-    return f"{slug}--cold{cold}-seed{seed}"
-
-
-def newest_model(run: Path) -> Path:
-    return max(run.glob("checkpoints/step=*")) / "model"
-
-
-def rocstar(folder: Path, verb: str, recipe: str, settings: list[str]) -> None:
-    """One run in its own process; nothing when it is already there. Raises CalledProcessError."""
-    if (folder / "summary.json").exists():
-        return
-    print(f"running {folder.name}", file=sys.stderr, flush=True)
-    names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
-    command = [sys.executable, "-m", "rocstar", verb, recipe, *names, *settings, "--json"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return f"{slug(method)}--cold{cold}-seed{seed}"
 
 
 def done(out: Path, method: str, seeds: list[tuple[int, int]]) -> list[Path]:
@@ -112,9 +95,9 @@ def print_table(cells: dict[str, list[Cell]], baseline: Cell | None) -> None:
         "tokens": lambda c: c["tokens_after"],
     }
     print("mean (range) over runs, on 400 held-out problems, at the end")
-    print(f"{'':18}{'runs':>5}" + "".join(f"{name:>26}" for name in columns))
+    table = Table("", "runs", *columns, first=18, width=24)
     for method, rows in cells.items():
-        print(f"{method:18}{len(rows):>5}" + "".join(f"{spread([f(r) for r in rows]):>26}" for f in columns.values()))
+        table.row(method, len(rows), *(spread([figure(row) for row in rows]) for figure in columns.values()))
     if baseline:
         before, after = baseline["accuracy_before"]["value"], baseline["accuracy_after"]["value"]
         print(f"no tool, same size: {before:.3f} after SFT on right answers, {after:.3f} after RL")

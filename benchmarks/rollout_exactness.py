@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from frame import parser, print_figures, qwen3, report, spent
 from transformers.utils.logging import disable_progress_bar
 
 from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine
@@ -90,10 +88,10 @@ def main() -> int:
     quiet_torch(1)
     disable_progress_bar()
     torch.set_num_threads(1)
-    began = time.process_time()
-    records, facts = asyncio.run(rolled(options))
-    rolled_seconds = time.process_time() - began
-    errors = checked(records)
+    with spent() as rolling:
+        records, facts = asyncio.run(rolled(options))
+    with spent() as checking:
+        errors = checked(records)
     spans = [completion.version_spans for record in records for _, _, completion in record.completions]
     figures = {
         "trajectories": len(records),
@@ -106,43 +104,29 @@ def main() -> int:
         "logprobs_beyond_1e-4": errors.logprob_beyond,
         "law_error_max": errors.law_max,
         "ids_not_as_drawn": errors.law_beyond,
-        "cpu_seconds_rollout": round(rolled_seconds, 1),
-        "cpu_seconds_check": round(time.process_time() - began - rolled_seconds, 1),
+        "cpu_seconds_rollout": round(rolling.cpu, 1),
+        "cpu_seconds_check": round(checking.cpu, 1),
     }
-    for name, value in figures.items():
-        print(f"{name:38} {value:.3g}" if isinstance(value, float) else f"{name:38} {value}")
-    print(json.dumps(figures))
+    print_figures(figures)
+    report(**figures)
     return 1 if errors.logprob_beyond or errors.law_beyond else 0
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trajectories", type=int, default=2000)
-    parser.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
-    parser.add_argument("--faults", type=int, default=4, help="of each engine, spread over the rollout")
-    parser.add_argument("--rows", type=int, default=16, help="sequences that an engine decodes at once")
-    parser.add_argument("--kv-tokens", type=int, default=768, help="of cache that an engine has")
-    parser.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--trajectories", type=int, default=2000)
+    arguments.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
+    arguments.add_argument("--faults", type=int, default=4, help="of each engine, spread over the rollout")
+    arguments.add_argument("--rows", type=int, default=16, help="sequences that an engine decodes at once")
+    arguments.add_argument("--kv-tokens", type=int, default=768, help="of cache that an engine has")
+    arguments.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
+    arguments.add_argument("--seed", type=int, default=0)
+    return arguments.parse_args()
 
 
 def model(version: int) -> Any:
     """0.34M parameters, large enough that each token depends strongly on what came before; another law per version."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        intermediate_size=256,
-        head_dim=32,
-        max_position_embeddings=2 * POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    made = Qwen3ForCausalLM(config).eval()
+    made = qwen3(VOCABULARY, 96, 3, 3, 1, 256, max_position_embeddings=2 * POSITIONS)
     generator = torch.Generator().manual_seed(seed_for("exactness", version))
     with torch.no_grad():
         for parameter in made.parameters():

@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -28,6 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frame import START_SECONDS, parser, print_figures, report, spent
+
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
@@ -36,7 +36,6 @@ from rocstar.sandbox.wire import FrameKind, FrameReader
 
 PROGRAM = "import math\nprint({n}, math.factorial({n} % 20))\n"
 LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)
-START_SECONDS = 30.0
 
 
 @dataclass
@@ -131,9 +130,8 @@ def measure(client: SandboxClient, pid: int, calls: int, in_flight: int) -> dict
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)  # as a service should: the calls in flight are alive, none is garbage
-    wall, cpu = time.monotonic(), time.process_time()
-    asyncio.run(with_a_death(client, pid, tally, calls, in_flight))
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    with spent() as seconds:
+        asyncio.run(with_a_death(client, pid, tally, calls, in_flight))
     waits = sorted(tally.wait_seconds)
     return {
         "calls": calls,
@@ -142,8 +140,8 @@ def measure(client: SandboxClient, pid: int, calls: int, in_flight: int) -> dict
         "answered_twice": tally.answers.total() - len(tally.answers),
         "wrong": tally.wrong,
         "sent_again": tally.sent_again,
-        "calls_per_second": round(calls / wall),
-        "calls_per_cpu_second": round(calls / cpu),
+        "calls_per_second": round(calls / seconds.wall),
+        "calls_per_cpu_second": round(calls / seconds.cpu),
         "wait_p50_seconds": round(waits[len(waits) // 2], 3),
         "wait_p99_seconds": round(waits[int(0.99 * len(waits))], 3),
         "wait_max_seconds": round(waits[-1], 3),
@@ -151,14 +149,14 @@ def measure(client: SandboxClient, pid: int, calls: int, in_flight: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--real", action="store_true", help="real programs in real daemons")
-    parser.add_argument("--calls", type=int, help="300,000; with --real 45,000")
-    parser.add_argument("--in-flight", type=int, default=45_000)
-    parser.add_argument("--daemons", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=4, help="of each real daemon")
-    parser.add_argument("--stub", metavar="PATH", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--real", action="store_true", help="real programs in real daemons")
+    arguments.add_argument("--calls", type=int, help="300,000; with --real 45,000")
+    arguments.add_argument("--in-flight", type=int, default=45_000)
+    arguments.add_argument("--daemons", type=int, default=4)
+    arguments.add_argument("--slots", type=int, default=4, help="of each real daemon")
+    arguments.add_argument("--stub", metavar="PATH", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.stub:
         stub(options.stub)
         return
@@ -169,10 +167,8 @@ def main() -> None:
     else:
         with stubs(options.daemons) as (addresses, pids), SandboxClient.connect(addresses) as client:
             row = measure(client, pids[0], calls, options.in_flight)
-    for name, value in row.items():
-        print(f"{name.replace('_', ' '):<22}{value:>12,}")
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "daemons": options.daemons}
-    print(json.dumps({"benchmark": "sandbox_dispatch", "real": options.real, **machine, **row}))
+    print_figures(row)
+    report(real=options.real, daemons=options.daemons, **row)
     if row["lost"] or row["answered_twice"] or row["wrong"]:
         raise SystemExit("calls were lost, wrong or answered twice")
 

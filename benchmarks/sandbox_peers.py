@@ -11,27 +11,23 @@ with another); milliseconds are medians over rounds, ratios medians of each roun
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import operator
 import os
-import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
-from code_judge import CodeJudge
-from cpu import cpu_seconds, own_megabytes, tree
+from code_judge import code_judge
+from frame import Table, Worker, by_turns, cpu_seconds, parser, report, spent, tree
 from sandbox_driver import EXPECTED, WORKLOADS
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome
@@ -50,46 +46,28 @@ LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
 Contestant = Callable[[str], float]
 """Workload name in; CPU milliseconds per call out. Raises when an answer is wrong."""
-Costs = dict[str, dict[str, list[float]]]
-"""By contestant and workload, of each round."""
-Table = dict[str, dict[str, float]]
+Costs = list[dict[str, dict[str, float]]]
+"""Of each round, by contestant and workload."""
+Rows = dict[str, dict[str, float]]
 
 
-class Sandbox:
+class Sandbox(Worker):
     """A contestant: the sandbox of a checkout, behind `sandbox_driver.py`."""
 
     def __init__(self, checkout: str, settings: dict[str, bool]) -> None:
-        self.command = [sys.executable, str(HERE / "sandbox_driver.py"), checkout, json.dumps(settings)]
-
-    def __enter__(self) -> Sandbox:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", env=environment
-        )
+        outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        command = [sys.executable, str(HERE / "sandbox_driver.py"), checkout, json.dumps(settings)]
+        super().__init__(command, cwd="/", env=outside)
         self.info: dict[str, str] = json.loads(self.line())
-        return self
 
     def __call__(self, workload: str) -> float:
         """Raises AssertionError where a process ended meanwhile that was not the first to run: its CPU is not known."""
-        before, alive = cpu_seconds(self.process.pid), set(tree(self.process.pid))
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{workload} {CALLS[workload]}\n")
-        self.process.stdin.flush()
-        self.line()
-        ended = alive - set(tree(self.process.pid))
+        pid, calls = self.process.pid, CALLS[workload]
+        before, alive = cpu_seconds(pid), set(tree(pid))
+        self.ask(f"{workload} {calls}")
+        ended = alive - set(tree(pid))
         assert not ended, f"CPU of {ended} cannot be told"
-        return 1000 * (cpu_seconds(self.process.pid) - before) / CALLS[workload]
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"this sandbox ended: {' '.join(self.command)}")
-        return line
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.process.communicate()
+        return 1000 * (cpu_seconds(pid) - before) / calls
 
     def idle_slot_megabytes(self) -> dict[str, float]:
         """What an idle slot with its keeper holds for itself alone, by zygote."""
@@ -102,43 +80,40 @@ class Sandbox:
         return found
 
 
+def own_megabytes(processes: Iterable[psutil.Process]) -> float:
+    """Memory that only these processes hold."""
+    return sum(process.memory_full_info().uss for process in processes) / 1e6
+
+
 def fresh(workload: str) -> float:
     """One `python -c` after the other."""
     environment = {**os.environ, **ONE_THREAD}
-    before = children_seconds()
-    for _ in range(FRESH_CALLS[workload]):
-        command = [sys.executable, "-c", WORKLOADS[workload]]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        if done.stdout != EXPECTED[workload]:
-            raise AssertionError(f"{workload} printed {done.stdout!r}")
-    return 1000 * (children_seconds() - before) / FRESH_CALLS[workload]
-
-
-def children_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    with spent(lambda: sum(os.times()[2:4])) as seconds:  # of children that have ended
+        for _ in range(FRESH_CALLS[workload]):
+            command = [sys.executable, "-c", WORKLOADS[workload]]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+            if done.stdout != EXPECTED[workload]:
+                raise AssertionError(f"{workload} printed {done.stdout!r}")
+    return 1000 * seconds.cpu / FRESH_CALLS[workload]
 
 
 def compete(contestants: dict[str, Contestant], rounds: int) -> Costs:
     """The first round, which brings everything up, is not counted."""
-    seen: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORKLOADS} for name in contestants}
-    names = list(contestants)
-    for number in range(rounds + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:  # none always follows the same one
-            for work in WORKLOADS:
-                cost = contestants[name](work)
-                if number:
-                    seen[name][work].append(cost)
-    return seen
+
+    def all_workloads(contestant: Contestant) -> Callable[[], dict[str, float]]:
+        return lambda: {work: contestant(work) for work in WORKLOADS}
+
+    return by_turns({name: all_workloads(each) for name, each in contestants.items()}, range(rounds + 1))[1:]
 
 
-def medians_of(seen: Costs) -> Table:
+def medians_of(seen: Costs) -> Rows:
     return {
-        name: {work: round(statistics.median(costs), 3) for work, costs in row.items()} for name, row in seen.items()
+        name: {work: round(statistics.median(costs[name][work] for costs in seen), 3) for work in WORKLOADS}
+        for name in seen[0]
     }
 
 
-def ratios_of(seen: Costs) -> Table:
+def ratios_of(seen: Costs) -> Rows:
     """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
@@ -149,18 +124,18 @@ def ratios_of(seen: Costs) -> Table:
     }
     return {
         name: {
-            work: round(statistics.median(map(operator.truediv, seen[above][work], seen[below][work])), 3)
+            work: round(statistics.median(costs[above][work] / costs[below][work] for costs in seen), 3)
             for work in WORKLOADS
         }
         for name, (above, below) in pairs.items()
-        if above in seen and below in seen
+        if above in seen[0] and below in seen[0]
     }
 
 
-def print_table(title: str, rows: Table, unit: str = "") -> None:
-    print(f"{title:<36}" + "".join(f"{work:>10}" for work in WORKLOADS))
+def print_table(title: str, rows: Rows) -> None:
+    table = Table(title, *WORKLOADS, first=36, width=10)
     for name, row in rows.items():
-        print(f"{name:<36}" + "".join(f"{row[work]:>{10 - len(unit)}.2f}{unit}" for work in WORKLOADS))
+        table.row(name, *row.values())
 
 
 async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) -> dict[str, float]:
@@ -189,26 +164,31 @@ async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) 
 
 def loops(rounds: int, seconds: float) -> dict[str, Any]:
     """W5: what endless loops among the calls do to the others, where slots are plenty."""
-    seen: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     with SandboxClient.start(slots=64, preload=()) as client:
         asyncio.run(closed_loop(client, 0.0, 1.0))
-        for _ in range(rounds):
-            seen["without"].append(asyncio.run(closed_loop(client, 0.0, seconds)))
-            seen["with"].append(asyncio.run(closed_loop(client, LOOP_SHARE, seconds)))
-    middle = {name: statistics.median(each["p50"] for each in runs) for name, runs in seen.items()}
-    wrong = sum(each["wrong"] for runs in seen.values() for each in runs)
+        shares = {"without": 0.0, "with": LOOP_SHARE}
+        kinds = {name: partial(of_loop, client, share, seconds) for name, share in shares.items()}
+        seen = by_turns(kinds, range(rounds))
+    middle = {name: statistics.median(each[name]["p50"] for each in seen) for name in kinds}
+    wrong = sum(each["wrong"] for runs in seen for each in runs.values())
     return {"p50_ms": middle, "ratio": round(middle["with"] / middle["without"], 2), "wrong": wrong}
 
 
+def of_loop(client: SandboxClient, share: float, seconds: float) -> dict[str, float]:
+    return asyncio.run(closed_loop(client, share, seconds))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
-    parser.add_argument("--code-judge", metavar="PATH", help="a checkout of code-judge; needs redis-server")
-    parser.add_argument("--code-judge-python", default=sys.executable, help="an interpreter that has its requirements")
-    parser.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
-    parser.add_argument("--loop-seconds", type=float, default=6.0)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
+    arguments.add_argument("--code-judge", metavar="PATH", help="a checkout of code-judge; needs redis-server")
+    arguments.add_argument(
+        "--code-judge-python", default=sys.executable, help="an interpreter that has its requirements"
+    )
+    arguments.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
+    arguments.add_argument("--loop-seconds", type=float, default=6.0)
+    options = arguments.parse_args()
     checkouts = {"here": str(HERE.parent)} | ({"against": os.path.abspath(options.against)} if options.against else {})
     with ExitStack() as stack:
         sandboxes = {
@@ -218,28 +198,20 @@ def main() -> None:
         }
         contestants: dict[str, Contestant] = {**sandboxes, "fresh python": fresh}
         if options.code_judge:
-            judge = CodeJudge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
+            judge = code_judge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
             contestants["code-judge"] = stack.enter_context(judge)
         seen = compete(contestants, options.rounds)
         about = {name: each.info for name, each in sandboxes.items()}
         memory = sandboxes["here"].idle_slot_megabytes()
     medians, ratios = medians_of(seen), ratios_of(seen)
     print_table("CPU ms per call", medians)
-    print_table("ratio", ratios, "x")
+    print_table("ratio", ratios)
     print(f"memory of an idle slot alone, MB: {memory}")
     print("\n".join(f"{name}: {info}" for name, info in about.items()))
     extra = {} if options.skip_loops else {"w5": loops(options.rounds, options.loop_seconds)}
     if extra:
         print("W5, p50 of good calls with and without endless loops:", extra["w5"])
-    summary = {
-        "python": platform.python_version(),
-        "about": about,
-        "cpu_ms": medians,
-        "ratios": ratios,
-        "idle_slot_mb": memory,
-        **extra,
-    }
-    print(json.dumps({"benchmark": "sandbox_peers", **summary}))
+    report(about=about, cpu_ms=medians, ratios=ratios, idle_slot_mb=memory, **extra)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,9 @@ block one cell of it; MathCoder's were recorded in Jupyter (Python 3.9 and the s
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gzip
 import itertools
-import json
-import os
-import platform
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from frame import at_once, data_folder, parser, print_figures, read_rows, report, spent
 from replay_compare import TIME_LIMITS, Shown, agreement, as_class, cause, error_of
 
 from rocstar.sandbox.call import Limits, ProgramOutcome, Response
@@ -60,20 +55,14 @@ class Run:
     """In which way each cell agrees; empty for one that does not. See `replay_compare.agreement`."""
 
 
-def data_folder() -> Path:
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "traces"
-
-
 def traces(folder: Path) -> Iterator[Trace]:
     """Those with at least one cell."""
     for path in sorted([*folder.glob("mathcoder/*.jsonl.gz"), *folder.glob("tora/*.jsonl.gz")]):
         read = mathcoder_cells if path.parent.name == "mathcoder" else tora_cells
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if pairs := read(json.loads(line)):
-                    cells, recorded = zip(*pairs, strict=True)
-                    yield Trace(name=f"{path.name.partition('.jsonl')[0]}:{number}", cells=cells, recorded=recorded)
+        for number, row in enumerate(read_rows(path), 1):
+            if pairs := read(row):
+                cells, recorded = zip(*pairs, strict=True)
+                yield Trace(name=f"{path.name.partition('.jsonl')[0]}:{number}", cells=cells, recorded=recorded)
 
 
 def mathcoder_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -103,16 +92,15 @@ def error_by(response: Response) -> str:
 
 
 async def replay(client: SandboxClient, chosen: Sequence[Trace]) -> list[Run]:
-    turns = asyncio.Semaphore(IN_FLIGHT)
-
-    async def one(number: int, trace: Trace) -> Run:
-        async with turns, client.open_session(limits=LIMITS, seed=number) as session:
+    async def one(numbered: tuple[int, Trace]) -> Run:
+        number, trace = numbered
+        async with client.open_session(limits=LIMITS, seed=number) as session:
             responses = [await session.run(code) for code in trace.cells]
         shown = tuple(map(shown_by, responses))
         how = tuple(map(agreement, trace.recorded, shown))
         return Run(trace=trace, responses=tuple(responses), shown=shown, how=how)
 
-    return await asyncio.gather(*(one(number, trace) for number, trace in enumerate(chosen)))
+    return await at_once(IN_FLIGHT, one, enumerate(chosen))
 
 
 def why(run: Run, index: int) -> str:
@@ -161,33 +149,22 @@ def show(runs: Sequence[Run], most: int) -> None:
             print(f"  {reason}: {run.trace.name} cell {index + 1}\n    recorded {recorded}\n    here     {ours}")
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="replay one trace in so many")
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--show", type=int, default=3, help="cells of each cause to print")
-    return parser.parse_args()
-
-
 def main() -> None:
-    options, folder = arguments(), data_folder()
-    if not folder.is_dir():
-        sys.exit(f"no traces at {folder}; set ROCSTAR_DATA to the folder that has traces/")
-    chosen = list(traces(folder))[:: options.every]
+    arguments = parser(__doc__)
+    arguments.add_argument("--every", type=int, default=1, help="replay one trace in so many")
+    arguments.add_argument("--slots", type=int, default=2)
+    arguments.add_argument("--show", type=int, default=3, help="cells of each cause to print")
+    options = arguments.parse_args()
+    chosen = list(traces(data_folder("traces")))[:: options.every]
     with SandboxClient.start(slots=options.slots, preload=PRELOAD) as client:
-        level, cpu, wall = client.info().isolation, client.cpu_seconds() + time.process_time(), time.monotonic()
-        runs = asyncio.run(replay(client, chosen))
-        cpu, wall = client.cpu_seconds() + time.process_time() - cpu, time.monotonic() - wall
-    found = figures(runs, cpu, wall)
-    for name, value in found.items():
-        if isinstance(value, dict):
-            print(name, *(f"  {key:<36}{count:>7}" for key, count in value.items()), sep="\n")
-        else:
-            print(f"{name:<38}{value:>7}")
+        level = client.info().isolation
+        with spent(lambda: client.cpu_seconds() + time.process_time()) as seconds:
+            runs = asyncio.run(replay(client, chosen))
+    found = figures(runs, seconds.cpu, seconds.wall)
+    print_figures(found)
     show(runs, options.show)
     versions = {name: metadata.version(name) for name in PRELOAD}
-    about = {"python": platform.python_version(), **versions, "isolation": level, "slots": options.slots}
-    print(json.dumps({"benchmark": "sandbox_replay", **about, **found}))
+    report(**versions, isolation=level, slots=options.slots, **found)
 
 
 if __name__ == "__main__":

@@ -12,31 +12,39 @@ that of this machine with the callers on it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
-import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from code_judge import free_port
-from cpu import cpu_seconds, tree
+from frame import (
+    at_once,
+    by_turns,
+    cpu_seconds,
+    environment,
+    free_port,
+    parser,
+    print_rows,
+    report,
+    rocstar,
+    serving,
+    spent,
+    tree,
+)
 
 from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.client import SandboxClient
 
 HOST = "127.0.0.1"
-START_SECONDS = 60.0
 OPENING_AT_ONCE = 500  # connections being opened; more only run into the kernel's queue of half-open ones
 CALLERS, CALLS = 16, 400  # of the part `http`, in each round
 LIMITS = {"wall_seconds": 60.0, "cpu_seconds": 60.0}  # a busy machine must not end a call
@@ -78,13 +86,10 @@ class Connection:
 
 
 async def connect(port: int, count: int) -> list[Connection]:
-    turns = asyncio.Semaphore(OPENING_AT_ONCE)
+    async def one(_: int) -> Connection:
+        return Connection(*await asyncio.open_connection(HOST, port))
 
-    async def one() -> Connection:
-        async with turns:
-            return Connection(*await asyncio.open_connection(HOST, port))
-
-    return await asyncio.gather(*(one() for _ in range(count)))
+    return await at_once(OPENING_AT_ONCE, one, range(count))
 
 
 async def call_in_a_loop(connection: Connection, numbers: Iterator[int], more: Callable[[], bool], seen: Tally) -> None:
@@ -113,36 +118,26 @@ async def load(port: int, callers: int, numbers: Iterator[int], more: Callable[[
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[int, int]]:
-    """A service of its own: its port and its process id. Raises SystemExit when it does not answer."""
+def service(*options: str) -> Iterator[tuple[int, int]]:
+    """A service of its own: its port and its process id."""
     port = free_port()
-    command = [sys.executable, "-m", "rocstar", "sandbox", "serve", "--port", str(port), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        asyncio.run(first_answer(port, process))
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    command = rocstar("sandbox", "serve", *options)
+    with serving(command, port, lambda: asyncio.run(first_answer(port)), env=environment()) as pid:
+        yield port, pid
 
 
-async def first_answer(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError, EOFError):
-            (connection,) = await connect(port, 1)
-            answer = await connection.post("/v1/run", {"code": "print(1)"})
-            connection.writer.close()
-            if answer.get("stdout") != "1\n":
-                raise SystemExit(f"the service answered {answer}")
-            return
-        await asyncio.sleep(0.005)
-    raise SystemExit(f"the service ended, or did not answer within {START_SECONDS} seconds")
+async def first_answer(port: int) -> bool:
+    (connection,) = await connect(port, 1)
+    answer = await connection.post("/v1/run", {"code": "print(1)"})
+    connection.writer.close()
+    if answer.get("stdout") != "1\n":
+        raise SystemExit(f"the service answered {answer}")
+    return True
 
 
 def start(preload: str) -> dict[str, Any]:
     began = time.monotonic()
-    with serving("--preload", preload) as (_, pid):
+    with service("--preload", preload) as (_, pid):
         seconds = time.monotonic() - began
         maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in tree(pid)]
     return {"preload": preload, "first_answer_s": round(seconds, 2), "torch": any("torch" in text for text in maps)}
@@ -150,18 +145,18 @@ def start(preload: str) -> dict[str, Any]:
 
 def http_ms(port: int, pid: int) -> float:
     """CPU of the service, its sandbox included, for each call."""
-    before = cpu_seconds(pid)
-    seen, _ = uvloop.run(load(port, CALLERS, iter(range(CALLS)), lambda: True))
+    with spent(lambda: cpu_seconds(pid)) as used:
+        seen, _ = uvloop.run(load(port, CALLERS, iter(range(CALLS)), lambda: True))
     assert len(seen.seconds) == CALLS, (seen.lost, seen.wrong[:1])
-    return 1000 * (cpu_seconds(pid) - before) / CALLS
+    return 1000 * used.cpu / CALLS
 
 
 def native_ms(client: SandboxClient) -> float:
     """CPU of this process and its sandbox, for each call; as many under way."""
     sandbox = client.nodes[0].connection.process.pid
-    before = cpu_seconds(sandbox) + time.process_time()
-    uvloop.run(native_load(client))
-    return 1000 * (cpu_seconds(sandbox) + time.process_time() - before) / CALLS
+    with spent(lambda: cpu_seconds(sandbox) + time.process_time()) as used:
+        uvloop.run(native_load(client))
+    return 1000 * used.cpu / CALLS
 
 
 async def native_load(client: SandboxClient) -> None:
@@ -176,19 +171,17 @@ async def native_load(client: SandboxClient) -> None:
 
 
 def http(rounds: int) -> dict[str, Any]:
-    seen: dict[str, list[float]] = {"http": [], "native": []}
-    with serving("--preload", "", "--slots", "2") as (port, pid), SandboxClient.start(slots=2, preload=()) as client:
-        for number in range(rounds + 1):
-            costs = {"http": http_ms(port, pid), "native": native_ms(client)}
-            for name, cost in costs.items() if number else ():  # the first round brings everything up
-                seen[name].append(cost)
-    medians = {f"{name}_cpu_ms": round(statistics.median(costs), 3) for name, costs in seen.items()}
+    """The first round brings everything up."""
+    with service("--preload", "", "--slots", "2") as (port, pid), SandboxClient.start(slots=2, preload=()) as client:
+        ways = {"http": lambda: http_ms(port, pid), "native": lambda: native_ms(client)}
+        seen = by_turns(ways, range(rounds + 1))[1:]
+    medians = {f"{name}_cpu_ms": round(statistics.median(costs[name] for costs in seen), 3) for name in ways}
     return {**medians, "http_adds_ms": round(medians["http_cpu_ms"] - medians["native_cpu_ms"], 3)}
 
 
 def callers(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     rows = []
-    with serving("--preload", "") as (port, _):
+    with service("--preload", "") as (port, _):
         for count in counts:
             until = time.monotonic() + seconds
             seen, wall_seconds = uvloop.run(
@@ -199,32 +192,30 @@ def callers(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def table(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    print(f"\n{title}")
-    for row in rows:
-        print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="start,http,callers")
-    parser.add_argument("--rounds", type=int, default=5, help="of the parts start and http")
-    parser.add_argument("--counts", default="1,16,256,2000", help="callers at once")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each count of callers")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--parts", default="start,http,callers")
+    arguments.add_argument("--rounds", type=int, default=5, help="of the parts start and http")
+    arguments.add_argument("--counts", default="1,16,256,2000", help="callers at once")
+    arguments.add_argument("--seconds", type=float, default=8.0, help="of each count of callers")
+    options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    parts, found = options.parts.split(","), {"benchmark": "sandbox_service", "python": platform.python_version()}
+    parts = options.parts.split(",")
+    found: dict[str, Any] = {}
     if "start" in parts:
         found["start"] = [start(preload) for preload in ("", "numpy,sympy") for _ in range(options.rounds)]
-        table("from the command to the first answer", found["start"])
+        print("\nfrom the command to the first answer")
+        print_rows(found["start"])
     if "http" in parts:
         found["http"] = http(options.rounds)
-        table("a call over HTTP and through a client", [found["http"]])
+        print("\na call over HTTP and through a client")
+        print_rows([found["http"]])
     if "callers" in parts:
         found["callers"] = callers([int(count) for count in options.counts.split(",")], options.seconds)
-        table("callers at once", found["callers"])
-    print(json.dumps(found))
+        print("\ncallers at once")
+        print_rows(found["callers"])
+    report(**found)
     sys.exit(any(row["wrong"] or row["lost"] for row in found.get("callers", [])))
 
 

@@ -8,16 +8,13 @@ do. CPU is that of this process and of all below it; medians over rounds in whic
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import platform
-import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from statistics import median
 
-from cpu import cpu_seconds
+from frame import by_turns, own_tree, parser, print_rows, report, spent
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
@@ -34,9 +31,9 @@ SETTLE_SECONDS = 0.5  # for the daemon to account for what has ended
 
 
 async def cpu_ms(work: Callable[[], Awaitable[None]]) -> float:
-    before = cpu_seconds(os.getpid())
-    await work()
-    return 1000 * (cpu_seconds(os.getpid()) - before)
+    with spent(own_tree) as seconds:
+        await work()
+    return 1000 * seconds.cpu
 
 
 async def cell_ms(client: SandboxClient, cell: str, count: int) -> float:
@@ -76,36 +73,28 @@ async def first_ms(client: SandboxClient, cell: str) -> float:
     return 1000 * (client.cpu_seconds() + time.process_time() - before) / PROGRAMS
 
 
-async def measure(client: SandboxClient, name: str, options: argparse.Namespace) -> dict[str, float | str]:
-    cell = CELLS[name]
-    await cell_ms(client, cell, 2)
-    await replay_ms(client, cell, 1)
-    rounds: dict[str, list[float]] = {}
-    for _ in range(options.rounds):
-        rounds.setdefault("cell", []).append(await cell_ms(client, cell, options.cells))
-        rounds.setdefault("first", []).append(await first_ms(client, cell))
-        for history in HISTORIES:
-            rounds.setdefault(f"replay_{history}", []).append(await replay_ms(client, cell, history))
-    return {"kind": name} | {key: round(statistics.median(seen), 2) for key, seen in rounds.items()}
+def measure(client: SandboxClient, name: str, cells: int, rounds: int) -> dict[str, float | str]:
+    def taken(work: Callable[..., Awaitable[float]], *arguments: object) -> Callable[[], float]:
+        return lambda: asyncio.run(work(client, CELLS[name], *arguments))  # type: ignore[arg-type]
 
-
-async def measure_all(client: SandboxClient, options: argparse.Namespace) -> list[dict[str, float | str]]:
-    return [await measure(client, name, options) for name in CELLS]
+    kinds = {"cell": taken(cell_ms, cells), "first": taken(first_ms)}
+    kinds |= {f"replay_{history}": taken(replay_ms, history) for history in HISTORIES}
+    by_turns({"cell": taken(cell_ms, 2), "replay": taken(replay_ms, 1)}, range(1))
+    found = by_turns(kinds, range(rounds))
+    return {"kind": name} | {kind: round(median(each[kind] for each in found), 2) for kind in kinds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=300, help="cells of a session in a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--cells", type=int, default=300, help="cells of a session in a round")
+    arguments.add_argument("--rounds", type=int, default=5)
+    options = arguments.parse_args()
     with SandboxClient.start(slots=2) as client:
-        rows = asyncio.run(measure_all(client, options))
+        rows = list(map(partial(measure, client, cells=options.cells, rounds=options.rounds), CELLS))
         level = client.info().isolation
-    columns = ("cell", "first", *(f"replay_{history}" for history in HISTORIES))
-    print(f"CPU ms, {level}".ljust(14) + "".join(f"{column:>12}" for column in columns))
-    for row in rows:
-        print(f"{row['kind']:<14}" + "".join(f"{row[column]:>12}" for column in columns))
-    print(json.dumps({"benchmark": "sandbox_sessions", "python": platform.python_version(), "rows": rows}))
+    print(f"CPU ms, {level}")
+    print_rows(rows)
+    report(isolation=level, rows=rows)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import json
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
+from frame import parser, print_figures, print_rows, report
 from soak_programs import Task, task
 from soak_watch import Sample, left, look, ours, quarters, reap, sample
 
@@ -157,68 +156,51 @@ async def soak(client: SandboxClient, tally: Tally, options: argparse.Namespace)
     return samples
 
 
-def report(
+def told(
     tally: Tally, samples: Sequence[Sample], remains: Mapping[str, list[str]], seconds: float
 ) -> dict[str, object]:
-    counts = {name: getattr(tally, name) for name in Tally.__slots__ if isinstance(getattr(tally, name), int)}
-    counts["wrong"] = len(tally.wrong)
-    for name, count in counts.items():
-        print(f"{name:<12}{count:>10}")
-    print(f"{'calls/s':<12}{tally.sent / seconds:>10.1f}")
-    print("killed:", ", ".join(f"{count} {kind}" for kind, count in tally.killed.items()) or "nothing")
+    """The figures, printed."""
+    counts = {name: value for name in Tally.__slots__ if isinstance(value := getattr(tally, name), int)}
+    counts |= {"wrong": len(tally.wrong), "calls_per_second": round(tally.sent / seconds, 1)}
+    print_figures({**counts, "killed": tally.killed})
     for text in (*tally.wrong[:20], *(f"{count} x {fault}" for fault, count in tally.faults.most_common(10))):
         print(text)
     memory = quarters(samples)
-    print(f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'most':>9}")
-    for row in memory:
-        print(f"{row['what']:<16}{row['first']:>14}{row['last']:>14}{row['most']:>9}")
+    if memory:
+        print_rows(memory)
     for what, names in remains.items():
         print(f"left {what}: {len(names)}", *names[:5], sep="\n  ")
-    return {
-        **counts,
-        "calls_per_second": round(tally.sent / seconds, 1),
-        "seconds": round(seconds, 1),
-        "killed": dict(tally.killed),
-        "memory": memory,
-        "left": {what: len(names) for what, names in remains.items()},
-    }
+    left_behind = {what: len(names) for what, names in remains.items()}
+    return {**counts, "seconds": round(seconds, 1), "killed": tally.killed, "memory": memory, "left": left_behind}
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=200_000)
-    parser.add_argument("--minutes", type=float, default=600.0, help="send no more calls after so long")
-    parser.add_argument("--daemons", type=int, default=2)
-    parser.add_argument("--slots", type=int, default=2, help="of each daemon")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--calm", action="store_true", help="kill nothing: daemons live throughout, to see their memory"
-    )
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--calls", type=int, default=200_000)
+    arguments.add_argument("--minutes", type=float, default=600.0, help="send no more calls after so long")
+    arguments.add_argument("--daemons", type=int, default=2)
+    arguments.add_argument("--slots", type=int, default=2, help="of each daemon")
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--calm", action="store_true", help="kill nothing: daemons live on, to see their memory")
+    return arguments.parse_args()
 
 
 def main() -> None:
-    arguments = options()
+    asked = options()
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit("this process could not become a subreaper, so it would not see processes that leak; use Linux 3.4+")
     with tempfile.TemporaryDirectory(prefix="sandbox-soak-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         asyncio.run(asyncio.sleep(0))  # what asyncio opens once is not ours
         before, tally = look(folder), Tally()
-        with SandboxClient.start(slots=arguments.slots, daemons=arguments.daemons, preload=PRELOAD) as client:
+        with SandboxClient.start(slots=asked.slots, daemons=asked.daemons, preload=PRELOAD) as client:
             level, began = client.info().isolation, time.monotonic()
-            arguments.deadline = began + 60 * arguments.minutes
-            samples = asyncio.run(soak(client, tally, arguments))
+            asked.deadline = began + 60 * asked.minutes
+            samples = asyncio.run(soak(client, tally, asked))
             seconds = time.monotonic() - began
         remains = left(before, folder)
-    figures = report(tally, samples, remains, seconds)
-    about = {
-        "python": platform.python_version(),
-        "isolation": level,
-        "daemons": arguments.daemons,
-        "slots": arguments.slots,
-    }
-    print(json.dumps({"benchmark": "sandbox_soak", **about, **figures}))
+    figures = told(tally, samples, remains, seconds)
+    report(isolation=level, daemons=asked.daemons, slots=asked.slots, **figures)
     unanswered = tally.sent - tally.answered()
     sys.exit(1 if unanswered or tally.wrong or any(remains.values()) else 0)
 

@@ -16,7 +16,6 @@ What an engine does when its cache is full decides how much there is to win (`EN
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import json
@@ -26,6 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
+
+from frame import Table, parser, read_rows, report, spent
 
 import rocstar.rollout
 from rocstar.forecast.engine_model import EngineModel, torch_engine
@@ -88,48 +89,44 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two steps a row, and the roomy regime at a quarter")
-    parser.add_argument("--steps", type=int, help=f"steps a row (default: {STEPS}, quick: {QUICK_STEPS})")
-    parser.add_argument("--only", default="", help="rows whose name holds this word")
-    parser.add_argument("--jobs", type=int, default=1, help="rows at once, each in a process")
-    parser.add_argument("--keep", type=Path, help="file of finished rows; those of this source are not done again")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true", help="two steps a row, and the roomy regime at a quarter")
+    options.add_argument("--steps", type=int, help=f"steps a row (default: {STEPS}, quick: {QUICK_STEPS})")
+    options.add_argument("--only", default="", help="rows whose name holds this word")
+    options.add_argument("--jobs", type=int, default=1, help="rows at once, each in a process")
+    options.add_argument("--keep", type=Path, help="file of finished rows; those of this source are not done again")
+    arguments = options.parse_args()
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     chosen = [case for case in cases(steps, arguments.quick) if arguments.only in case.name]
-    title = "makespan over rocstar`s / over the bound"
-    print(f"{title:42}" + "".join(f"{policy:>15}" for policy in POLICIES) + "  recomputed")
+    table = Table("makespan over rocstar`s / over the bound", *POLICIES, "recomputed", first=42, width=15)
     rows = []
     for row in rows_of(chosen, arguments.jobs, arguments.keep):
         rows.append(row)
-        print_row(row)
+        pairs = (f"{row['over_ours'][policy]:.3f} / {row['over_bound'][policy]:.2f}" for policy in POLICIES)
+        table.row(row["name"], *pairs, f"{row['recomputed_share']:.1%}")
     goals = goals_of(rows, decision_seconds(16_384))
     for goal, (figure, met) in goals.items():
         print(f"{'met  ' if met else 'short'}  {goal}: {figure}")
     print(f"{sum(row['cpu_seconds'] for row in rows):.0f} CPU-s")
-    print(json.dumps({"quick": arguments.quick, "steps": steps, "rows": rows, "goals": goals}))
+    report(quick=arguments.quick, steps=steps, rows=rows, goals=goals)
 
 
 def cases(steps: int, quarter: bool) -> Iterator[Case]:
     def case(regime: str, cap: int, lengths: str, eviction: str = "one", trouble: str = "") -> Case:
-        return Case(
-            regime=regime,
-            cap=cap,
-            lengths=lengths,
-            eviction=eviction,
-            trouble=trouble,
-            steps=SMALL_STEPS * steps if regime == "small" else steps,
-            quarter=quarter and regime == "roomy",
-        )
+        many = SMALL_STEPS * steps if regime == "small" else steps
+        small = quarter and regime == "roomy"
+        return Case(regime=regime, cap=cap, lengths=lengths, eviction=eviction, trouble=trouble, steps=many,
+                    quarter=small)  # fmt: skip
 
-    yield from (case("small", 8192, lengths) for lengths in (*TUNED, *HELD_OUT))
+    everyone = (*TUNED, *HELD_OUT)
+    yield from (case("small", 8192, lengths) for lengths in everyone)
     for cap in (8192, 12288):
-        yield from (case("tight", cap, lengths) for lengths in (*TUNED, *HELD_OUT))
+        yield from (case("tight", cap, lengths) for lengths in everyone)
         if cap == 8192:
             for trouble in ("speeds", "death"):
                 yield from (case("tight", cap, lengths, trouble=trouble) for lengths in ("even", "spread"))
-        yield from (case("tight", cap, lengths, "half") for lengths in (*TUNED, *HELD_OUT))
-        yield from (case("roomy", cap, lengths) for lengths in (*TUNED, *HELD_OUT))
+        yield from (case("tight", cap, lengths, "half") for lengths in everyone)
+        yield from (case("roomy", cap, lengths) for lengths in everyone)
     for trouble in ("speeds", "death"):
         yield from (case("roomy", 8192, lengths, trouble=trouble) for lengths in ("even", "spread"))
     yield from (case("tight", 8192, "even", eviction) for eviction in ("one-1%", "tenth", "half-1%"))
@@ -142,8 +139,7 @@ def rows_of(chosen: Iterable[Case], jobs: int, keep: Path | None) -> Iterator[di
     """Each case's row, those from `keep` first."""
     source = source_digest()
     kept = {}
-    for line in keep.read_text().splitlines() if keep and keep.exists() else ():
-        row = json.loads(line)
+    for row in read_rows(keep) if keep else ():
         kept[(row["source"], json.dumps(row["case"], sort_keys=True))] = row
     missing = []
     for case in chosen:
@@ -168,11 +164,11 @@ def source_digest() -> str:
 
 
 def row_of(case: Case) -> dict[str, Any]:
-    started = time.process_time()
     engines, problems = engines_of(case)
     work = [workload(case, problems, seed) for seed in range(case.steps)]
-    deaths = deaths_of(case, engines, work)
-    reports = {policy: simulate_steps(work, engines, scheduler(policy, work), deaths=deaths) for policy in POLICIES}
+    with spent() as seconds_taken:
+        deaths = deaths_of(case, engines, work)
+        reports = {policy: simulate_steps(work, engines, scheduler(policy, work), deaths=deaths) for policy in POLICIES}
     ours = reports[OURS]
     seconds = {policy: sum(report.makespan for report in found) for policy, found in reports.items()}
     bound = sum(report.lower_bound for report in ours)
@@ -189,7 +185,7 @@ def row_of(case: Case) -> dict[str, Any]:
         "idle_share": {policy: round(mean_idle(found), 4) for policy, found in reports.items()},
         "evictions": {policy: sum(report.evictions for report in found) for policy, found in reports.items()},
         "all_ended": all(report.ended == len(work[0]) for found in reports.values() for report in found),
-        "cpu_seconds": round(time.process_time() - started, 1),
+        "cpu_seconds": round(seconds_taken.cpu, 1),
     }
 
 
@@ -327,12 +323,6 @@ def goals_of(rows: list[dict[str, Any]], deciding: float) -> dict[str, tuple[str
     goal("decisions for 16,384 trajectories below 1 s of CPU", [(deciding, "roomy 8K even")], 1.0, least=False)
     goal("every attempt ended", [(float(row["all_ended"]), row["name"]) for row in rows], 1.0, least=True)
     return found
-
-
-def print_row(row: dict[str, Any]) -> None:
-    pairs = (f"{row['over_ours'][policy]:.3f} / {row['over_bound'][policy]:.2f}" for policy in POLICIES)
-    figures = "".join(f"{pair:>15}" for pair in pairs)
-    print(f"{row['name']:42}{figures}{row['recomputed_share']:>12.1%}", flush=True)
 
 
 if __name__ == "__main__":

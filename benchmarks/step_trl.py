@@ -19,18 +19,16 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from frame import ROOT, Worker, by_turns, parser, qwen3, report, spent, spread
+
 PROMPT_TOKENS, NEW_TOKENS, TURN_TOKENS, PROMPTS, ATTEMPTS = 32, 128, 32, 8, 8
 TOOL_SECONDS = 0.05
 CALL = '<tool_call>\n{"name": "wait_and_add", "arguments": {"a": 1}}\n</tool_call>'
@@ -50,18 +48,18 @@ def main() -> None:
             figures[kind] = compared(contestants(options, folder), options.rounds)
         for name, columns in figures[kind].items():
             print(kind, name, *(f"{column} {value}" for column, value in columns.items()), sep="  ", flush=True)
-    print(json.dumps(figures))
+    report(**figures)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", help="the interpreter of an environment with TRL")
-    parser.add_argument("--against", help="another checkout of rocstar")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["plain", "conversation"])
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--trl-python", help="the interpreter of an environment with TRL")
+    arguments.add_argument("--against", help="another checkout of rocstar")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--only", choices=["plain", "conversation"])
+    arguments.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments.add_argument("--folder", help=argparse.SUPPRESS)
+    return arguments.parse_args()
 
 
 # -- taking turns
@@ -76,56 +74,32 @@ def contestants(options: argparse.Namespace, folder: str) -> dict[str, list[str]
 
 
 def compared(commands: dict[str, list[str]], rounds: int) -> dict[str, Any]:
-    with tempfile.TemporaryFile("w+") as log:
+    with ExitStack() as stack:
         workers = {
-            name: subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, **QUIET},
-            )
+            name: stack.enter_context(Worker(command, env={**os.environ, **QUIET}))
             for name, command in commands.items()
         }
-        try:
-            for worker in workers.values():
-                one_step(worker, log)
-            rows = [{name: one_step(worker, log) for name, worker in workers.items()} for _ in range(rounds)]
-        finally:
-            for worker in workers.values():
-                worker.kill()
-                worker.wait()
-    return summary(rows)
-
-
-def one_step(worker: subprocess.Popen[str], log: Any) -> dict[str, float]:
-    assert worker.stdin is not None and worker.stdout is not None
-    with suppress(BrokenPipeError):  # it says below why it ended
-        worker.stdin.write("step\n")
-        worker.stdin.flush()
-    for line in worker.stdout:
-        if line.startswith("STEP "):
-            found: dict[str, float] = json.loads(line.removeprefix("STEP "))
-            return found
-    log.seek(0)
-    sys.exit(f"a contestant ended:\n{log.read()[-3000:]}")
-
-
-def summary(rows: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    first = next(iter(rows[0]))
+        steps = {name: one_step(worker) for name, worker in workers.items()}
+        rows = by_turns(steps, range(rounds + 1))[1:]  # the first warms up
+    first = next(iter(commands))
     return {
         name: {
             **{measure: spread([row[name][measure] for row in rows]) for measure in rows[0][name]},
             **{f"{m}_ratio": spread([row[name][m] / row[first][m] for row in rows]) for m in ("wall", "cpu")},
         }
-        for name in rows[0]
+        for name in commands
     }
 
 
-def spread(values: Sequence[float]) -> list[float]:
-    """Median, least, most."""
-    return [round(figure(values), 3) for figure in (median, min, max)]
+def one_step(worker: Worker) -> Callable[[], dict[str, float]]:
+    def step() -> dict[str, float]:
+        line = worker.ask("step")
+        while not line.startswith("STEP "):
+            line = worker.line()
+        found: dict[str, float] = json.loads(line.removeprefix("STEP "))
+        return found
+
+    return step
 
 
 # -- the same case for all
@@ -145,27 +119,12 @@ def reply(tool_text: str) -> str:
 
 def write_case(folder: Path, calls: int) -> None:
     """Model, tokenizer, questions of exactly PROMPT_TOKENS tokens with their template, and the call."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     tokenizer = write_tokenizer(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=768,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(STOP),
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    stop = tokenizer.token_to_id(STOP)
+    qwen3(2048, 256, 4, 4, 2, 768, max_position_embeddings=1024, eos_token_id=stop).save_pretrained(folder)
     questions = []
     for number in range(PROMPTS):
         question = str(number)
@@ -179,7 +138,7 @@ def write_case(folder: Path, calls: int) -> None:
         "attempts": ATTEMPTS,
         "calls": calls,
         "call_ids": call_ids,
-        "stop": tokenizer.token_to_id(STOP),
+        "stop": stop,
         "turn_tokens": TURN_TOKENS,
         "response_tokens": room if calls else NEW_TOKENS,
     }
@@ -259,10 +218,10 @@ async def rocstar_steps(folder: Path) -> None:
     case = json.loads((folder / "case.json").read_text())
     step = rocstar_step(folder, case)
     while await asyncio.to_thread(sys.stdin.readline):
-        began = time.perf_counter(), time.process_time()
-        rollout_cpu = await step()
-        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-        print("STEP " + json.dumps({"wall": wall, "cpu": cpu, "rollout_cpu": rollout_cpu}), flush=True)
+        with spent() as taken:
+            rollout_cpu = await step()
+        figures = {"wall": taken.wall, "cpu": taken.cpu, "rollout_cpu": rollout_cpu}
+        print("STEP " + json.dumps(figures), flush=True)
 
 
 def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
@@ -298,12 +257,11 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     seeds = iter(range(10**6))
 
     async def step() -> float:
-        began = time.process_time()
-        groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
-        rolled = time.process_time() - began
+        with spent() as rolled:
+            groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
         weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], advantages))
         await engine.load_weights(weights)
-        return rolled
+        return rolled.cpu
 
     return step
 

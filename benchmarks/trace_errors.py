@@ -12,24 +12,18 @@ such as "error" or "time", 15 others) before any verdict on it was seen. Prints 
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from frame import Table, data_folder, read_rows, report
 
 from rocstar.analysis.attempts import read_transcripts
 from rocstar.analysis.tally import AfterFailure, AttemptCounts, after_error_table
 
 JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
 SETS = ("mathcoder", "tora")
-
-
-def traces_folder() -> Path:
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "traces"
 
 
 def ours(file: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -50,7 +44,7 @@ def analysed(files: list[Path]) -> AttemptCounts:
 
 def agreement(folder: Path) -> dict[str, Any]:
     """Our class against the judged one, by draw."""
-    judged = [json.loads(line) for line in JUDGED.read_text().splitlines()]
+    judged = list(read_rows(JUDGED))
     files = sorted({row["id"].partition(":")[0] for row in judged})
     found = dict(pair for name in files for pair in ours(folder / name, name))
     agreed = Counter(row["draw"] for row in judged if found.get(row["id"]) == row["judged"])
@@ -59,33 +53,23 @@ def agreement(folder: Path) -> dict[str, Any]:
     return {"agreed": dict(agreed), "judged": dict(drawn), "differ": differ}
 
 
-def main() -> int:
-    folder = traces_folder()
-    if not folder.is_dir():
-        print(f"no transcripts in {folder}; set ROCSTAR_DATA to the data folder", file=sys.stderr)
-        return 3
-    result: dict[str, Any] = {"benchmark": "trace_errors"}
+def main() -> None:
+    folder = data_folder("traces")
+    result: dict[str, Any] = {}
     for name in SETS:
         whole = analysed(sorted((folder / name).glob("*.jsonl.gz"))).whole()
         rows = after_error_table(whole)
-        result[name] = {
-            "attempts": whole.attempts,
-            "calls": whole.calls,
-            "failed": whole.errors.total(),
-            "classes": rows,
-        }
-        print(f"\n{name}: {whole.attempts:,} attempts, {whole.calls:,} calls, {whole.errors.total():,} failed")
-        print(f"  {'class':28}{'failed':>8}" + "".join(f"{after:>14}" for after in AfterFailure))
+        counts = {"attempts": whole.attempts, "calls": whole.calls, "failed": whole.errors.total()}
+        result[name] = {**counts, "classes": rows}
+        print(f"\n{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+        table = Table("class", "failed", *AfterFailure, first=30)
         for row in rows:
-            print(
-                f"  {row['error']:28}{row['failed']:>8}" + "".join(f"{row[str(after)]:>14}" for after in AfterFailure)
-            )
+            table.row(row["error"], row["failed"], *(row[str(after)] for after in AfterFailure))
     result["judged"] = agreement(folder)
     for draw, count in sorted(result["judged"]["judged"].items()):
-        print(f"\ndraw {draw}: {result['judged']['agreed'].get(draw, 0)} of {count} judgements agree", end="")
-    print(f"\n{json.dumps(result)}")
-    return 0
+        print(f"draw {draw}: {result['judged']['agreed'].get(draw, 0)} of {count} judgements agree")
+    report(**result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

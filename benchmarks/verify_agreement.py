@@ -25,17 +25,15 @@ tables, each disagreement, and last one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import logging
-import os
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from frame import Table, data_folder, parser, report
 
 from rocstar.answers.cases import Case, load_cases, pair_of, short
 from rocstar.answers.grade import DEFAULT, Grade, Grader
@@ -68,11 +66,6 @@ class Row:
     """Ours."""
     verdicts: dict[str, Verdict]
     """By column."""
-
-
-def data_folder() -> Path:
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "verify"
 
 
 def search_of(case: Case) -> str:
@@ -156,10 +149,9 @@ def judged_halves(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def show(parts: dict[str, dict[str, Any]]) -> None:
-    columns = tuple(next(iter(parts.values())))
-    print(f"{'file':22}" + "".join(f"{name:>13}" for name in columns))
+    table = Table("file", *next(iter(parts.values())))
     for name, part in parts.items():
-        print(f"{name:22}" + "".join(f"{part[column]:>13}" for column in columns))
+        table.row(name, *part.values())
 
 
 def show_disagreements(rows: Sequence[Row]) -> None:
@@ -173,28 +165,23 @@ def show_disagreements(rows: Sequence[Row]) -> None:
             )
 
 
-def main() -> int:
+def main() -> None:
     logging.disable(logging.CRITICAL)  # the library warns once per text
-    parser = argparse.ArgumentParser(description="Verdicts against published ones, beside math-verify's.")
-    parser.add_argument("--cases", type=Path, nargs="*", default=[], help="further files: gold, pred, expected")
-    parser.add_argument("--seeds", type=int, default=3, help="random splits into halves")
-    asked = parser.parse_args()
-    files = [*sorted(data_folder().glob("*.jsonl")), *asked.cases]
-    if not files:
-        print(f"no cases in {data_folder()}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
-        return 3
+    arguments = parser(__doc__)
+    arguments.add_argument("--cases", type=Path, nargs="*", default=[], help="further files: gold, pred, expected")
+    arguments.add_argument("--seeds", type=int, default=3, help="random splits into halves")
+    options = arguments.parse_args()
+    files = [*sorted(data_folder("verify").glob("*.jsonl")), *options.cases]
     rows = asyncio.run(run_all(files))
     parts = {file.name: figures([row for row in rows if row.file == file.name]) for file in files}
     parts["all"] = figures(rows)
-    parts |= halves(rows, asked.seeds)
+    parts |= halves(rows, options.seeds)
     judged = judged_halves(asyncio.run(run_all([JUDGED])))
     parts |= {f"judged, {half}": figures(of_half) for half, of_half in judged.items()}
     show(parts)
     show_disagreements([*rows, *judged["dev"], *judged["dev2"]])
-    print()
-    print(json.dumps({"benchmark": "verify_agreement", **parts}))
-    return 0
+    report(**parts)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,20 +11,16 @@ tables and last one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gzip
-import json
 import logging
-import os
 import random
 import re
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from frame import Table, data_folder, parser, read_rows, report, spent
 
 from rocstar.answers.extract import lenient_answer
 from rocstar.answers.grade import Grader, Pair
@@ -43,16 +39,10 @@ SEED = 20250828
 Texts = list[tuple[str, str]]  # gold, what the model wrote
 
 
-def data_folder() -> Path:
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("ROCSTAR_DATA", beside))
-
-
 def references(folder: Path) -> Iterator[str]:
     for name, column in SOURCES:
-        with gzip.open(folder / name / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield str(json.loads(line)[column]).rpartition("####")[2].strip()
+        for row in read_rows(folder / name / "train.jsonl.gz"):
+            yield str(row[column]).rpartition("####")[2].strip()
 
 
 def with_a_digit_changed(answer: str, draw: random.Random) -> str:
@@ -70,9 +60,9 @@ def texts(golds: Sequence[str], draw: random.Random) -> dict[str, Texts]:
 
 def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
     """CPU seconds of this process, and the result."""
-    started = time.process_time()
-    result = work()
-    return time.process_time() - started, result
+    with spent() as seconds:
+        result = work()
+    return seconds.cpu, result
 
 
 def ours(pairs: Texts) -> list[Verdict]:
@@ -139,40 +129,32 @@ def paths(golds: Sequence[str], formulas: Sequence[str], draw: random.Random) ->
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library-pairs", type=int, default=3000)
-    parser.add_argument("--formulas", type=int, default=300)
-    options = parser.parse_args()
-    folder = data_folder()
-    if not (folder / "deepscaler").is_dir():
-        print(f"no data in {folder}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
-        return 3
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--library-pairs", type=int, default=3000)
+    arguments.add_argument("--formulas", type=int, default=300)
+    options = arguments.parse_args()
     logging.disable(logging.CRITICAL)  # the library warns that its timeouts are off
     draw = random.Random(SEED)
-    answers = list(references(folder))
+    answers = list(references(data_folder()))
     golds = [answer for answer in answers if INTEGER.fullmatch(answer)]
-    formulas = [
-        a
-        for a in sorted(set(answers))
-        if "\\" in a and len(a) < 80 and re.search(r"\d", a) and not compare_numbers(a, a)
-    ]
     draw.shuffle(golds)
     result = race(texts(golds, draw), options.library_pairs)
-    print(f"{'pairs':18}{'number':>8}{'ours us':>10}{'math-verify us':>16}{'times':>8}   verdicts")
+    table = Table("pairs", *next(iter(result.values())))
     for kind, row in result.items():
-        print(
-            f"{kind:18}{row['pairs']:>8}{row['ours_us']:>10}{row['math_verify_us']:>16}{row['times']:>8}"
-            f"   {row['verdicts']}"
-        )
+        table.row(kind, *row.values())
+    formulas = [answer for answer in sorted(set(answers)) if is_formula(answer)]
     prices = paths(golds, draw.sample(formulas, min(options.formulas, len(formulas))), draw)
-    print(f"\n{'path':24}{'CPU us per verdict':>20}")
+    table = Table("path", "CPU us per verdict")
     for name, price in prices.items():
-        print(f"{name:24}{price:>20}")
-    print()
-    print(json.dumps({"benchmark": "verify_throughput", "race": result, "paths_us": prices}))
-    return 0
+        table.row(name, price)
+    report(race=result, paths_us=prices)
+
+
+def is_formula(answer: str) -> bool:
+    short = "\\" in answer and len(answer) < 80 and bool(re.search(r"\d", answer))
+    return short and not compare_numbers(answer, answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

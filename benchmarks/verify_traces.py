@@ -10,14 +10,12 @@ the default graders. Prints a table and the disagreements by cause, and last one
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from frame import Table, data_folder, read_rows, report
 
 from rocstar.answers.cases import Case, pair_of, short
 from rocstar.answers.extract import lenient_answer
@@ -29,21 +27,10 @@ QWEN, GSM8K = "qwen25_math_cot/math_cot_100.jsonl.gz", "gsm8k_model_solutions/ex
 Judged = tuple[Case, Grade]
 
 
-def traces_folder() -> Path:
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "traces"
-
-
-def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line, text in enumerate(lines, 1):
-            yield line, json.loads(text)
-
-
 def qwen_cases(folder: Path) -> list[Case]:
     return [
         Case(line=line, text=text, gold=row["gt"], expected=verdict_of(right))
-        for line, row in rows(folder / QWEN)
+        for line, row in enumerate(read_rows(folder / QWEN), 1)
         for text, right in zip(row["code"], row["score"], strict=True)
     ]
 
@@ -56,7 +43,7 @@ def gsm8k_cases(folder: Path) -> list[Case]:
             gold=lenient_answer(row["ground_truth"]) or row["ground_truth"],
             expected=verdict_of(row[model]["is_correct"]),
         )
-        for line, row in rows(folder / GSM8K)
+        for line, row in enumerate(read_rows(folder / GSM8K), 1)
         for model in MODELS
     ]
 
@@ -97,26 +84,21 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
 
 def show(name: str, part: dict[str, Any]) -> None:
     print(f"\n{name}: {part['texts']} texts, agreement {part['agreement']:.2%}")
-    print(f"{'recorded':10}" + "".join(f"{'ours ' + verdict:>16}" for verdict in Verdict))
+    table = Table("recorded", *(f"ours {verdict}" for verdict in Verdict))
     for recorded in ("right", "wrong"):
-        print(f"{recorded:10}" + "".join(f"{part[f'recorded_{recorded}_ours_{ours}']:>16}" for ours in Verdict))
+        table.row(recorded, *(part[f"recorded_{recorded}_ours_{verdict}"] for verdict in Verdict))
     for reason, count in part["disagreements"].items():
         print(f"  {count} x {reason}")
 
 
-def main() -> int:
-    folder = traces_folder()
-    if not folder.is_dir():
-        print(f"no transcripts in {folder}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
-        return 3
+def main() -> None:
+    folder = data_folder("traces")
     sets = {"qwen25_math_cot": qwen_cases(folder), "gsm8k_model_solutions": gsm8k_cases(folder)}
     parts = {name: figures(asyncio.run(judge(cases))) for name, cases in sets.items()}
     for name, part in parts.items():
         show(name, part)
-    print()
-    print(json.dumps({"benchmark": "verify_traces", **parts}))
-    return 0
+    report(**parts)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

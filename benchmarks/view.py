@@ -12,13 +12,11 @@ made anew (`cold`), then asked.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import socket
+import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,31 +27,19 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
-TICKS = os.sysconf("SC_CLK_TCK")
+import psutil
+from frame import environment, free_port, parser, report, rocstar, serving, spent
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LONG_TOKENS = 12_000
+VIOLATIONS = "axe.run().then(r => r.violations.map(v => `${v.id} x${v.nodes.length} ${v.nodes[0].html.slice(0, 90)}`))"
 
 
 class Server:
-    """`rocstar view` in a process of its own, with a cache of its own."""
+    """`rocstar view` in a process of its own."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "rocstar", "view", str(folder), "--no-browser", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            command, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.DEVNULL
-        )
-        self.peak = 0
-        while not self._answers():
-            time.sleep(0.01)
-
-    def _answers(self) -> bool:
-        try:
-            return bool(urlopen(f"{self.address}/icon.svg").status == 200)
-        except OSError:
-            return False
+    def __init__(self, port: int, pid: int) -> None:
+        self.address, self.process, self.peak = address_of(port), psutil.Process(pid), 0
 
     def get(self, path: str, **query: Any) -> Any:
         text = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
@@ -63,37 +49,45 @@ class Server:
         return found
 
     def cpu(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return float(sum(self.process.cpu_times()[:2]))
 
     def memory(self) -> int:
+        """MiB at the most so far."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
 
+def address_of(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def answers(port: int) -> bool:
+    with urlopen(f"{address_of(port)}/icon.svg") as answer:
+        return bool(answer.status == 200)
+
+
 def main() -> None:
     options = _options()
-    folder = options.folder
+    folder, port = options.folder, free_port()
     name = options.run or next(folder.glob("*/run.json")).parent.name
     figures: dict[str, Any] = {}
+    command, began = rocstar("view", str(folder), "--no-browser"), time.monotonic()
     with tempfile.TemporaryDirectory() as cache:
-        began = time.monotonic()
-        server = Server(folder, Path(cache))
-        figures["start"] = {"wall": time.monotonic() - began, "cpu": server.cpu()}
-        try:
-            with writing(folder / name, options.write):
-                figures |= over_http(server, name)
-                if CHROMIUM:
-                    figures |= in_chromium(server, name, options.axe, options.screenshots)
-        finally:
+        child = {"env": environment(XDG_CACHE_HOME=cache), "stderr": subprocess.DEVNULL}
+        with serving(command, port, lambda: answers(port), **child) as pid, writing(folder / name, options.write):
+            server = Server(port, pid)
+            figures["start"] = {"wall": time.monotonic() - began, "cpu": server.cpu()}
+            figures |= over_http(server, name)
+            if CHROMIUM:
+                figures |= in_chromium(server, name, options.axe, options.screenshots)
             figures["peak_mib"] = server.memory()
-            began = time.monotonic()
-            server.process.send_signal(2)
-            server.process.wait()
-            figures["ctrl_c"] = {"wall": time.monotonic() - began}
+            with spent() as stopping:
+                os.kill(pid, signal.SIGINT)
+                server.process.wait()
+            figures["ctrl_c"] = {"wall": stopping.wall}
     for what, figure in figures.items():
         print(f"{what:<34}{_told(figure)}")
-    print(json.dumps(figures))
+    report(**figures)
 
 
 def over_http(server: Server, name: str) -> dict[str, Any]:
@@ -137,11 +131,7 @@ def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path |
             figures[f"chromium: {what}"] = _shown(server, page, address, wanted)
             if axe:
                 page.evaluate(axe.read_text())
-                found = page.evaluate(
-                    "axe.run().then(r => r.violations.map(v => "
-                    "`${v.id} x${v.nodes.length} ${v.nodes[0].html.slice(0, 90)}`))"
-                )
-                figures[f"axe: {what}"] = found or "clean"
+                figures[f"axe: {what}"] = page.evaluate(VIOLATIONS) or "clean"
             if screenshots:
                 _photograph(browser, server, screenshots / f"view-{what}", address, wanted)
         browser.close()
@@ -248,9 +238,9 @@ def _settle(server: Server, run: str, **query: str) -> None:
 
 
 def _timed(server: Server, work: Callable[[], Any]) -> dict[str, float]:
-    began, cpu = time.monotonic(), server.cpu()
-    work()
-    return {"wall": round(time.monotonic() - began, 3), "cpu": round(server.cpu() - cpu, 3)}
+    with spent(server.cpu) as seconds:
+        work()
+    return {"wall": round(seconds.wall, 3), "cpu": round(seconds.cpu, 3)}
 
 
 def _told(figure: Any) -> str:
@@ -260,15 +250,13 @@ def _told(figure: Any) -> str:
 
 
 def _options() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of runs")
-    parser.add_argument("--run", help="name of the run that is looked at; default: the first")
-    parser.add_argument(
-        "--write", type=float, default=0.0, help="seconds between steps that are added meanwhile; 0: none"
-    )
-    parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
-    parser.add_argument("--screenshots", type=Path, help="folder for a picture of each view at 1440 and 400 px")
-    return parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("folder", type=Path, help="of runs")
+    arguments.add_argument("--run", help="name of the run that is looked at; default: the first")
+    arguments.add_argument("--write", type=float, default=0.0, help="seconds between steps added meanwhile; 0: none")
+    arguments.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
+    arguments.add_argument("--screenshots", type=Path, help="folder for a picture of each view at 1440 and 400 px")
+    return arguments.parse_args()
 
 
 if __name__ == "__main__":

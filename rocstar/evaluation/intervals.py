@@ -1,8 +1,7 @@
 """Means over problems with 95% intervals: a figure of one subject, and the difference between two.
 
 Pure and standard library only. The problem is the unit: attempts at one problem are not independent, so more attempts
-narrow an interval only as far as problems differ less. benchmarks/interval_coverage.py measures how often the
-intervals hold the truth.
+narrow an interval only as far as problems differ less. docs/results.md says how often the intervals hold the truth.
 
 Not here: which number each problem gives (metrics.py), tests between two subjects (paired.py).
 """

@@ -78,7 +78,7 @@ def mid(rng: random.Random) -> float:
 
 @pytest.mark.parametrize(("law", "truth"), [(mastered, 0.95), (mid, 0.5)])
 def test_intervals_hold_the_truth_nineteen_times_in_twenty(law: Callable[[random.Random], float], truth: float) -> None:
-    """Student's hold it 83 times in 100 where 90% are mastered; benchmarks/interval_coverage.py has more settings."""
+    """Student's hold it 83 times in 100 where 90% are mastered; docs/results.md has more settings."""
     rng = random.Random(1)
     held = 0
     for _ in range(EVALUATIONS):

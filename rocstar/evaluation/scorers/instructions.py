@@ -1,7 +1,7 @@
 r"""IFEval's 25 kinds of instructions, each a function (answer, its arguments) -> whether the answer follows it.
 
 Source: google-research instruction_following_eval (Zhou et al. 2023, arXiv 2311.07911), Apache-2.0, written anew and
-compared with it (`benchmarks/scorers.py`). What it counts is kept, oddities included: a keyword is a regular expression
+compared with it (docs/results.md). What it counts is kept, oddities included: a keyword is a regular expression
 and may stand inside a longer word, a bullet may begin with any number of dashes, a paragraph divider is `***`. One
 departure: where a row asks for a sign that is no letter (`#`, `!`), the original counts a letter drawn at random, and
 this one counts the sign. Sentences and words with capitals are nltk's, languages langdetect's (extra `eval`)."""
