@@ -25,9 +25,12 @@ Found = tuple[Verdict, str]
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
-# What the grammar drops, though with it a number or a set is no longer the answer; an ellipsis rounds a decimal.
+# What the grammar drops, though with it a number or a set is no longer the answer; an ellipsis rounds a decimal, and
+# "or" alone makes a list.
 BOUND = re.compile(
-    rf"\\text\{{[^{{}}]*\b(?:{HEDGE})\b"
+    rf"\\(?:text\w*|math\w+|mbox)\s*\{{(?![\s,;]*or\s*\}})[^{{}}]*\b(?:{HEDGE}|or)\b"
+    r"|\\text\{\s*(?:to|[-/;:|~]+)\s*\}|\d\s*\\text\{[\s(,;/]*[\d.]+[\s)]*\}|[)\]}]'+$"
+    r"|(?:\d\}?|\\text\{[^{}]*\})_(?:\{[^{}]*[^\d{}()\s]|[A-Za-z])"
     r"|(?:^|[^.\d])\d*\s*(?:\\[lcd]?dots(?![A-Za-z])|\.{3})"
 )
 GRADERS: dict[str, Callable[..., Found]] = {

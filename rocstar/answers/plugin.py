@@ -158,6 +158,8 @@ class RewardVerifier:
         self._calls = calls
         self._right_above = right_above
         self._one_at_a_time = threading.Lock()
+        self._overdue: Future[Any] = Future()  # the last call that took too long
+        self._overdue.set_result(None)
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands where the function raised, took too long or gave nan or inf. Raises ConfigError
@@ -186,11 +188,15 @@ class RewardVerifier:
 
     async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
+        late = VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
+        if not self._overdue.done():
+            return late  # a call that hangs would make each one after it wait as long
         threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self._seconds)
         except TimeoutError:
-            return VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
+            self._overdue = self._overdue if not self._overdue.done() else done  # those in line are no cause
+            return late
         except _Raised as error:
             return VerifierUnavailable(f"your reward function {self._reward.name} raised {error}.")
         case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"

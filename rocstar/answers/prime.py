@@ -33,7 +33,7 @@ from rocstar.types import Verdict
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
 EQUALS = ("=", "\\approx", "\\simeq")
-_NO_SIDE = re.compile(r"^$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6` and `x != 6`
+_NO_SIDE = re.compile(r"^[!?]?$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6`, `x != 6` and `? = 6`
 _UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
 _THOUSAND = re.compile(r",0\d\d")  # no list has such an item
 _TUPLE = re.compile(r"[=(]|\\langle")  # what a bare list of values does not have
@@ -103,6 +103,8 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         if found is None and are_strangers(words_after(gold), words_after(predicted)):
             found = False
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
+    if wanted is None and given and given.opening == "" and len(given.items) > 1:
+        return Verdict.WRONG, "brackets"  # another grader would take the first
     if _CLOSED.search(predicted) and not _CLOSED.search(gold):
         return Verdict.WRONG, "brackets"
     if wanted and given and are_opposed(gold, predicted):

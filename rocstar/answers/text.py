@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rocstar.answers.wording import loose_style, plain_text
+from rocstar.answers.wording import HEDGE, loose_style, plain_text
 from rocstar.types import Verdict
 
 _QUOTES = "*_`\"' \n\t"
@@ -20,8 +20,9 @@ _CHOICE = re.compile(
 # After a first letter: a second one in brackets, behind a link, or next.
 _ANOTHER = re.compile(
     r"^\W*or\b|[(\[][A-Ja-j][)\]]|^[\s.:,;]*[A-J](?:[\s).:,]*$|[).:,])"
-    r"|(?:\b(?:or|and|nor|not|but|to|maybe|perhaps|possibly)\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
+    rf"|(?:\b(?:or|and|nor|but|to|{HEDGE})\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
+_SEVERAL = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z']).*(?<![A-Za-z\\])[A-J](?![A-Za-z])", re.DOTALL)
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
 _GOLD_OPTION = re.compile(r"\(([A-J])\)\s*(\S.*)", re.DOTALL)
 _LETTERS = re.compile(r"[A-J](?:(?:\s*[,;&]\s*|,?\s+and\s+|\s*)[A-J])+")
@@ -37,7 +38,9 @@ _NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emp
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(
-    r"\b(?:yes|no|true|false|if|when|unless|only|but|or|except|however|though|maybe|sometimes|depends)\b", re.IGNORECASE
+    r"\b(?:yes|no|true|false|if|when|unless|only|but|or|except|however|though|maybe|sometimes|depends|wrong|unknown"
+    r"|neither|opposite|guess|perhaps|possibl[ey]|could|might|alternatively|otherwise)\b",
+    re.IGNORECASE,
 )
 
 
@@ -63,7 +66,7 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
     letter = _GOLD_CHOICE.fullmatch(wanted) or option
     if not letter or (chosen := chosen_letter(predicted)) is None:
-        return None
+        return (Verdict.WRONG, "choice") if letter and _SEVERAL.search(given) else None
     if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
         return None  # `(E) 25` for `(E) 24`
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"

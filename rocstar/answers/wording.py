@@ -45,6 +45,7 @@ SCALES = {
 HEDGE = (
     "not|more|less|fewer|most|least|than|ish|maybe|perhaps|possibly|or so|up to"
     "|wrong|false|invalid|incorrect|impossible|excluded|except|too|never|cannot"  # it is denied
+    r"|alternatively|otherwise|else|vs|versus|instead|rather|if|unless"  # another one may stand for it
     r"|(?<![a-z] )(?:squared|cubed|factorial)|plus|minus|and a half|hal(?:f|ves)|thirds"  # another number
     r"|(?:four|fif|six|seven|eigh|nin|ten|twentie|hundred|thousand|million)ths?"
     r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|(?:basis|percentage) points?"
@@ -112,7 +113,7 @@ _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
-    rf"\{{(?![^{{}}]*\b{NO_UNIT}\b)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
+    rf"\{{(?![^{{}}]*\b{NO_UNIT}\b|[\s(,;/]*\d)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
 )
 _WORDS_AFTER = re.compile(r"(?<=[\d)}%])\s*\\(?:text|mbox|textrm|mathrm)\{([A-Za-z ]+)\}$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")

@@ -397,7 +397,7 @@ class EndSection(Section):
     this in both windows (near 0.10 at the end of stage 1, §4.3)."""
     truncated_band: Share = 0.03
     """How far from truncated_share that share may be, either way."""
-    solved_share: Share | None = None
+    solved_share: float | None = Field(default=None, gt=0, le=1)
     """The problems are too easy: in at least this share of the groups every attempt is right (0.7 at the end of stage
     2, §4.3)."""
     reward_loss: float | None = Field(default=None, gt=0, le=1)
@@ -490,6 +490,16 @@ class StageSection(Section):
         found: SftSection | LearningSection = getattr(self, self.learner_section)
         return found
 
+    @model_validator(mode="after")
+    def decay_only_shrinks(self) -> StageSection:
+        learner = self.learner
+        muon = ["muon_learning_rate"] * (learner.optimizer == "muon")
+        rate = max(getattr(learner, key, 0.0) for key in ("learning_rate", "adamw_learning_rate", *muon))
+        if rate * learner.weight_decay >= 1:
+            key = f"{self.learner_section}.weight_decay"
+            raise ValueError(f"{key} {learner.weight_decay:g} times a rate of {rate:g} erases all weights; lower {key}")
+        return self
+
     @property
     def rollouts(self) -> list[StageRolloutSection]:
         """Limits under which the stage makes attempts; empty where it makes none."""
@@ -561,6 +571,8 @@ class RlStage(StageSection):
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
             )
+        if self.rollout.attempts_per_problem == 1:
+            raise ValueError("rollout.attempts_per_problem 1 leaves an attempt nothing to be compared with; raise it")
         return self
 
     @property

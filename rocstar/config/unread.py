@@ -88,6 +88,13 @@ RULES = (
         useless=lambda it: it == 1,
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark or it.rollout.environment),
     ),
+    Rule(
+        section="evaluate",
+        keys=("every_steps",),
+        by=("evaluate", "problems"),
+        useless=lambda it: it == 0,
+        agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark),
+    ),
     Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
     Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
     Rule(

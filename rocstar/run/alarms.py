@@ -14,6 +14,7 @@ from rocstar.run.stages import Row, window_mean, window_means
 WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
+LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,7 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
     means = list(window_means(rows, RIGHT, WINDOW))
-    if not means or max(means) < SOME_RIGHT or means[-1] > 0.7 * max(means):
+    if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(0.3 * max(means), LEAST_FALL):
         return None
     return Alarm(
         name="reward collapse",

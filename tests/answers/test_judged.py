@@ -159,3 +159,24 @@ def test_what_a_third_judge_found_right(grader: Grader, gold: str, predicted: st
 def test_what_a_fourth_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
     (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
     assert grade.verdict is verdict, grade
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted"),
+    [
+        *(("42", f"42\\text{{{words}}}") for words in (
+            " (or 41)", ", otherwise 41", " alternatively 41", " vs. 41", " instead of 41", " if even", " (41)"
+        )),
+        ("42", "42\\text{ (or }41\\text{)}"), ("42", "42\\mathrm{ or so}"), ("42", "!=42"), ("42", "? = 42"),
+        ("5\\text{ cm}", "5\\text{ cm}, 6\\text{ cm}"), ("5", "5\\text{ cm}, 6"),
+        ("25\\pi", "25\\pi\\text{ cm or }24\\pi"), ("5\\text{ cm}", "5\\text{ cm}_{\\text{or }6}"),
+        ("\\frac34", "\\frac34\\text{ to }\\frac14"), ("\\frac34", "\\frac34\\text{-}\\frac14"),
+        ("\\frac13", "1/3_{0.4}"), ("x^2+1", "x^2+1_{x^2-1}"), ("x+1", "x+1\\text{ (or }x-1\\text{)}"),
+        ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}'"),
+        ("A", "A\\text{/B}"), ("A", "A\\text{ (or B)}"), ("A", "A\\text{, alternatively C}"),
+        ("\\text{yes}", "\\text{yes; unknown}"), ("\\text{yes}", "\\text{yes, a guess; perhaps neither}"),
+    ],
+)  # fmt: skip
+def test_a_second_answer_beside_the_first_is_not_dropped(grader: Grader, gold: str, predicted: str) -> None:
+    (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
+    assert grade.verdict is Verdict.WRONG, grade

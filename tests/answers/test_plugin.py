@@ -1,6 +1,7 @@
 """Verifiers by name, and functions of other trainers as verifiers."""
 
 import inspect
+import time
 
 import pytest
 
@@ -32,6 +33,14 @@ async def test_each_signature_gets_the_text_and_the_reference(name: str) -> None
         found = await asked(name, text)
         assert isinstance(found, Outcome)
         assert (found.verdict, found.reward, found.method) == (verdict, float(verdict is RIGHT), "function")
+
+
+async def test_a_call_that_hangs_is_waited_for_once() -> None:
+    reward, began = RewardVerifier(Letters(), load_reward(HERE + "moody"), seconds=0.2), time.monotonic()
+    for _ in range(2):
+        found = await reward.verify_all([(problem("5"), attempt(turn("sleep")))] * 50)
+        assert all(isinstance(one, VerifierUnavailable) for one in found)
+    assert time.monotonic() - began < 5  # 100 calls of 0.2 s are 20
 
 
 async def test_calls_are_no_part_of_the_text() -> None:

@@ -214,6 +214,21 @@ UNREAD = [
         ["learning.updates_per_step 1000", "8 attempts", "lower it"],
     ),
     train(
+        "an attempt alone",
+        [*TINY, "rollout.attempts_per_problem=1", "resample.method=all"],
+        ["rollout.attempts_per_problem 1", "nothing to be compared with", "raise it"],
+    ),
+    *(
+        train(f"a decay of all weights by {key}", [*TINY, f"{key}=1e5"], [f"{key} 100000", "erases", f"lower {key}"])
+        for key in ("sft.weight_decay", "learning.weight_decay")
+    ),
+    train("a stage that is always solved", [*TINY, "end.solved_share=0"], ["end.solved_share = 0", "greater than 0"]),
+    train(
+        "a rhythm of no evaluation",
+        [*TINY, "evaluate.problems=0", "evaluate.every_steps=2"],
+        ["override 'evaluate.every_steps=2'", "evaluate.problems is 0"],
+    ),
+    train(
         "a second clip that stops learning",
         [*TINY, "learning.dual_clip=0.5"],
         ["learning.dual_clip 0.5", "0 for no bound"],

@@ -77,6 +77,8 @@ def test_a_stage_in_which_hardly_anything_is_right_is_told_once_it_has_lasted() 
 def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
     assert names(stage({"verdict/right": 0.36})) == []
     assert names(stage({"verdict/right": 0.34})) == ["reward collapse"]
+    few, fewer = ({**HEALTHY, "verdict/right": share} for share in (0.062, 0.04))
+    assert names([few] * WINDOW + [fewer] * WINDOW) == [], "chance moves a few right attempts by a third"
 
 
 def test_entropy_and_tool_errors_that_grow_are_told() -> None:
