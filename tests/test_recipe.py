@@ -396,6 +396,8 @@ def test_a_key_that_one_stage_reads_is_read(folder: Path) -> None:
 
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:
     assert complaint("parnt") == "there is no recipe parnt; did you mean parent.toml?"
+    for typed in ("first", "recipes/first.toml"):  # one of ours, and not here
+        assert complaint(typed) == f"there is no recipe {typed}; rocstar recipes copy first writes recipes/first.toml"
     (folder / "recipes").mkdir()
     (folder / "recipes" / "quickstart.toml").write_text("")
     assert "did you mean recipes/quickstart.toml?" in complaint("quickstart.tml")

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rocstar.config.complaint import Layer, Override, complaint, find_line
+from rocstar.config.shipped import recipes_folder
 from rocstar.config.tree import Model, Table, annotation_at, lists_tables, merged, named, put, with_lists
 from rocstar.errors import ConfigError
 
@@ -91,8 +92,11 @@ def read_text(path: Path) -> str:
 def _not_found(path: Path) -> str:
     there = [*sorted(Path("recipes").rglob("*.toml")), *sorted(path.parent.glob("*.toml"))]
     recipes = {file.name: str(file) for file in there}
-    # A bare `quickstart` is meant as `quickstart.toml`.
-    close = difflib.get_close_matches(path.name.removesuffix(".toml") + ".toml", recipes, n=1, cutoff=0.5)
+    wanted = path.with_name(path.name.removesuffix(".toml") + ".toml")  # a bare `quickstart` is meant as its file
+    ours = wanted.as_posix().removeprefix("recipes/")
+    if wanted.name not in recipes and (recipes_folder() / ours).is_file():
+        return f"there is no recipe {path}; rocstar recipes copy {ours.removesuffix('.toml')} writes recipes/{ours}"
+    close = difflib.get_close_matches(wanted.name, recipes, n=1, cutoff=0.5)
     hint = f"did you mean {recipes[close[0]]}?" if close else "give the path of a TOML recipe"
     return f"there is no recipe {path}; {hint}"
 

@@ -65,7 +65,7 @@ def find_evaluation(name: str, base: Path | str = RUNS) -> Path:
     found = exact or [one for one in there if one.name.startswith(wanted)]
     found = [one for one in found if not step or str(one.step) == step]
     if not found:
-        known = _labels(there) or f"none in {base}; one is named as in last/after, or by its folder"
+        known = _labels(there or list_evaluations(base)) or f"none in {base}; name one as last/after, or by its folder"
         raise ConfigError(f"there is no evaluation {name}; there are: {known}")
     last = {(one.owner, one.name, one.step is None): one for one in found}
     if len(last) > 1:

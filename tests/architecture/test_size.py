@@ -19,7 +19,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3681, 22),
     "cli": (3319, 23),
     "cluster": (678, 8),
-    "config": (1904, 11),
+    "config": (1908, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
     "engines": (3360, 18),

@@ -80,6 +80,7 @@ def test_old_and_short_spellings_are_taken(base: Path, typed: str, meant: str) -
         ("first/gsm8k", "there is no evaluation first/gsm8k; there are: first/after@6, first/math-1@6"),
         ("first/after@7", "there is no evaluation first/after@7; there are: first/after@6"),
         ("weak:after", f"there is no evaluation weak:after; there are: weak/aime24-{HASH}"),
+        ("first:after", "there is no evaluation first:after; there are: first/after@6"),  # a run's, so not by `:`
         ("nosuch/after", "there is no run nosuch"),
     ],
 )

@@ -75,7 +75,7 @@ def _recipe(name: str, settings: list[str]) -> Recipe:
 
     for key in (text.partition("=")[0].strip() for text in settings):
         if not key.startswith(READ):
-            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)}")
+            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)} and arguments as JSON")
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
