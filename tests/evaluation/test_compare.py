@@ -131,4 +131,4 @@ def test_what_is_no_evaluation_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["compare", str(tmp_path / "nothing"), "x", "--runs", str(tmp_path)]) == 2
     assert "there is no run" in capsys.readouterr().err
     assert run(["compare", "x", "y"]) == 2
-    assert "as in last/after" in capsys.readouterr().err
+    assert "name one as last/after" in capsys.readouterr().err
