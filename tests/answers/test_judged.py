@@ -63,9 +63,27 @@ def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> Non
             ("8\\text{ ohms}", "8\\ \\Omega"), ("\\pounds 30", "30"), ("\\text{€}12", "12\\text{ EUR}"),
             ("\\$10\\text{ per hour}", "10\\text{ dollars/hour}"),
         )),
+        # A fourth judge's.
+        *((gold, predicted, Verdict.WRONG) for gold, predicted in (
+            ("2,5", "(2,5)"), ("1,2,3", "(1,2,3)"), ("[1,\\infty)", "[1,\\infty]"), ("(-\\infty,2]", "[-\\infty,2]"),
+            ("f(x)=x^2", "f(a)=x^2"), ("f(x)=x^2", "g(x)=x^2"), ("\\{1,0\\}", "1,000"), ("1,0", "1,000"),
+            ("1234567", "1234\\,567"), ("1234", "12\\,34"), ("12", "1\\,2"), ("204_5", "1204_3"),
+            ("2\\frac34", "2\\left(\\frac34\\right)"), ("\\sin30^\\circ", "\\sin30"),
+            ("20\\%", "20\\text{ percentage points}"), ("5", "5,0"), ("1,024", "2^{11}"),
+            ("\\{x\\mid x>2\\}", "\\{y\\mid y<2\\}"),
+        )),
+        *((gold, predicted, Verdict.RIGHT) for gold, predicted in (
+            ("x=2,\\ y=5", "(2,5)"), ("A, C", "(A, C)"), ("[1,\\infty]", "[1,\\infty)"), ("f(x)=x^2", "y=x^2"),
+            ("12000", "12{,}\\!000"), ("3.14159265", "3.141\\,592\\,65"), ("\\frac32", "(2)(\\frac34)"),
+            ("D", "\\text{D: }\\frac{3}{4}"), ("48", "{\\bf 48}"), ("12", "12\\enspace"), ("12", "12\\\\[4pt]"),
+            ("10", "\\cong 10"), ("1.2\\text{ kWh}", "1200\\text{ Wh}"),
+            ("5\\mu\\text{m}", "5\\times10^{-6}\\text{ m}"),
+            ("ABD", "A,B,D"), ("5", "5,00"), ("1,024", "2^{10}"), ("7", "7\\tag{1}"), ("7", "\\text{exactly }7"),
+            ("\\{x\\mid x>2\\}", "\\{y\\mid y>2\\}"),
+        )),
     ],
 )  # fmt: skip
-def test_what_a_second_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
+def test_what_a_second_and_a_fourth_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
     (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
     assert grade.verdict is verdict, grade
 
@@ -132,33 +150,6 @@ def test_what_a_third_judge_found_wrong(grader: Grader, gold: str, predicted: st
 def test_what_a_third_judge_found_right(grader: Grader, gold: str, predicted: str) -> None:
     (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
     assert grade.verdict is Verdict.RIGHT, grade
-
-
-@pytest.mark.parametrize(
-    ("gold", "predicted", "verdict"),
-    [
-        *((gold, predicted, Verdict.WRONG) for gold, predicted in (
-            ("2,5", "(2,5)"), ("1,2,3", "(1,2,3)"), ("[1,\\infty)", "[1,\\infty]"), ("(-\\infty,2]", "[-\\infty,2]"),
-            ("f(x)=x^2", "f(a)=x^2"), ("f(x)=x^2", "g(x)=x^2"), ("\\{1,0\\}", "1,000"), ("1,0", "1,000"),
-            ("1234567", "1234\\,567"), ("1234", "12\\,34"), ("12", "1\\,2"), ("204_5", "1204_3"),
-            ("2\\frac34", "2\\left(\\frac34\\right)"), ("\\sin30^\\circ", "\\sin30"),
-            ("20\\%", "20\\text{ percentage points}"), ("5", "5,0"), ("1,024", "2^{11}"),
-            ("\\{x\\mid x>2\\}", "\\{y\\mid y<2\\}"),
-        )),
-        *((gold, predicted, Verdict.RIGHT) for gold, predicted in (
-            ("x=2,\\ y=5", "(2,5)"), ("A, C", "(A, C)"), ("[1,\\infty]", "[1,\\infty)"), ("f(x)=x^2", "y=x^2"),
-            ("12000", "12{,}\\!000"), ("3.14159265", "3.141\\,592\\,65"), ("\\frac32", "(2)(\\frac34)"),
-            ("D", "\\text{D: }\\frac{3}{4}"), ("48", "{\\bf 48}"), ("12", "12\\enspace"), ("12", "12\\\\[4pt]"),
-            ("10", "\\cong 10"), ("1.2\\text{ kWh}", "1200\\text{ Wh}"),
-            ("5\\mu\\text{m}", "5\\times10^{-6}\\text{ m}"),
-            ("ABD", "A,B,D"), ("5", "5,00"), ("1,024", "2^{10}"), ("7", "7\\tag{1}"), ("7", "\\text{exactly }7"),
-            ("\\{x\\mid x>2\\}", "\\{y\\mid y>2\\}"),
-        )),
-    ],
-)  # fmt: skip
-def test_what_a_fourth_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
-    (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
-    assert grade.verdict is verdict, grade
 
 
 @pytest.mark.parametrize(

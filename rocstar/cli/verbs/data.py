@@ -254,8 +254,8 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     compared = (
         f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
     )
-    rows_or_row = plural(report.bad.rows, "row").partition(" ")[2]
-    yield from _finding_lines(f"{rows_or_row} that cannot be read", report.bad)
+    noun = "row" if report.bad.rows == 1 else "rows"
+    yield from _finding_lines(f"{noun} that cannot be read", report.bad)
     if not read:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)

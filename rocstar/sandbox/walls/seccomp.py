@@ -128,7 +128,7 @@ FARTHEST = 255  # instructions that a conditional jump can pass over
 AF_UNIX, SOL_SOCKET, RLIMIT_CORE = 1, 1, 4
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
-CONNECTED = (SOCK_STREAM, SOCK_SEQPACKET)
+CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
 PR_SET_SECCOMP = 22
 PRIO_USER = 2
 SIGCHLD = 17
@@ -257,9 +257,9 @@ def signal_rule(slot: int) -> Code:
 
 
 def socket_rule(*types: int) -> Code:
-    """Local sockets of these types; none at all without any."""
+    """Local sockets of these types."""
     kinds = switch(1, [(kind, (ALLOWING,)) for kind in types], (REFUSING,), SOCK_TYPE_MASK)
-    return switch(0, [(AF_UNIX, kinds)], (REFUSING,)) if types else (REFUSING,)
+    return switch(0, [(AF_UNIX, kinds)], (REFUSING,))
 
 
 def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> dict[int, Code]:
@@ -293,8 +293,8 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
         # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
-        "socket": socket_rule(*((*CONNECTED, SOCK_DGRAM) if private_files else ())),
-        "socketpair": socket_rule(*CONNECTED, *((SOCK_DGRAM,) if private_files else ())),
+        "socket": socket_rule(*ANY) if private_files else (REFUSING,),
+        "socketpair": socket_rule(*(ANY if private_files else CONNECTED)),
         # Core files stay limited to one byte: at 0 the kernel would still start a program that handles cores.
         "setrlimit": none_of(0, [RLIMIT_CORE], REFUSING),
         "prlimit64": switch(0, [(0, switch(1, [(RLIMIT_CORE, asking(2, REFUSING))], (ALLOWING,)))], (REFUSING,)),
