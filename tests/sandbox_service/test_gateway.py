@@ -209,12 +209,23 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     assert nodes[1].stop() == gateway.stop() == 0
 
 
-def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:
-    node = RunningService()
+SLOW_TO_SEND = """
+import asyncio
+from starlette.websockets import WebSocket
+send_bytes = WebSocket.send_bytes
+async def late(self, data):
+    await asyncio.sleep(0.5)
+    await send_bytes(self, data)
+WebSocket.send_bytes = late
+"""
+
+
+@pytest.mark.parametrize("first", ["", SLOW_TO_SEND], ids=["at once", "slow to send"])
+def test_a_node_that_drains_answers_what_a_gateway_sent_it(first: str) -> None:
+    node = RunningService(first)
     with running(nodes=(node.url,)) as url:
-        http = Http(url)
         slow = {"code": "import time; time.sleep(4); print('done')", "limits": {"wall_seconds": 60}}
-        with http.under_way("/v1/run", slow) as connection:
+        with Http(url).under_way("/v1/run", slow) as connection:
             assert node.stop() == 0
             assert b'"stdout":"done\\n"' in connection.recv(65536)
 

@@ -33,6 +33,7 @@ from rocstar.sandbox.call import (
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
+    from rocstar.sandbox.service.native import FrameConnection
 
 LOG = logging.getLogger("uvicorn.error")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
@@ -189,8 +190,8 @@ class Service:
         """Seconds since the epoch."""
         self.draining = False
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
-        self.forwarding = 0
-        """Calls under way that came as frames."""
+        self.connections: set[FrameConnection] = set()
+        """Those that speak frames now."""
         self.ended = ended
         """Given each response, for the metrics."""
 

@@ -345,6 +345,7 @@ class FrameConnection:
         await self.socket.accept()
         sender = asyncio.create_task(self._send())
         reader = wire.FrameReader()
+        self.service.connections.add(self)
         try:
             self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
             while True:
@@ -361,6 +362,7 @@ class FrameConnection:
         finally:
             sender.cancel()
             self._end()
+            self.service.connections.discard(self)
 
     def push(self, kind: FrameKind, number: int, body: bytes) -> None:
         self.unsent += wire.pack(kind, number, body)
@@ -370,10 +372,10 @@ class FrameConnection:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            unsent, self.unsent = bytes(self.unsent), bytearray()
             with suppress(WebSocketDisconnect):  # `converse` hears of it too
-                for start in range(0, len(unsent), MESSAGE_BYTES):
-                    await self.socket.send_bytes(unsent[start : start + MESSAGE_BYTES])
+                while self.unsent:
+                    await self.socket.send_bytes(bytes(self.unsent[:MESSAGE_BYTES]))
+                    del self.unsent[:MESSAGE_BYTES]
 
     def _take(self, frame: wire.Frame) -> None:
         """Raises ValueError for what no client of ours sends."""
@@ -395,16 +397,12 @@ class FrameConnection:
 
     async def _answer(self, number: int, body: bytes) -> None:
         """Exactly one RESPONSE or LOST, whatever happens."""
-        self.service.forwarding += 1
         try:
             kind, reply = await self._outcome(body)
         except asyncio.CancelledError:
-            kind, reply = (
-                FrameKind.RESPONSE,
-                wire.encode(failed("", ServiceOutcome.CANCELLED, "the caller cancelled it")),
-            )
+            cancelled = failed("", ServiceOutcome.CANCELLED, "the caller cancelled it")
+            kind, reply = FrameKind.RESPONSE, wire.encode(cancelled)
         finally:
-            self.service.forwarding -= 1
             del self.calls[number]
         self.push(kind, number, reply)
         self._report_later()

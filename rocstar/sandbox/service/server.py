@@ -93,7 +93,8 @@ class Server(uvicorn.Server):
         self.server_state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(LINGER_SECONDS)
         for _ in range(int(self.settings.drain_seconds / DRAIN_POLL_SECONDS)):
-            if not self.service.forwarding or self.force_exit:
+            # a frame's call is busy until its answer is sent: a gateway would wait for what we close before
+            if self.force_exit or not any(frames.calls or frames.unsent for frames in self.service.connections):
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         await super().shutdown(sockets)
