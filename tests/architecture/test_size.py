@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2841, 17),
     "rollout": (1870, 12),
     "run": (3181, 20),
-    "sandbox": (8235, 43),
+    "sandbox": (8267, 43),
     "serving": (823, 5),
     "support": (1294, 9),
     "tools": (658, 8),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 560, 3872
+CLASSES, FUNCTIONS = 560, 3876
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 7500
+BENCHMARK_LINES = 7620
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

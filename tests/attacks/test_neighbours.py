@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from rocstar.sandbox.call import Response
+from rocstar.sandbox.call import ProgramOutcome, Response, ServiceOutcome
 from tests.attacks.support import promised, tried
-from tests.sandbox.driver import Daemon, needs_empty_folder
+from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
 
 SHARED = ["/usr", "/usr/lib", "/dev/null", "/dev/zero", "/usr/bin/env"]
 
@@ -179,3 +182,33 @@ for number in range(1000): libc.timer_create(0, None, ctypes.byref(timer))
     number = neighbours.begin(code)
     assert queued_signals() - before < 50
     neighbours.cancel(number)
+
+
+def test_what_a_program_is_told_does_not_depend_on_those_that_take_all_cpu() -> None:
+    family = "import os\nfor _ in range(14):\n    if not os.fork(): break\nwhile True: pass"
+    slots = 4 * len(os.sched_getaffinity(0))
+    with Daemon(slots=slots + 1) as daemon:
+        for _ in range(slots):
+            daemon.submit(family, wall_seconds=60.0, cpu_seconds=60.0)
+        assert eventually(lambda: len(daemon.slots()) == slots)
+        response = daemon.run("import time\nwhile time.process_time() < 0.3: pass", wall_seconds=15.0)
+    assert response.outcome in (ProgramOutcome.OK, ServiceOutcome.INTERNAL), response
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [("while True: pass", ServiceOutcome.INTERNAL), ("__import__('time').sleep(9)", ProgramOutcome.WALL_TIMEOUT)],
+    ids=["computes", "sleeps"],
+)
+def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time(code: str, outcome: str) -> None:
+    hog = [sys.executable, "-c", "while True: pass"]
+    with Daemon(slots=1, groups=False) as daemon, ExitStack() as ended:
+        number = daemon.submit(code, wall_seconds=4.0)
+        assert eventually(lambda: bool(daemon.programs()))
+        processes = [subprocess.Popen(hog, start_new_session=True) for _ in range(12)]
+        for process in processes:
+            ended.callback(process.wait)
+            ended.callback(process.kill)
+        for pid in (daemon.programs()[0].pid, *(process.pid for process in processes)):
+            os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
+        assert daemon.answer(number).outcome == outcome

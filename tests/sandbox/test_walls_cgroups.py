@@ -72,6 +72,20 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
     group.close()
 
 
+def test_only_controllers_that_are_offered_are_asked_for(tmp_path: Path) -> None:
+    tree = Tree(version=2, controllers=cgroups.CONTROLLERS, folder=tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpuset io memory pids\n")
+    assert cgroups.offered(tree) == {"memory", "pids"}
+
+
+def test_all_slots_together_weigh_as_much_as_a_process_a_core(counted: Groups) -> None:
+    if "cpu" not in counted.folders:
+        pytest.skip("no group of the cpu controller can be made here")
+    name, weight, most = cgroups.WEIGHTS[counted.versions["cpu"]]
+    expected = min(weight * len(os.sched_getaffinity(0)), most)
+    assert int((counted.folders["cpu"] / name).read_text()) == expected
+
+
 @pytest.mark.parametrize("plan", [0, 2])
 def test_what_a_killed_daemon_left_is_removed_at_the_next_start(plan: int) -> None:
     with Daemon(slots=1, skip_plans=plan) as daemon:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 from collections import deque
@@ -127,13 +128,12 @@ class Pool:
         self.starting.discard(number)
         self.pools.changed()
 
-    async def open(self, plan: Plan, number: int, *, session: bool = False) -> tuple[Worker | None, str]:
-        """A new worker, or what went wrong; `full` then says whether a later try may succeed. session: a worker whose
-        programs keep their priority, however long they run."""
+    async def open(self, plan: Plan, number: int) -> tuple[Worker | None, str]:
+        """A new worker, or what went wrong; `full` then says whether a later try may succeed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            self.tell({"spawn": number, "plan": plans.PLANS.index(plan), "session": session}, theirs)
+            self.tell({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
@@ -143,6 +143,7 @@ class Pool:
         self.zygotes = 0
         group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
         worker = self.workers[number] = Worker(number, ours, hello, group)
+        worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / self.pools.settings.slots)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed
@@ -272,7 +273,7 @@ class Pools:
         pool.for_sessions.add(number)
         worker = None
         try:
-            worker, problem = await pool.open(self.plan, number, session=True)
+            worker, problem = await pool.open(self.plan, number)
         finally:
             if worker is None:
                 pool.for_sessions.discard(number)

@@ -87,6 +87,9 @@ def fault(call_id: str, message: str) -> Response:
 
 def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
     """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
+    if seen.reason == "starved":
+        late = f"after {seen.run_seconds:.1f} s it had not ended, but the machine was busy and gave it hardly any CPU"
+        return fault(call.id, late)
     report, tail = parse(seen.report)
     if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
         return told(call, seen, report, tail, None, fetched)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
 
 LOOK_SECONDS = 0.25  # short programs, nearly all of them, are never looked at
+STARVED_SECONDS = 1.0  # a busy machine makes anyone wait for less
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
@@ -99,6 +100,18 @@ def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
     except OSError:
         return 0.0
     return own + (sum(map(int, stat(pid)[13:15])) / TICKS if with_children else 0.0)
+
+
+def is_starved(worker: Worker, wall_seconds: float) -> bool:
+    """Whether its program, which has run for so long, has waited for a CPU for more than a second and half of the time,
+    while its slot was given less than a quarter of its share: then others are to blame that it has not ended. A program
+    that competes with its own processes gets that share."""
+    family = descendants(worker.process)
+    waited = (content(family[0], "schedstat").split() if family else [])[1:2]
+    spent = sum(cpu_seconds(pid, with_children=True) for pid in family)
+    spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
+    is_late = sum(map(int, waited)) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
+    return is_late and spent < 0.25 * worker.fair_share * wall_seconds
 
 
 def peak_bytes(pid: int) -> int:

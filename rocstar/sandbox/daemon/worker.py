@@ -200,6 +200,8 @@ class Worker:
         self.started = math.inf
         """When its call began, by the monotonic clock; infinite while idle."""
         self.limits = Limits()
+        self.fair_share = 1.0
+        """Of one core, when all slots compute."""
         self.cpu_seconds = 0.0
         """Of the slot and all that ran in it, as of its last answer."""
         self.dead = False
@@ -308,11 +310,15 @@ class RunningCall:
         if self.reason:
             self.next_measure()
         elif left <= 0:
-            self.stop("wall")
+            self.stop(self.late())
         else:
             if not self.listening:
                 self.listen()
             self.wake_after(left)
+
+    def late(self) -> str:
+        """The reason to stop it at its wall limit."""
+        return "wall"
 
     def listen(self) -> None:
         self.listening = True
@@ -425,6 +431,9 @@ class ProgramRun(RunningCall):
         except OSError:  # the slot is dead
             self.worker.give_up()
             self.answer(None)
+
+    def late(self) -> str:
+        return "starved" if watch.is_starved(self.worker, self.age()) else "wall"
 
     def answer(self, response: Response | None) -> None:
         self.pipes.close()

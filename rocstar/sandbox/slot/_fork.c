@@ -28,11 +28,9 @@
 #define SYS_close_range 436 /* the same on every architecture */
 #endif
 
-#define CONTROL 3                 /* descriptor of control in the program's process */
-#define OLD_DESCRIPTORS 256       /* a slot holds fewer, where the kernel has no close_range */
-#define AGE_NANOSECONDS 100000000 /* a program that runs longer makes way for those that may be short */
-#define AGED_NICE 10              /* a tenth of a young program's share; at 19 it would starve */
-#define FIRST_TO_KILL 1000        /* oom_score_adj of programs: the highest there is */
+#define CONTROL 3           /* descriptor of control in the program's process */
+#define OLD_DESCRIPTORS 256 /* a slot holds fewer, where the kernel has no close_range */
+#define FIRST_TO_KILL 1000  /* oom_score_adj of programs: the highest there is */
 
 enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
 
@@ -45,7 +43,7 @@ struct __attribute__((packed)) ended { /* channel.ENDED */
 };
 
 struct slot { /* descriptors and settings as `walls` has them; and */
-    int channel, reset, may_age, oom, ordinary;
+    int channel, reset, oom, ordinary;
     const char *workdir;
     struct stat fresh;      /* the working directory before any program */
     struct timespec opened; /* when the first program came into it, by the clock of files */
@@ -119,13 +117,12 @@ static int reap(struct ended *ended, pid_t pid)
 
 /* Until the first process is dead; then kill and reap the rest. Orphans come to us when their parents die: no child
    means that nothing of the call is left. */
-static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, double started)
+static void await_end(struct ended *ended, pid_t pid, double started)
 {
     sigset_t expected;
     sigemptyset(&expected);
     sigaddset(&expected, SIGCHLD);
     sigaddset(&expected, SIGUSR1);
-    struct timespec patience = {0, AGE_NANOSECONDS};
     bool over = false;
     siginfo_t dead = {0};
     while (waitid(P_ALL, 0, &dead, WEXITED | WNOHANG | WNOWAIT) == 0) {
@@ -139,14 +136,9 @@ static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, d
         } else if (over) {
             kill(-1, SIGKILL);
             waitid(P_ALL, 0, &dead, WEXITED | WNOWAIT);
-        } else {
-            int number = sigtimedwait(&expected, NULL, slot->may_age ? &patience : NULL);
-            if (number == SIGUSR1) {
-                ended->stopped = true;
-                kill(-1, SIGKILL);
-            } else if (number < 0 && errno == EAGAIN) {
-                setpriority(PRIO_PGRP, (id_t)pid, AGED_NICE);
-            }
+        } else if (sigwaitinfo(&expected, NULL) == SIGUSR1) {
+            ended->stopped = true;
+            kill(-1, SIGKILL);
         }
         dead.si_pid = 0;
     }
@@ -178,7 +170,7 @@ static bool end_call(struct slot *slot, pid_t pid, double started, bool stale, b
     sigset_t stop;
     sigemptyset(&stop);
     sigaddset(&stop, SIGUSR1);
-    await_end(slot, &ended, pid, started);
+    await_end(&ended, pid, started);
     if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* too late: it must not end the next call */
         ended.stopped = true;
     slot->kept = keep;
@@ -229,10 +221,9 @@ static PyObject *serve(PyObject *module, PyObject *args)
     }
     if (!(shield = PyObject_GetAttrString(walls, "shield")))
         return NULL;
-    args = Py_BuildValue("(NNNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
-                         PyObject_GetAttrString(walls, "may_age"), PyObject_GetAttrString(shield, "fd"),
-                         PyObject_GetAttrString(shield, "ordinary"));
-    if (!args || !PyArg_ParseTuple(args, "ispii", &slot.reset, &slot.workdir, &slot.may_age, &slot.oom, &slot.ordinary))
+    args = Py_BuildValue("(NNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
+                         PyObject_GetAttrString(shield, "fd"), PyObject_GetAttrString(shield, "ordinary"));
+    if (!args || !PyArg_ParseTuple(args, "isii", &slot.reset, &slot.workdir, &slot.oom, &slot.ordinary))
         return NULL;
     if (stat(slot.workdir, &slot.fresh) < 0)
         return PyErr_SetFromErrnoWithFilename(PyExc_OSError, slot.workdir);

@@ -10,7 +10,6 @@ from rocstar.sandbox.slot.channel import CONTROL, ENDED, RUN_AND_KEEP
 from rocstar.sandbox.walls.plans import Walls
 
 COARSE = 5  # CLOCK_REALTIME_COARSE: what files are dated by
-AGE_SECONDS, AGED_NICE, FOREVER = 0.1, 10, 1e6  # a program that runs longer makes way; at 19 it would starve
 
 
 def serve(channel: socket.socket, walls: Walls) -> int:
@@ -60,7 +59,6 @@ def become_child(fds: list[int], workdir: str) -> int:
 def await_end(pid: int, walls: Walls) -> tuple[int, bool, float, float, float, int]:
     """Until the first process is dead; then kill and reap the rest."""
     status, stopped, ended, own, spent, peak = -1, False, 0.0, 0.0, 0.0, 0
-    patience = AGE_SECONDS if walls.may_age else FOREVER
     with suppress(ChildProcessError):  # orphans come to us: none means that nothing of the call is left
         while True:
             if dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -72,10 +70,7 @@ def await_end(pid: int, walls: Walls) -> tuple[int, bool, float, float, float, i
             elif ended:
                 walls.kill_all(pid)
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            elif (seen := signal.sigtimedwait({signal.SIGCHLD, signal.SIGUSR1}, patience)) is None:
-                with suppress(ProcessLookupError):  # on a busy machine it may not have made its group yet
-                    os.setpriority(os.PRIO_PGRP, pid, AGED_NICE)
-            elif seen.si_signo == signal.SIGUSR1:
+            elif signal.sigwaitinfo({signal.SIGCHLD, signal.SIGUSR1}).si_signo == signal.SIGUSR1:
                 stopped = True
                 walls.kill_all(pid)
     return status, stopped, ended, own, spent, peak

@@ -49,8 +49,7 @@ def main() -> None:
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
     {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index} with
-    the slot's channel attached, and "session": true for one whose programs are not niced; {"lost": number} after a slot
-    has died. Never returns."""
+    the slot's channel attached; {"lost": number} after a slot has died. Never returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -62,7 +61,7 @@ def main() -> None:
 
 def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     linux.die_with_parent(signal.SIGKILL)
-    os.setsid()  # slots share this session: the scheduler weighs processes by niceness within one only
+    os.setsid()
     for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
         os.environ.pop(name, None)  # ours, and not for what programs start
     os.environ["HOME"] = HOME
@@ -202,6 +201,7 @@ class Zygote:
 def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     """In a fresh fork: the keeper, which never returns, or the slot."""
     plan = plans.PLANS[command["plan"]]
+    os.setsid()  # where no group does, the scheduler gives sessions the same share, if it groups by them at all
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
@@ -212,7 +212,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     send_hello(connection, failed=walls.failed, may_count=walls.may_count, slot=walls.process, keeper=walls.keeper)
-    return connection, walls._replace(may_age=walls.may_age and not command.get("session"))
+    return connection, walls
 
 
 def keep_descriptors(connection: int) -> None:

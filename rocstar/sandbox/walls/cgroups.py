@@ -1,7 +1,8 @@
-"""Control groups: memory and number of processes of a whole call, counted by the kernel.
+"""Control groups: memory and number of processes of a whole call, counted by the kernel, and its fair share of CPU.
 
 Each slot has a group that it lives in with all its programs, so a call costs nothing: the daemon writes a limit only
-when it differs from the last call's, and reads after the call whether the kernel had to kill for want of memory. Used
+when it differs from the last call's, and reads after the call whether the kernel had to kill for want of memory. All
+slots weigh the same, however many processes compute in one; together they weigh as much as one process a core. Used
 where a folder for groups can be made below the one this process is in: version 1, or version 2 where it was delegated
 to us. Not here: what to do where there are no groups (`daemon.watch`).
 """
@@ -24,6 +25,9 @@ GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
 KILLS = b"oom_kill "
 KILLS_BYTES = 512
 FIRST_TO_KILL = 1000  # oom_score_adj, the highest there is
+CONTROLLERS = frozenset({"memory", "pids", "cpu"})
+WEIGHTS = {1: ("cpu.shares", 1024, 2**18), 2: ("cpu.weight", 100, 10_000)}
+"""By version: file, weight of one ordinary process, greatest weight."""
 
 
 class Shield(NamedTuple):
@@ -61,7 +65,7 @@ class Tree(NamedTuple):
 
     version: int
     controllers: frozenset[str]
-    """`memory`, `pids`, or both."""
+    """Of CONTROLLERS, those that may be there."""
     folder: Path
     """The group that ours are made below."""
 
@@ -162,8 +166,8 @@ def found() -> Groups:
     """The groups of a new daemon; also removes what dead daemons left. Empty where none can be made."""
     groups = Groups()
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
-        missing = tree.controllers - groups.folders.keys()
         with suppress(OSError):
+            missing = offered(tree) - groups.folders.keys()
             if missing:
                 sweep(tree.folder)
                 folder, lock = make_folder(tree, missing)
@@ -181,16 +185,22 @@ def trees(own: str, mounts: str) -> Iterator[Tree]:
         kind, _, options = after.split(" ", 2)
         root, point = before.split()[3:5]
         for controllers, path in paths:
-            names = frozenset(controllers.split(",")) & {"memory", "pids"}
+            names = frozenset(controllers.split(",")) & CONTROLLERS
             below = os.path.relpath(path, root) if path.startswith(root) else "."
             folder = Path(point, below)
             if kind == "cgroup" and names and names & set(options.split(",")):
                 yield Tree(version=1, controllers=names, folder=folder)
             elif kind == "cgroup2" and not controllers:
-                both = frozenset({"memory", "pids"})
-                yield Tree(version=2, controllers=both, folder=folder)
+                yield Tree(version=2, controllers=CONTROLLERS, folder=folder)
                 if os.geteuid() != 0 and below != ".":  # what an ordinary user may write was delegated to them
-                    yield Tree(version=2, controllers=both, folder=folder.parent)
+                    yield Tree(version=2, controllers=CONTROLLERS, folder=folder.parent)
+
+
+def offered(tree: Tree) -> frozenset[str]:
+    """Those of its controllers that groups there may have. Raises OSError."""
+    if tree.version == 1:
+        return tree.controllers
+    return tree.controllers & {*(tree.folder / "cgroup.controllers").read_text().split()}
 
 
 def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
@@ -203,6 +213,9 @@ def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
     try:
         if tree.version == 2:
             enable(folder, controllers)
+        if "cpu" in controllers:
+            name, weight, most = WEIGHTS[tree.version]
+            (folder / name).write_text(f"{min(weight * len(os.sched_getaffinity(0)), most)}")
     except OSError:
         os.close(lock)
         folder.rmdir()

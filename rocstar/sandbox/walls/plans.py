@@ -87,8 +87,6 @@ class Walls(NamedTuple):
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
     inside: Inside
     shield: Shield = Shield()
-    may_age: bool = True
-    """Whether the slot may lower the priority of its programs: only where no other process can be hit by mistake."""
     children: int = -1
     """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     failed: tuple[str, ...] = ()
@@ -236,7 +234,7 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     inside = Inside(1 if is_apart else None, False, folder.run)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
-    walls = walls._replace(may_age=is_apart, children=open_children(), may_count=is_apart or plan is CONFINED)
+    walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
     if plan is OPEN:
         return settled(walls._replace(failed=("no_walls",)))
     linux.drop_bounding_set()
