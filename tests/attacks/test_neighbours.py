@@ -9,12 +9,15 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.walls import linux
+from rocstar.sandbox.walls.plans import CONFINED, PLANS, PROCESS
 from tests.attacks.support import promised, tried
-from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
+from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder
 
 SHARED = ["/usr", "/usr/lib", "/dev/null", "/dev/zero", "/usr/bin/env"]
 
@@ -212,3 +215,23 @@ def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time(code:
         for pid in (daemon.programs()[0].pid, *(process.pid for process in processes)):
             os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
         assert daemon.answer(number).outcome == outcome
+
+
+@pytest.mark.parametrize("plan", [PLANS.index(CONFINED), PLANS.index(PROCESS)])
+def test_a_program_that_fails_where_another_has_filled_the_disk_has_not_failed(plan: int) -> None:
+    fill = "import os\nwith open('big', 'wb') as file:\n    while True: file.write(bytes(2**16)); file.flush()"
+    with TemporaryDirectory() as folder, ExitStack() as ended:
+        os.chmod(folder, 0o755)
+        try:
+            linux.mount("tmpfs", folder, "tmpfs", data="size=8m")
+        except OSError as error:
+            pytest.skip(f"no file system can be mounted here: {error}")
+        ended.callback(linux.unmount, folder)
+        try:
+            daemon = ended.enter_context(Daemon(folder, slots=2, skip_plans=plan))
+        except Refused as error:
+            pytest.skip(f"{PLANS[plan].name} is not to be had here: {error}")
+        filling = daemon.begin(f"try:\n    {fill.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass")
+        assert daemon.run("print(input())", stdin="x" * 2**16).outcome is ServiceOutcome.INTERNAL
+        assert daemon.run("print(1)").outcome is ProgramOutcome.OK
+        daemon.cancel(filling)

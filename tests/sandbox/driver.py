@@ -33,8 +33,8 @@ class Refused(Exception):
 class Daemon:
     """A running daemon. Raises Refused where it does not serve."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.workdirs = f"/tmp/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
+    def __init__(self, folder: str = "/tmp", **settings: Any) -> None:
+        self.workdirs = f"{folder}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
         values = DaemonSettings(**{"slots": 2, "preload": (), "min_isolation": Isolation.L1} | settings)
         self.socket, self.process = launch.start_daemon(values, self.workdirs)
         self.socket.settimeout(WAIT_SECONDS)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from rocstar.sandbox import launch
-from rocstar.sandbox.call import DaemonSettings, SandboxDown
+from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
@@ -144,6 +144,7 @@ class Pool:
         group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
         worker = self.workers[number] = Worker(number, ours, hello, group)
         worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / self.pools.settings.slots)
+        worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed

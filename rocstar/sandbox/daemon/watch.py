@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES
+from rocstar.sandbox.walls.folders import FILE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -112,6 +113,14 @@ def is_starved(worker: Worker, wall_seconds: float) -> bool:
     spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
     is_late = sum(map(int, waited)) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
     return is_late and spent < 0.25 * worker.fair_share * wall_seconds
+
+
+def is_full(folder: str) -> bool:
+    """Whether its disk has less room than one program may write into a file."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_bavail * disk.f_frsize < FILE_BYTES or not disk.f_favail
+    return False
 
 
 def peak_bytes(pid: int) -> int:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocstar.sandbox.call import Call, Limits, Response
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
@@ -34,6 +34,7 @@ LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than 
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
 READ_BYTES = 2**16  # more than a page: a program can make its pipe keep packets, the rest of which would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
+FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
 COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
 """The controller of groups that makes up for what a slot lacks."""
 
@@ -202,6 +203,8 @@ class Worker:
         self.limits = Limits()
         self.fair_share = 1.0
         """Of one core, when all slots compute."""
+        self.disk = ""
+        """Folder on the machine's disk that its programs write to, and other slots' too; empty with one of its own."""
         self.cpu_seconds = 0.0
         """Of the slot and all that ran in it, as of its last answer."""
         self.dead = False
@@ -366,6 +369,9 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_passed = True, None
             self.timer.cancel()
+            disk = self.worker.disk if response and response.outcome in FAILED else ""
+            if disk and watch.is_full(disk):  # by whomever: the program might have ended otherwise
+                response = verdict.fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
             self.done(response)
 
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:

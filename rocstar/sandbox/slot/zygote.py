@@ -25,13 +25,13 @@ from typing import Any, NoReturn
 from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
+from rocstar.sandbox.walls.folders import FILE_BYTES
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each kills what it sees; the next kills the orphans that this made
-FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
 # What programs import most, beside what Python loads anyway.

@@ -9,6 +9,7 @@ import os
 import stat
 from contextlib import suppress
 
+FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 MAX_TRIES = 10  # a sweep may come between making a folder and locking it
 Path = str | os.PathLike[str]
 CLOSED = 0o111
