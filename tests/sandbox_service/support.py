@@ -135,7 +135,7 @@ class ScriptedClient:
         self.patience: dict[str, float] = {}
         self.cancelled: list[str] = []
 
-    async def run(self, call: Call) -> Response:
+    async def run(self, call: Call, *, waits: bool = False) -> Response:
         self.calls[call.id] = asyncio.get_running_loop().create_future()
         self.patience[call.id] = call.patience_seconds
         try:

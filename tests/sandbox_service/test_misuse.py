@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
+from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import Http, RunningService, running
 
 
@@ -26,6 +30,7 @@ from tests.sandbox_service.support import Http, RunningService, running
         (b'{"code": "1", "limits": {"wall_seconds": 1e308}}', 400, "at most 600 here, got 1e+308"),
         (b'{"code": "1", "limits": {"memory_bytes": 99999999999}}', 400, "the operator's --max-memory-mb says so"),
         (b'{"code": "1", "limits": {"output_bytes": 4194305}}', 400, "output_bytes"),
+        (b'{"code": "1", "limits": {"processes": 1025}}', 400, "limit processes must be from 1 to 1024, got 1025"),
         (b'{"code": "1", "limits": {"processes": 1.5}}', 400, "Expected `int`, got `float` - at `$.processes`"),
         (b'{"code": "1", "limits": {"wall": 1}}', 400, "there is no limit 'wall'"),
         (b'{"code": "1", "patience_seconds": 0}', 400, "$.patience_seconds"),
@@ -157,6 +162,32 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(ht
         connection.sendall(b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
     assert http.status("running") == 0
     assert http.status("calls") == before
+
+
+def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (266, 266))"
+    with running(first=few) as url, ExitStack() as stack:
+        http = Http(url)
+        answers = []
+        for _ in range(20):
+            connection = stack.enter_context(http.connect())
+            connection.sendall(b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n" + b"x" * 5000)
+            connection.settimeout(0.2)
+            with suppress(TimeoutError):
+                answers.append(connection.recv(4096)[:12])
+        assert answers == [b"HTTP/1.1 503"] * 10
+
+
+def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> None:
+    with running(max_queue=5) as url, ThreadPoolExecutor(30) as pool:
+        http, slow = Http(url), {"code": "import time; time.sleep(2)"}
+        calls = [pool.submit(http.send, "POST", "/v1/run", json.dumps(slow).encode()) for _ in range(20)]
+        first = [each.result()[0] for each in islice(as_completed(calls), 13)]
+        assert first == [503] * 13, "two run and five wait; nobody has waited for a refusal"
+        assert {each.result()[0] for each in calls} == {200, 503}
+        batch = pool.submit(http.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
+        assert eventually(lambda: http.status("queue") > 20) and "rocstar_sandbox_waiting 2" in http.get("/metrics")[1]
+        assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
 
 
 def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:

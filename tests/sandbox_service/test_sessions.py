@@ -92,10 +92,18 @@ def test_a_session_whose_daemon_died_is_gone_unless_it_is_replayed() -> None:
     (daemon,) = [child for child in children if "daemon.main" in " ".join(child.cmdline())]
     daemon.kill()
     assert eventually(lambda: http.post("/v1/run", {"code": "1"})[0] == 200)
+    ((state, restarts),) = [(node["state"], node["restarts"]) for node in http.status("nodes")]
+    metrics = http.get("/metrics")[1]
+    assert (state, restarts) == ("up", 1)
+    for sample in ('events_total{event="lost"} 1', 'events_total{event="restarted"} 1', "slots 2", "nodes_up 1"):
+        assert f"rocstar_sandbox_node_{sample}" in metrics or f"rocstar_sandbox_{sample}" in metrics, metrics
+    assert 'build_info{version="' in metrics and 'responses_total{status="200"}' in metrics
     response = replayed.run("x")
     assert (response["value"], response["replayed_cells"]) == (before, 2)
     assert http.post(f"{plain.path}/cells", {"code": "x"})[0] == 404
-    service.stop()
+    service.process.terminate()
+    said = service.process.communicate()[1]
+    assert "rocstar: the sandbox daemon was lost: it died\n" in said and "is up again: 2 slots" in said
 
 
 def test_a_session_without_cells_for_too_long_is_forgotten_but_not_while_one_runs(http: Http) -> None:

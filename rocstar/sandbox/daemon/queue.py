@@ -61,7 +61,7 @@ class Queue(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # it is one
         self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES)
-        self.transport.write(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
+        self.write(FrameKind.HELLO, body=wire.encode(self.info))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
@@ -226,7 +226,7 @@ class Queue(asyncio.Protocol):
         if queued.timer is not None:
             queued.timer.cancel()
         if response is None:
-            self.transport.write(wire.pack(FrameKind.LOST, queued.number))
+            self.write(FrameKind.LOST, queued.number)
         else:
             self.send(queued.number, response, queued.queue_seconds)
 
@@ -241,8 +241,12 @@ class Queue(asyncio.Protocol):
         except Exception as error:
             traceback.print_exc()
             body = wire.encode(verdict.fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
-        self.transport.write(wire.pack(FrameKind.RESPONSE, number, body))
+        self.write(FrameKind.RESPONSE, number, body)
         self.report_later()
+
+    def write(self, kind: FrameKind, number: int = 0, body: bytes = b"") -> None:
+        if not self.gone.is_set():
+            self.transport.write(wire.pack(kind, number, body))
 
     def report_later(self) -> None:
         """Report the load soon, at most once in USAGE_SECONDS."""
@@ -259,4 +263,4 @@ class Queue(asyncio.Protocol):
             running=self.running,
             sessions=len(self.sessions.alive),
         )
-        self.transport.write(wire.pack(FrameKind.USAGE, 0, wire.encode(usage)))
+        self.write(FrameKind.USAGE, body=wire.encode(usage))

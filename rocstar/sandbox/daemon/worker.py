@@ -202,6 +202,8 @@ class Worker:
         self.limits = Limits()
         self.cpu_seconds = 0.0
         """Of the slot and all that ran in it, as of its last answer."""
+        self.keeper_cpu_seconds = 0.0
+        """Of its keeper, as of the last look: it may end with the slot, before anyone looks again."""
         self.dead = False
         self.loop.add_reader(slot.fileno(), self._on_readable)
 

@@ -7,8 +7,9 @@ import hmac
 import html
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -17,12 +18,19 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from rocstar.sandbox.call import Response, SandboxDown
+from rocstar.sandbox.client.client import EVENTS
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
 from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
@@ -64,32 +72,50 @@ class Metrics(Collector):
     """What Prometheus is told. Plain numbers: the instruments of its package cost a tenth of a call."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, int] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.events = Counter(dict.fromkeys(EVENTS, 0))
         self.queue, self.run = Histogram(), Histogram()
         self.requests = self.refused = self.disconnects = 0
 
     def ended(self, response: Response) -> None:
-        self.outcomes[response.outcome] = self.outcomes.get(response.outcome, 0) + 1
+        self.outcomes[response.outcome] += 1
         self.queue.observe(response.queue_seconds)
         self.run.observe(response.run_seconds)
 
+    def event(self, kind: str, sentence: str) -> None:
+        """Of a daemon or a node, see `SandboxClient.on_event`."""
+        self.events[kind] += 1
+        core.LOG.warning("rocstar: %s", sentence)
+
     def watch(self, service: Service) -> None:
-        self.usage = service.client.usage
+        self.usage, self.nodes = service.usage, service.client.nodes
+        service.client.on_event = self.event
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        calls = CounterMetricFamily("rocstar_sandbox_calls", "Calls by outcome", labels=["outcome"])
-        for outcome, count in self.outcomes.items():
-            calls.add_metric([outcome], count)
-        yield calls
+        for name, label, says, counts in (
+            ("calls", "outcome", "Calls by outcome", self.outcomes),
+            ("responses", "status", "HTTP responses by status", self.statuses),
+            ("node_events", "event", "What became of daemons and nodes", self.events),
+        ):
+            family = CounterMetricFamily(f"rocstar_sandbox_{name}", says, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
         yield self.queue.family("rocstar_sandbox_queue_seconds", "Waiting")
         yield self.run.family("rocstar_sandbox_run_seconds", "Running")
         yield CounterMetricFamily("rocstar_sandbox_requests", "HTTP requests", self.requests)
         yield CounterMetricFamily("rocstar_sandbox_refused", "HTTP requests refused", self.refused)
         yield CounterMetricFamily("rocstar_sandbox_disconnects", "Callers that left", self.disconnects)
-        for name, value in structs.asdict(self.usage()).items():
+        usage, up = structs.asdict(self.usage()), [node.slots for node in self.nodes if node.up]
+        spent = usage.pop("cpu_seconds") + time.process_time()
+        yield CounterMetricFamily("rocstar_sandbox_cpu_seconds", "CPU of service, daemons and programs", spent)
+        usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up)}
+        for name, value in usage.items():
             yield GaugeMetricFamily(f"rocstar_sandbox_{name}", f"{name} now", value)
+        yield InfoMetricFamily("rocstar_sandbox_build", "What runs", {"version": version("rocstar")})
 
 
 class Application:
@@ -118,10 +144,10 @@ class Application:
                 self.metrics.disconnects += 1
             elif scope["type"] == "http":  # the drain took too long
                 sentence = "the service is shutting down and could not finish this call; send it again"
-                await send_reply(refused(BadRequest(sentence, 503, 1)), scope, send)
+                await self.reply(refused(BadRequest(sentence, 503, 1)), scope, send)
         except Exception as error:
             self.metrics.refused += 1
-            await send_reply(refused(meant(error)), scope, send)
+            await self.reply(refused(meant(error)), scope, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises BadRequest."""
@@ -131,13 +157,30 @@ class Application:
         if (kind, path) == ("websocket", "/v1/frames"):
             await native.FrameConnection(self.service, WebSocket(scope, receive, send)).converse()
         elif (kind, path) == ("http", "/mcp"):
-            await self.mcp(scope, receive, send)
+            await self.mcp(scope, receive, partial(self.counted, send))
         else:
             endpoint, name = self.find(scope.get("method", kind), path)
             body = await self.bodies.read(receive, headers.get(b"content-length", b""))
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # others first: decoding it takes a while
-            await send_reply(await endpoint.serve(Asked(self.service, body, name)), scope, send)
+            await self.reply(await endpoint.serve(Asked(self.service, body, name)), scope, send)
+
+    async def counted(self, send: Send, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.metrics.statuses[str(message["status"])] += 1
+        await send(message)
+
+    async def reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
+        self.metrics.statuses[str(reply.status)] += 1
+        headers = [(b"content-type", reply.media_type.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        if reply.status != 204:
+            headers.append((b"content-length", b"%d" % len(reply.body)))
+        if scope["type"] == "http":
+            scope["answer"](reply.status, headers, reply.body)
+        else:
+            await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": reply.body})
 
     def check_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raises BadRequest for one who may not call."""
@@ -229,18 +272,6 @@ def meant(error: Exception) -> BadRequest:
     return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
 
 
-async def send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
-    headers = [(b"content-type", reply.media_type.encode())]
-    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    if reply.status != 204:
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-    if scope["type"] == "http":
-        scope["answer"](reply.status, headers, reply.body)
-    else:
-        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": reply.body})
-
-
 class Joining(Struct, forbid_unknown_fields=True):
     address: str
 
@@ -284,7 +315,7 @@ class Pages:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("GET", "/v1/status", self.status, "Isolation, failed probes, queue, slots, calls by outcome."),
+            Endpoint("GET", "/v1/status", self.status, "Isolation, queue, slots, calls by outcome, nodes."),
             Endpoint("GET", "/metrics", self.prometheus, "The same and more for Prometheus."),
             Endpoint("GET", "/v1/ping", code_judge.ping, '"pong"; needs no token.'),
             Endpoint("GET", "/openapi.json", self.openapi, "This description."),
@@ -293,8 +324,14 @@ class Pages:
         ]
 
     async def status(self, asked: Asked) -> HttpReply:
-        client, usage = self.service.client, self.service.client.usage()
-        info = structs.asdict(client.info())
+        client, usage = self.service.client, self.service.usage()
+        nodes = [node.state() for node in client.nodes]
+        try:
+            info = structs.asdict(client.info())
+        except SandboxDown as error:
+            if not nodes:
+                raise
+            return HttpReply(encode({"error": str(error), "nodes": nodes}), 503)
         rest = {
             "num_workers": info["slots"],
             "queue": usage.waiting,
@@ -303,6 +340,7 @@ class Pages:
             "uptime_seconds": round(time.time() - self.service.started, 3),
             "calls": self.metrics.outcomes,
             "cpu_seconds": round(usage.cpu_seconds + time.process_time(), 3),
+            "nodes": nodes,
         }
         return HttpReply(encode(info | rest))
 

@@ -29,12 +29,13 @@ from rocstar.sandbox.call import (
     SandboxDown,
     ServiceOutcome,
     SessionLost,
+    Usage,
 )
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
 
-LOG = logging.getLogger("uvicorn.error")
+LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
 BIG_BODY_BYTES = 2**20
 MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
@@ -191,13 +192,20 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.forwarding = 0
         """Calls under way that came as frames."""
+        self.held_back = 0
+        """Calls of batches that are not under way yet."""
         self.ended = ended
         """Given each response, for the metrics."""
 
-    async def run(self, call: Call) -> Response:
+    def usage(self) -> Usage:
+        usage = self.client.usage()
+        return structs.replace(usage, waiting=usage.waiting + self.held_back)
+
+    async def run(self, call: Call, *, waits: bool = False) -> Response:
+        """waits: for room in a full queue, as calls of a batch do; others are `overloaded` at once."""
         if call.files or len(call.code) > BIG_BODY_BYTES:
             await asyncio.sleep(0)  # others first: encoding it takes a while
-        return await self.outcome_of(call.id, self.client.run(call))
+        return await self.outcome_of(call.id, self.client.run(call, waits=waits))
 
     async def outcome_of(self, name: str, running: Awaitable[Response]) -> Response:
         """Its response, or one that says how we failed; `name` is the call's id. Raises SessionLost."""
@@ -225,13 +233,16 @@ class Service:
         counts from now on. Cancelling, or an error of `told`, ends what runs."""
         arrived, rest = time.monotonic(), iter(enumerate(items))
         results: dict[int, Result] = {}
+        self.held_back += len(items)
 
         async def work() -> None:
             for index, item in rest:
+                self.held_back -= 1
                 response = call_of(item)
                 if isinstance(response, Call):
                     left = max(0.0, response.patience_seconds - (time.monotonic() - arrived))
-                    response = await self.run(structs.replace(response, patience_seconds=left))
+                    response = structs.replace(response, patience_seconds=left)
+                    response = await self.run(response, waits=len(items) > 1)
                 else:
                     await asyncio.sleep(0)  # others are served between any two
                 results[index] = told(item, response)
@@ -241,6 +252,7 @@ class Service:
         try:
             await asyncio.gather(*workers)
         finally:
+            self.held_back -= sum(1 for _ in rest)
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -248,7 +260,7 @@ class Service:
 
     def retry_after_seconds(self) -> int:
         """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
-        return min(1 + self.client.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
+        return min(1 + self.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
 
 
 def failed(name: str, outcome: Outcome, message: str) -> Response:

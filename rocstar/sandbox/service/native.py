@@ -347,6 +347,7 @@ class FrameConnection:
         reader = wire.FrameReader()
         try:
             self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
+            self._report_usage()
             while True:
                 for frame in reader.feed(await self.socket.receive_bytes()):
                     self._take(frame)
@@ -446,7 +447,7 @@ class FrameConnection:
         if self.usage_timer is not None:
             self.usage_timer.cancel()
             self.usage_timer = None
-        usage = self.client.usage()
+        usage = self.service.usage()
         self.push(FrameKind.USAGE, 0, wire.encode(usage))
         if self.calls or usage.running:  # a daemon may not have said yet that a call runs, or that it has ended
             self._report_later()
