@@ -66,6 +66,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
 
+    @property
+    def size(self) -> int:
+        """Bytes of what is not whole yet."""
+        return len(self._pending)
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Frames completed by `data`. Raises ValueError on what cannot be a frame of ours."""
         pending, start = self._pending, 0

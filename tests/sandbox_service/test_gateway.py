@@ -216,7 +216,9 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     assert nodes[1].stop() == 0
     gateway.process.terminate()
     said = gateway.process.communicate()[1]
-    assert all(f"{nodes[0].url} {what}" in said for what in ("joined", "is up: 2", "was lost", "is used no longer")), said
+    assert all(f"{nodes[0].url} {what}" in said for what in ("joined", "is up: 2", "was lost", "is used no longer")), (
+        said
+    )
 
 
 def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:

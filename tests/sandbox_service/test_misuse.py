@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from itertools import islice
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
+from rocstar.sandbox import wire
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
+from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import Http, RunningService, running
 
@@ -164,6 +169,68 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(ht
     assert http.status("calls") == before
 
 
+def begun(length: int) -> bytes:
+    return b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % length
+
+
+HASTY = "from rocstar.sandbox.service import core; core.STALLED_SECONDS = 0.5\n"
+ROOM = 4 * 2**20
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Http]:
+    with running(first=HASTY, max_held_bytes=ROOM) as url:
+        yield Http(url)
+
+
+def held(http: Http) -> float:
+    found = re.search(r"^rocstar_sandbox_held_bytes (\S+)", http.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_half_bodies_fill_no_memory_and_keep_back_no_small_call_and_after_a_while_no_large_one(narrow: Http) -> None:
+    large = {"code": "1", "stdin": "x" * 2**20}
+    with ExitStack() as stack:
+        connections = [stack.enter_context(narrow.connect()) for _ in range(2)]
+        for connection in connections:
+            connection.sendall(begun(3 * 2**20) + b"x" * (2 * 2**20 - 1000))
+        assert eventually(lambda: held(narrow) > ROOM * 0.9)
+        assert narrow.run("1")["value"] == "1", "a small one always passes"
+        assert eventually(lambda: narrow.post("/v1/run", large)[0] == 200), "who does not move is closed"
+        assert connections[0].recv(4096)[:12] == b"HTTP/1.1 408"
+    assert eventually(lambda: held(narrow) == 0)
+
+
+async def test_half_frames_fill_no_memory(narrow: Http) -> None:
+    half = wire.HEADER.pack(60 * 2**20, FrameKind.CALL, 1) + b"x" * 2**19
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(connect(f"ws{narrow.url[4:]}/v1/frames")) for _ in range(12)]
+        for socket in sockets:
+            await socket.send(half)
+        assert await asyncio.to_thread(eventually, lambda: sum(each.close_code == 1013 for each in sockets) >= 4)
+        assert await asyncio.to_thread(held, narrow) <= ROOM
+        assert (await asyncio.to_thread(narrow.run, "1"))["value"] == "1"
+
+
+def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
+    body = json.dumps({"code": "print('x' * 4_000_000)", "limits": {"output_bytes": 2**22}}).encode()
+    before = narrow.run("1") and narrow.status("calls")["ok"]
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(narrow.connect()).sendall(begun(len(body)) + body)
+        assert eventually(lambda: narrow.status("calls")["ok"] == before + 6)
+        assert 0 < held(narrow) <= ROOM
+    assert eventually(lambda: held(narrow) == 0)
+
+
+def test_results_of_a_batch_are_held_within_the_room_there_is(narrow: Http) -> None:
+    wordy = {"code": "print('x' * 2**20)", "limits": {"output_bytes": 2**21}}
+    status, refused = narrow.post("/v1/batch", {"calls": [wordy] * 8})
+    assert (status, "memory set aside" in refused["error"]) == (503, True)
+    assert eventually(lambda: held(narrow) == 0)
+
+
 def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (266, 266))"
     with running(first=few) as url, ExitStack() as stack:
@@ -171,7 +238,7 @@ def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> No
         answers = []
         for _ in range(20):
             connection = stack.enter_context(http.connect())
-            connection.sendall(b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n" + b"x" * 5000)
+            connection.sendall(begun(100_000) + b"x" * 5000)
             connection.settimeout(0.2)
             with suppress(TimeoutError):
                 answers.append(connection.recv(4096)[:12])

@@ -32,12 +32,11 @@ from starlette.websockets import WebSocket
 from rocstar.sandbox.call import Response, SandboxDown
 from rocstar.sandbox.client.client import EVENTS
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, encode
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
 TOKEN_PREFIX = "/token/"
-MAX_BODIES_BYTES = 256 * 2**20  # all bodies being read at once: many large ones must not fill the memory
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 REF = "#/components/schemas/{name}"
 STATUSES = {
@@ -89,7 +88,7 @@ class Metrics(Collector):
         core.LOG.warning("rocstar: %s", sentence)
 
     def watch(self, service: Service) -> None:
-        self.usage, self.nodes = service.usage, service.client.nodes
+        self.usage, self.nodes, self.budget = service.usage, service.client.nodes, service.budget
         service.client.on_event = self.event
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -112,7 +111,7 @@ class Metrics(Collector):
         usage, up = structs.asdict(self.usage()), [node.slots for node in self.nodes if node.up]
         spent = usage.pop("cpu_seconds") + time.process_time()
         yield CounterMetricFamily("rocstar_sandbox_cpu_seconds", "CPU of service, daemons and programs", spent)
-        usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up)}
+        usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up), "held_bytes": self.budget.size}
         for name, value in usage.items():
             yield GaugeMetricFamily(f"rocstar_sandbox_{name}", f"{name} now", value)
         yield InfoMetricFamily("rocstar_sandbox_build", "What runs", {"version": version("rocstar")})
@@ -128,7 +127,7 @@ class Application:
         self.service, self.metrics, self.token = service, metrics, settings.token.encode()
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
-        self.bodies, self.mcp = Bodies(), McpEndpoint(service, sessions)
+        self.mcp = McpEndpoint(service, sessions)
         endpoints = [*native.ENDPOINTS, *code_judge.ENDPOINTS, *sandbox_fusion.ENDPOINTS, *sessions.endpoints()]
         endpoints += Nodes(settings).endpoints() if settings.accept_nodes else []
         endpoints += Pages(service, metrics, endpoints).endpoints()
@@ -156,14 +155,18 @@ class Application:
         kind, path = scope["type"], scope["path"]
         if (kind, path) == ("websocket", "/v1/frames"):
             await native.FrameConnection(self.service, WebSocket(scope, receive, send)).converse()
-        elif (kind, path) == ("http", "/mcp"):
-            await self.mcp(scope, receive, partial(self.counted, send))
-        else:
-            endpoint, name = self.find(scope.get("method", kind), path)
-            body = await self.bodies.read(receive, headers.get(b"content-length", b""))
+            return
+        is_mcp = (kind, path) == ("http", "/mcp")
+        endpoint, name = (None, "") if is_mcp else self.find(scope.get("method", kind), path)
+        with Hold(self.service.budget, scope["too_slow"]) as held:
+            body = await read(receive, headers.get(b"content-length", b""), held)
+            if endpoint is None:
+                await self.mcp(scope, again(body, receive), partial(self.counted, send))
+                return
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # others first: decoding it takes a while
-            await self.reply(await endpoint.serve(Asked(self.service, body, name)), scope, send)
+            reply = await endpoint.serve(Asked(self.service, body, name, held))
+        await self.reply(reply, scope, send)
 
     async def counted(self, send: Send, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -221,33 +224,34 @@ def is_plain(host: str) -> bool:
     return name is None or core.is_loopback(name) or name.replace(".", "").isdigit() or ":" in name
 
 
-class Bodies:
-    """Reads bodies within bounds."""
-
-    def __init__(self) -> None:
-        self.being_read = 0
-
-    async def read(self, receive: Receive, announced: bytes) -> bytes:
-        """Raises BadRequest: 413 for a body over the limit, 503 when others fill the memory set aside for them. One
-        that comes too slowly is ended from below (`server`)."""
-        if announced.isdigit() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
+async def read(receive: Receive, announced: bytes, held: Hold) -> bytes:
+    """A body. Raises BadRequest: 413 for one over the limit, 503 when others fill the memory set aside. One that comes
+    too slowly is ended from below (`server`)."""
+    if announced.isdigit() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
+        raise too_long()
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the caller left while it sent the body")
+        more, chunk = message["more_body"], message["body"]
+        body += chunk
+        if len(body) > core.MAX_BODY_BYTES:
             raise too_long()
-        body, more = bytearray(), True
-        try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise BadRequest("the caller left while it sent the body")
-                more, chunk = message["more_body"], message["body"]
-                body += chunk
-                self.being_read += len(chunk)
-                if len(body) > core.MAX_BODY_BYTES:
-                    raise too_long()
-                if self.being_read > MAX_BODIES_BYTES:
-                    raise BadRequest("too many large requests arrive at once; try again in a second", 503, 1)
-        finally:
-            self.being_read -= len(body)
-        return bytes(body)
+        if len(body) > core.SMALL_BYTES:
+            held.resize(len(body))
+    held.close = None
+    return bytes(body)
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was read."""
+    whole = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def given() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return given
 
 
 def too_long() -> BadRequest:

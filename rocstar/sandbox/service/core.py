@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
 BIG_BODY_BYTES = 2**20
+SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
+STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
+MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
@@ -85,6 +88,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
     max_queue: int = 100_000
     """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
+    max_held_bytes: int = 128 * 2**20
+    """Of bodies and frames that arrive or wait, results of batches and answers that are not read, all callers together;
+    those of up to 64 KiB are not counted."""
     request_seconds: float = 30.0
     """Time to send a whole request, from its first byte."""
     max_sessions: int = 1000
@@ -117,7 +123,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
-    for name in ("daemons", "session_slots", "max_sessions", "max_queue"):
+    for name in ("daemons", "session_slots", "max_sessions", "max_queue", "max_held_bytes"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
     for name in ("patience_seconds", "request_seconds", "session_idle_seconds", "drain_seconds"):
@@ -174,6 +180,59 @@ class BadRequest(Exception):
         """Seconds after which to come again."""
 
 
+class Budget:
+    """Bytes that all callers together make the service hold."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+        self.holders: dict[Hold, None] = {}
+
+    def make_room(self) -> bool:
+        """Close those that have not moved for a while, the longest first, until the rest fits; whether it does."""
+        for held in sorted(self.holders, key=lambda held: held.moved):
+            if self.size <= self.most or time.monotonic() - held.moved < STALLED_SECONDS:
+                break
+            if held.close is not None:
+                held.close()
+                held.resize(0)
+        return self.size <= self.most
+
+
+class Hold:
+    """What one caller makes the service hold; nothing after the context."""
+
+    def __init__(self, budget: Budget, close: Callable[[], object] | None = None) -> None:
+        """close: ends what the caller keeps from moving on; None where it waits for us."""
+        self.budget, self.close, self.size, self.moved, self.over = budget, close, 0, 0.0, False
+
+    def resize(self, size: int, *, moved: bool = True) -> None:
+        """moved: the caller sent or read something. Raises BadRequest where there is no room."""
+        size = 0 if self.over else max(0, size)
+        grown = size - self.size
+        self.budget.size, self.size = self.budget.size + grown, size
+        if moved or not self.moved:
+            self.moved = time.monotonic()
+        if not size:
+            self.budget.holders.pop(self, None)
+            return
+        self.budget.holders[self] = None
+        is_over = size > SMALL_BYTES and grown > 0 and self.budget.size > self.budget.most
+        if is_over and not self.budget.make_room():
+            self.resize(size - grown, moved=False)
+            raise BadRequest("callers hold all the memory set aside for large requests; try again in a second", 503, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.over = True
+        if self.size:
+            self.resize(0)
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Shape = TypeVar("Shape")
@@ -192,6 +251,7 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.forwarding = 0
         """Calls under way that came as frames."""
+        self.budget = Budget(settings.max_held_bytes)
         self.held_back = 0
         """Calls of batches that are not under way yet."""
         self.ended = ended
@@ -275,6 +335,14 @@ class Asked(NamedTuple):
     body: bytes
     name: str
     """What stands in the path for `{id}`."""
+    held: Hold
+
+    def hold(self, results: int) -> None:
+        """Bytes of results that wait for the last one. Raises BadRequest where they are too many."""
+        if results > MAX_REPLY_BYTES:
+            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls or cells at once", 413)
+        if results > SMALL_BYTES:
+            self.held.resize(len(self.body) + results)
 
 
 class HttpReply(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -31,19 +31,28 @@ from rocstar.sandbox.call import (
     SessionLost,
 )
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, failed, says
+from rocstar.sandbox.service.core import (
+    Asked,
+    BadRequest,
+    Endpoint,
+    Hold,
+    HttpReply,
+    Service,
+    Settings,
+    decode,
+    failed,
+    says,
+)
 from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
 MAX_NAMES = check.MAX_FILES  # or paths to fetch
-MAX_REPLY_BYTES = 128 * 2**20  # results of a batch are held until the last one
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
-MAX_UNSENT_BYTES = 256 * 2**20
 USAGE_SECONDS = 0.25  # between reports of our load, while calls run
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
@@ -130,13 +139,13 @@ async def batch(asked: Asked) -> HttpReply:
     def told(shape: CallShape, response: Response) -> bytes:
         nonlocal size
         size += len(result := full(response))
-        if size > MAX_REPLY_BYTES:
-            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls at once", 413)
+        asked.hold(size)
         return result
 
     calls, settings = decode(asked.body, CallBatch).calls, asked.service.settings
     results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
-    return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
+    results[0], results[-1] = b'{"results":[' + results[0], results[-1] + b"]}"
+    return HttpReply(b",".join(results))
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
@@ -275,7 +284,7 @@ class HeldSessions:
         held.cells += 1
         return structs.replace(response, id=shape.id)
 
-    async def close(self, held: Held) -> None:
+    async def close(self, held: Hold) -> None:
         """End its process, a cell that runs too, and forget it."""
         if self.held.pop(held.name, None) is not None:
             await held.session.close()
@@ -340,6 +349,8 @@ class FrameConnection:
         self.unsent = bytearray()
         self.wake = asyncio.Event()
         self.usage_timer: asyncio.TimerHandle | None = None
+        self.close: Callable[[], object] = asyncio.current_task().cancel  # type: ignore[union-attr]
+        self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:
         await self.socket.accept()
@@ -348,9 +359,15 @@ class FrameConnection:
         try:
             self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
             self._report_usage()
-            while True:
-                for frame in reader.feed(await self.socket.receive_bytes()):
-                    self._take(frame)
+            with self.arriving, self.unread:
+                while True:
+                    for frame in reader.feed(await self.socket.receive_bytes()):
+                        self._take(frame)
+                    if reader.size > core.SMALL_BYTES or self.arriving.size:
+                        self.arriving.resize(reader.size)
+        except BadRequest as error:
+            core.LOG.warning("rocstar: a client's connection was closed: %s", error)
+            await self.socket.close(1013)
         except WebSocketDisconnect:
             pass
         except SandboxDown as error:
@@ -366,6 +383,10 @@ class FrameConnection:
     def push(self, kind: FrameKind, number: int, body: bytes) -> None:
         self.unsent += wire.pack(kind, number, body)
         self.wake.set()
+        try:
+            self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False)
+        except BadRequest:
+            self.close()
 
     async def _send(self) -> None:
         while True:
@@ -374,7 +395,8 @@ class FrameConnection:
             unsent, self.unsent = bytes(self.unsent), bytearray()
             with suppress(WebSocketDisconnect):  # `converse` hears of it too
                 for start in range(0, len(unsent), MESSAGE_BYTES):
-                    await self.socket.send_bytes(unsent[start : start + MESSAGE_BYTES])
+                    await self.socket.send_bytes(message := unsent[start : start + MESSAGE_BYTES])
+                    self.unread.resize(self.unread.size - len(message))
 
     def _take(self, frame: wire.Frame) -> None:
         """Raises ValueError for what no client of ours sends."""
@@ -398,7 +420,8 @@ class FrameConnection:
         """Exactly one RESPONSE or LOST, whatever happens."""
         self.service.forwarding += 1
         try:
-            kind, reply = await self._outcome(body)
+            with Hold(self.service.budget) as held:
+                kind, reply = await self._outcome(body, held)
         except asyncio.CancelledError:
             kind, reply = (
                 FrameKind.RESPONSE,
@@ -410,9 +433,11 @@ class FrameConnection:
         self.push(kind, number, reply)
         self._report_later()
 
-    async def _outcome(self, body: bytes) -> tuple[FrameKind, bytes]:
+    async def _outcome(self, body: bytes, held: Hold) -> tuple[FrameKind, bytes]:
         peek = CallPeek()
         try:
+            if len(body) > core.SMALL_BYTES:
+                held.resize(len(body))
             peek = decode_call(body)
             if refusal := self._refusal(peek, len(body)):
                 return FrameKind.RESPONSE, wire.encode(refusal)
@@ -422,6 +447,8 @@ class FrameConnection:
             if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body
+        except BadRequest as error:
+            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.OVERLOADED, str(error)))
         except SessionLost as error:
             return FrameKind.LOST, wire.encode(str(error))
         except SandboxDown as error:
@@ -432,8 +459,6 @@ class FrameConnection:
     def _refusal(self, peek: CallPeek, size: int) -> Response | None:
         if self.service.draining:
             return failed(peek.id, ServiceOutcome.OVERLOADED, "the service is shutting down; send it elsewhere")
-        if len(self.unsent) > MAX_UNSENT_BYTES:
-            return failed(peek.id, ServiceOutcome.OVERLOADED, "responses wait to be read; read them first")
         problem = core.over_limits(peek.limits, self.service.settings)
         if size > MAX_CALL_BYTES:
             problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"

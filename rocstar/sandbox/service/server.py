@@ -20,7 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rocstar.sandbox.service.app import Application, Metrics
-from rocstar.sandbox.service.core import LOG, Service, Settings, encode
+from rocstar.sandbox.service.core import LOG, SMALL_BYTES, BadRequest, Hold, Service, Settings, encode
+from rocstar.sandbox.service.native import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -33,7 +34,7 @@ LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller co
 UNREAD_SECONDS = 1.0  # for a caller that still sends to read why nobody listens
 DRAIN_POLL_SECONDS = 0.05
 JOIN_SECONDS = 3.0  # between two words to the gateway
-MESSAGE_BYTES = 16 * 2**20  # of a WebSocket, at most
+LOOK_SECONDS = 1.0  # between two looks at what a caller has not read
 
 
 class Server(uvicorn.Server):
@@ -45,7 +46,7 @@ class Server(uvicorn.Server):
             Application(settings, self.service, metrics),
             http=bounded(settings.request_seconds),
             ws="websockets-sansio",
-            ws_max_size=MESSAGE_BYTES,
+            ws_max_size=MESSAGE_BYTES,  # those of clients are no longer: half a one is not counted
             ws_ping_timeout=None,  # a caller that learns for minutes reads nothing; TCP finds those that are gone
             ws_per_message_deflate=False,
             loop="uvloop",
@@ -149,6 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Of the request that is arriving; None while its body is."""
         self.arriving: asyncio.TimerHandle | None = None
         """Ends a request that arrives too slowly."""
+        self.unread = Hold(self.app.service.budget, transport.abort)
         self.leaving = self.ended = False
         """The next answer is the last one here; it was."""
         if len(self.connections) > self.max_connections + SPARE_DESCRIPTORS // 2:
@@ -166,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.close_unread()
 
     def close_unread(self) -> None:
-        """Close when the caller does, or soon: a socket that is closed with unread bytes is reset, and its answer lost."""
+        """Close when the caller does, or soon: a socket closed with unread bytes is reset, and its answer lost."""
         self.ended = True
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -175,6 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.arrived()
+        self.unread.end()
         if self.cycle is not None and self.cycle.disconnected and (task := self.scope.get("task")) is not None:
             self.scope["left"] = True  # type: ignore[typeddict-unknown-key]
             task.cancel()  # type: ignore[attr-defined]
@@ -208,6 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.leaving:
             self.cycle.keep_alive = False
+        self.scope["too_slow"] = partial(self.end, TOO_SLOW)  # type: ignore[typeddict-unknown-key]
         self.scope["answer"] = partial(self.answer, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
@@ -225,8 +229,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def answer(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        """Write a whole response at once. The cycle's `send` writes twice and checks again what we made ourselves, which
-        is a tenth of a call. Raises RuntimeError when a response has begun."""
+        """Write a whole response at once. The cycle's `send` writes twice and checks again what we made: a tenth of a
+        call. Raises RuntimeError when a response has begun."""
         if cycle.response_started:
             raise RuntimeError("a response failed after it had begun")
         lines = [*cycle.default_headers, *headers]
@@ -238,12 +242,27 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         if not cycle.disconnected:
             head = b"".join([STATUS_LINE[status], *(b"%b: %b\r\n" % line for line in lines), b"\r\n"])
-            cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+            if len(body) > SMALL_BYTES:
+                self.transport.writelines([head, body])
+            else:
+                self.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+            if not self.unread.size:
+                self.look()
             if not cycle.keep_alive and cycle.more_body:
                 self.close_unread()
             elif not cycle.keep_alive:
                 cycle.transport.close()
             cycle.on_response()
+
+    def look(self) -> None:
+        """Count what the caller has not read, as long as there is any."""
+        if self.unread.over or not ((size := self.transport.get_write_buffer_size()) or self.unread.size):
+            return
+        try:
+            self.unread.resize(size, moved=size != self.unread.size)
+            self.loop.call_later(LOOK_SECONDS, self.look)
+        except BadRequest:
+            self.transport.abort()
 
     def shutdown(self) -> None:
         """uvicorn drains. A connection that looks idle may hold a request that we have not read yet."""
