@@ -7,12 +7,13 @@ WebSocket, over a network.
                        USAGE (a Usage), shortly after responses and for each PING
 
 A frame is a header and a body. The header's number names the call on this connection, so that a gateway can pass a
-body on under another number without reading it.
+body on under another number without reading it; its upper 24 bits name the caller (`caller_of`), for turns are taken.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from rocstar.sandbox.call import Call, DaemonInfo, Response, Usage
 MAX_FRAME_BYTES = 64 * 2**20  # a call with 10 MB of source and stdin fits many times; a runaway peer does not
 HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
+CALLER_SHIFT = 40
 
 
 class FrameKind(IntEnum):
@@ -58,6 +60,16 @@ decode_text = msgpack.Decoder(str).decode
 def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
     """A frame's bytes."""
     return HEADER.pack(len(body), kind, number) + body
+
+
+def caller_of(number: int) -> int:
+    """Who made the call of this number; 0 where a connection has one caller."""
+    return number >> CALLER_SHIFT
+
+
+def caller_named(*names: object) -> int:
+    """A caller's number. Two of the same, one pair in sixteen million, share their turns."""
+    return zlib.crc32(repr(names).encode()) % (1 << 64 - CALLER_SHIFT)
 
 
 class FrameReader:

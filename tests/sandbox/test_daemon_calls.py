@@ -22,7 +22,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from rocstar.sandbox.call import MAX_OUTPUT_BYTES, DaemonSettings, Isolation, Response
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, DaemonSettings, Isolation, Response
 from rocstar.sandbox.daemon.pool import Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.slot import tiers
@@ -47,6 +48,14 @@ def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
     numbers = [daemon.submit("import time\ntime.time()") for _ in range(10)]
     times = [float(daemon.answer(number).value or 0) for number in numbers]
     assert times == sorted(times)
+
+
+def test_callers_take_turns(daemon: Daemon) -> None:
+    many = [daemon.submit("import time\ntime.sleep(0.02); time.time()") for _ in range(40)]
+    other = 1 << wire.CALLER_SHIFT | 10**6
+    daemon.send(FrameKind.CALL, wire.encode(Call(id="other", code="import time\ntime.time()")), other)
+    times = [float(daemon.answer(number).value or 0) for number in many]
+    assert float(daemon.answer(other).value or 0) < times[20] and times == sorted(times)
 
 
 def test_no_more_programs_run_at_once_than_there_are_slots() -> None:

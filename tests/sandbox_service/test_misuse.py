@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AsyncExitStack, ExitStack, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,6 +267,26 @@ def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
         assert http.post("/token/wrong/v1/run", {"code": "1"})[0] == 401
         assert http.post("/v1/run", {"code": "1"}, Authorization="Bearer s3cret")[0] == 200
         assert http.post("/token/s3cret/run_code", {"code": "print(1)"})[1]["status"] == "Success"
+
+
+def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\ntwo\n")
+    with running(token="one", token_file=str(file)) as url, ThreadPoolExecutor(60) as pool:
+        http = Http(url)
+
+        def run(token: str, seconds: float) -> tuple[int, Any]:
+            call = {"code": f"import time; time.sleep({seconds})"}
+            return http.post("/v1/run", call, Authorization=f"Bearer {token}")
+
+        many = [pool.submit(run, "one", 0.1) for _ in range(60)]
+        assert eventually(lambda: http.get("/v1/status", Authorization="Bearer two")[1]["queue"] > 40)
+        assert run("two", 0)[1]["queue_seconds"] < max(each.result()[1]["queue_seconds"] for each in many) / 2
+        file.write_text("two\nthree\n")
+        assert eventually(lambda: run("three", 0)[0] == 200)
+        assert (run("one", 0)[0], run("two", 0)[0]) == (401, 200)
+        file.write_text("\n")
+        assert not eventually(lambda: run("two", 0)[0] != 200, 2.0), "a list that cannot be read changes nothing"
 
 
 @pytest.mark.parametrize(

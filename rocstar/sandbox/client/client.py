@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -32,12 +33,14 @@ from rocstar.sandbox.call import (
     Usage,
 )
 from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
-from rocstar.sandbox.client.node import TICKS, Node, Place, child, place_of
+from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_of
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
 SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for so long has stopped or hangs
 PATIENCE_SECONDS = 60.0  # of a call that is forwarded
+CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
+"""For whom calls are made (`wire.caller_of`): daemons let callers take turns."""
 EVENTS = ("up", "restarted", "lost", "unreachable", "joined", "removed")
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
@@ -96,7 +99,7 @@ class SandboxClient:
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
-    def connect(cls, addresses: Sequence[str], *, token: str = "", min_isolation: str = Isolation.L3) -> Self:
+    def connect(cls, addresses: Sequence[str], *, token: Token = "", min_isolation: str = Isolation.L3) -> Self:
         """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
         for one that offers less isolation."""
         client = cls(daemons=0)
@@ -113,7 +116,7 @@ class SandboxClient:
             raise
         return self
 
-    def add(self, address: str, *, token: str = "", min_isolation: str = Isolation.L3) -> None:
+    def add(self, address: str, *, token: Token = "", min_isolation: str = Isolation.L3) -> None:
         """Use this daemon too, whenever it is connected and offers at least this isolation. Raises SandboxDown for an
         address of another form."""
         self._use(place_of(address, token, Isolation(min_isolation)))
@@ -241,7 +244,8 @@ class SandboxClient:
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         loop = self.attach()
-        return Pending(next(self._numbers), patience, session, future=loop.create_future(), **values)
+        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
+        return Pending(number, patience, session, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:
         node = self._dispatch.submit(pending, time.monotonic())

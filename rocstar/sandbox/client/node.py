@@ -34,6 +34,10 @@ REMOTE_TRIES = 12  # with the pauses between them, about half a minute
 TICKS = 10  # pings without any sign of life before a node is given up
 
 
+Token = str | Callable[[], str]
+"""Or what gives the one of now, for each connection."""
+
+
 class Connection:
     """A socket that does not block, and how frames are wrapped on it: not at all on a Unix socket."""
 
@@ -79,14 +83,14 @@ class ChildConnection(Connection):
 class WebSocketConnection(Connection):
     """The frames' bytes as binary messages of a WebSocket."""
 
-    def __init__(self, connected: socket.socket, uri: Any, token: str) -> None:
+    def __init__(self, connected: socket.socket, uri: Any, token: Token) -> None:
         from websockets.client import ClientProtocol
 
         super().__init__(connected)
         self._protocol = ClientProtocol(uri, max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
         request = self._protocol.connect()
-        if token:
-            request.headers["Authorization"] = f"Bearer {token}"
+        if secret := token() if callable(token) else token:
+            request.headers["Authorization"] = f"Bearer {secret}"
         self._protocol.send_request(request)
         self.greeting = self.wrap(b"")
 
@@ -124,7 +128,7 @@ def child(settings: DaemonSettings) -> Place:
     return Place("the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
 
 
-def place_of(address: str, token: str, least: Isolation) -> Place:
+def place_of(address: str, token: Token, least: Isolation) -> Place:
     """The place at `unix:/path` or `http://host:port`; the host's name is looked up once, here. Raises SandboxDown for
     another form, and for a name that is not found."""
     if address.startswith("unix:"):

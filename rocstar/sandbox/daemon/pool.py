@@ -11,7 +11,6 @@ import asyncio
 import json
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -50,8 +49,8 @@ class Pool:
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
-        self.queue: deque[Queued] = deque()
-        """Calls that wait for one of its workers, in the order they came; those that are answered are skipped."""
+        self.queue: list[Queued] = []
+        """Calls that wait for one of its workers, a heap by their turn; those that are answered are skipped."""
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()

@@ -382,8 +382,8 @@ class Queued:
 
     number: int
     """Its name on the connection."""
-    order: int
-    """Of arrival."""
+    order: tuple[int, int]
+    """Its caller's turn, and its arrival."""
     call: Call
     size: int
     """Of its frame, bytes."""
@@ -399,6 +399,9 @@ class Queued:
     """Its turn has come."""
     answered: bool = False
     """It is over."""
+
+    def __lt__(self, other: Queued) -> bool:
+        return self.order < other.order
 
 
 class ProgramRun(RunningCall):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import html
 import time
 from bisect import bisect_left
@@ -30,7 +29,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from rocstar.sandbox.call import Response, SandboxDown
-from rocstar.sandbox.client.client import EVENTS
+from rocstar.sandbox.client.client import CALLER, EVENTS
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
 from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
@@ -124,12 +123,12 @@ class Application:
 
     def __init__(self, settings: Settings, service: Service, metrics: Metrics) -> None:
         sessions = native.HeldSessions(service)
-        self.service, self.metrics, self.token = service, metrics, settings.token.encode()
+        self.service, self.metrics = service, metrics
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
         self.mcp = McpEndpoint(service, sessions)
         endpoints = [*native.ENDPOINTS, *code_judge.ENDPOINTS, *sandbox_fusion.ENDPOINTS, *sessions.endpoints()]
-        endpoints += Nodes(settings).endpoints() if settings.accept_nodes else []
+        endpoints += Nodes(service).endpoints() if settings.accept_nodes else []
         endpoints += Pages(service, metrics, endpoints).endpoints()
         self.endpoints = {(endpoint.method, endpoint.path): endpoint for endpoint in endpoints}
 
@@ -197,8 +196,8 @@ class Application:
         if scope["path"].startswith(TOKEN_PREFIX):
             secret, slash, rest = scope["path"].removeprefix(TOKEN_PREFIX).partition("/")
             given, scope["path"] = secret.encode(), slash + rest
-        if self.token and scope["path"] not in OPEN_PATHS and not hmac.compare_digest(given, self.token):
-            raise BadRequest("a token is needed: send it as `Authorization: Bearer TOKEN`", 401)
+        if scope["path"] not in OPEN_PATHS:
+            CALLER.set(self.service.tokens.caller_of(given, (scope["client"] or [""])[0]))
 
     def find(self, method: str, path: str) -> tuple[Endpoint, str]:
         """What serves it, and what stands in the path for `{id}`. Raises BadRequest."""
@@ -285,8 +284,8 @@ class Nodes:
 
     SILENT_SECONDS = 10.0
 
-    def __init__(self, settings: Settings) -> None:
-        self.token, self.min_isolation = settings.token, settings.min_isolation
+    def __init__(self, service: Service) -> None:
+        self.token, self.min_isolation = service.tokens.first, service.settings.min_isolation
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     def endpoints(self) -> list[Endpoint]:

@@ -7,12 +7,14 @@ Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `co
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
 import logging
 import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -31,6 +33,7 @@ from rocstar.sandbox.call import (
     SessionLost,
     Usage,
 )
+from rocstar.sandbox.wire import caller_named
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -39,6 +42,7 @@ LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
 BIG_BODY_BYTES = 2**20
 SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
+TOKEN_SECONDS = 1.0  # between two looks into the file of tokens
 STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
 MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
@@ -68,6 +72,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The service does not start below this level, and a gateway uses no node below it."""
     token: str = ""
     """Asked of every caller, in a header or in the path; empty asks nothing."""
+    token_file: str = ""
+    """Where several stand, one a line, of which each is a caller with a share of its own; read again when it changes.
+    The first is `token`, which gateways and nodes send to each other."""
     open_to_network: bool = False
     """The operator said that an address other machines reach needs no token."""
     nodes: tuple[str, ...] = ()
@@ -94,7 +101,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     request_seconds: float = 30.0
     """Time to send a whole request, from its first byte."""
     max_sessions: int = 1000
-    """Sessions that callers hold over HTTP at once."""
+    """Sessions that one caller holds over HTTP at once."""
     session_idle_seconds: float = 600.0
     """How long a session may be without a cell; then it is forgotten."""
     drain_seconds: float = 120.0
@@ -137,7 +144,7 @@ def complaint(settings: Settings) -> str:
         return "a gateway does not --join another one; give either --join or --nodes and --accept-nodes"
     if settings.join and not settings.advertise and settings.host in ("0.0.0.0", "::"):
         return f"{settings.host} is no address that the gateway could reach; give --advertise http://ADDRESS:PORT"
-    if not settings.token.isascii() or not settings.token.isprintable() or " " in settings.token:
+    if not is_token(settings.token):
         return "the token must be printable ASCII without blanks: it is sent in a header; choose another one"
     if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:
         return (
@@ -233,6 +240,51 @@ class Hold:
             self.resize(0)
 
 
+class Tokens:
+    """Those that callers may have."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.file, self.all, self.looked, self.said = settings.token_file, [settings.token], -math.inf, ""
+
+    def now(self) -> list[str]:
+        if self.file and time.monotonic() > self.looked + TOKEN_SECONDS:
+            self.looked = time.monotonic()
+            try:
+                found, says = read_tokens(self.file), self.said
+            except (OSError, ValueError) as error:
+                found, says = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
+            if found != self.all:
+                says = f"{len(found)} tokens are accepted now"
+            if says != self.said:
+                LOG.warning("rocstar: %s", says)
+            self.all, self.said = found, says
+        return self.all
+
+    def first(self) -> str:
+        return self.now()[0]
+
+    def caller_of(self, given: bytes, otherwise: object) -> int:
+        """Who has this token; where none is asked for, who comes from there. Raises BadRequest."""
+        tokens = [token.encode() for token in self.now()]
+        if tokens == [b""]:
+            return caller_named(otherwise)
+        if not any([hmac.compare_digest(given, token) for token in tokens]):
+            raise BadRequest("a token is needed: send it as `Authorization: Bearer TOKEN`", 401)
+        return caller_named(given)
+
+
+def read_tokens(file: str) -> list[str]:
+    """Raises OSError, and ValueError for what is no list of tokens."""
+    tokens = [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
+    if not tokens or not all(map(is_token, tokens)):
+        raise ValueError("a token a line, of printable ASCII without blanks, is what it must hold")
+    return tokens
+
+
+def is_token(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Shape = TypeVar("Shape")
@@ -251,6 +303,7 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.forwarding = 0
         """Calls under way that came as frames."""
+        self.tokens = Tokens(settings)
         self.budget = Budget(settings.max_held_bytes)
         self.held_back = 0
         """Calls of batches that are not under way yet."""

@@ -30,6 +30,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
 )
+from rocstar.sandbox.client.client import CALLER
 from rocstar.sandbox.service import core
 from rocstar.sandbox.service.core import (
     Asked,
@@ -211,6 +212,7 @@ class Held:
     session: Session
     idle_seconds: float
     replay: bool
+    owner: int
     cells: int = 0
     """Run so far."""
     under_way: int = 0
@@ -252,11 +254,11 @@ class HeldSessions:
         if idle > most:
             why = "the operator's --session-idle-seconds says so"
             raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
-        if len(self.held) >= settings.max_sessions:
-            raise BadRequest(f"{len(self.held)} sessions are open, which is all that is held; close one", 503, 5)
+        if sum(held.owner == CALLER.get() for held in self.held.values()) >= settings.max_sessions:
+            raise BadRequest(f"{settings.max_sessions} sessions are open, which is all that is held; close one", 503, 5)
         limits = limits_of(shape.limits, settings)
         session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
-        held = Held(secrets.token_hex(16), session, idle, shape.replay)
+        held = Held(secrets.token_hex(16), session, idle, shape.replay, CALLER.get())
         self.held[held.name] = held
         return held
 
@@ -284,7 +286,7 @@ class HeldSessions:
         held.cells += 1
         return structs.replace(response, id=shape.id)
 
-    async def close(self, held: Hold) -> None:
+    async def close(self, held: Held) -> None:
         """End its process, a cell that runs too, and forget it."""
         if self.held.pop(held.name, None) is not None:
             await held.session.close()
@@ -419,6 +421,8 @@ class FrameConnection:
     async def _answer(self, number: int, body: bytes) -> None:
         """Exactly one RESPONSE or LOST, whatever happens."""
         self.service.forwarding += 1
+        if caller := wire.caller_of(number):  # whom a gateway calls for
+            CALLER.set(wire.caller_named(CALLER.get(), caller))
         try:
             with Hold(self.service.budget) as held:
                 kind, reply = await self._outcome(body, held)

@@ -103,11 +103,15 @@ class Server(uvicorn.Server):
     async def join(self) -> None:
         """Tell the gateway our address, again and again: it drops nodes that are silent."""
         body = encode({"address": self.settings.advertise or address_of(self.listener)})
-        headers = {"authorization": f"Bearer {self.settings.token}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
+
+        def tell() -> None:
+            headers = {"authorization": f"Bearer {self.service.tokens.first()}", "content-type": "application/json"}
+            request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
+            urllib.request.urlopen(request, timeout=JOIN_SECONDS).close()
+
         while True:
             try:
-                await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=JOIN_SECONDS).close())
+                await asyncio.to_thread(tell)
             except (OSError, ValueError) as error:
                 LOG.error("could not join the gateway at %s (%s); trying again", self.settings.join, error)
             await asyncio.sleep(JOIN_SECONDS)
