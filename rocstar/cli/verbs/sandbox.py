@@ -93,7 +93,7 @@ def serve(
     max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096,
     patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0,
     max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000,
-    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 128,
+    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96,
     request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0,
     max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000,
     session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32,

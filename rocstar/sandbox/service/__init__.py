@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.service.core import Service, Settings, Tokens
+from rocstar.sandbox.service.core import CallerTokens, Service, Settings
 
 STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 
@@ -16,7 +16,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
     SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
     if settings.is_gateway:
         client = SandboxClient.connect(
-            settings.nodes, token=Tokens(settings).first, min_isolation=settings.min_isolation
+            settings.nodes, token=CallerTokens(settings).first, min_isolation=settings.min_isolation
         )
     else:
         client = SandboxClient(settings.daemon(), daemons=settings.daemons)

@@ -95,7 +95,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
     max_queue: int = 100_000
     """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
-    max_held_bytes: int = 128 * 2**20
+    max_held_bytes: int = 96 * 2**20
     """Of bodies and frames that arrive or wait, results of batches and answers that are not read, all callers together;
     those of up to 64 KiB are not counted."""
     request_seconds: float = 30.0
@@ -240,7 +240,7 @@ class Hold:
             self.resize(0)
 
 
-class Tokens:
+class CallerTokens:
     """Those that callers may have."""
 
     def __init__(self, settings: Settings) -> None:
@@ -303,7 +303,7 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.forwarding = 0
         """Calls under way that came as frames."""
-        self.tokens = Tokens(settings)
+        self.tokens = CallerTokens(settings)
         self.budget = Budget(settings.max_held_bytes)
         self.held_back = 0
         """Calls of batches that are not under way yet."""
