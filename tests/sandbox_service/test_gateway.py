@@ -221,6 +221,16 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     )
 
 
+def test_callers_of_a_gateway_take_turns_in_its_nodes(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    with (
+        running(token="one") as node,
+        running(token="one", token_file=f"{tmp_path}/tokens", nodes=(node,)) as gateway,
+    ):
+        alone, crowded = Http(gateway).waits("two", "one")
+        assert alone < crowded / 2
+
+
 def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:
     node = RunningService()
     with running(nodes=(node.url,)) as url:

@@ -272,21 +272,19 @@ def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
 def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
-    with running(token="one", token_file=str(file)) as url, ThreadPoolExecutor(60) as pool:
+    with running(token="one", token_file=str(file)) as url:
         http = Http(url)
 
-        def run(token: str, seconds: float) -> tuple[int, Any]:
-            call = {"code": f"import time; time.sleep({seconds})"}
-            return http.post("/v1/run", call, Authorization=f"Bearer {token}")
+        def status(token: str) -> int:
+            return http.get("/v1/status", Authorization=f"Bearer {token}")[0]
 
-        many = [pool.submit(run, "one", 0.1) for _ in range(60)]
-        assert eventually(lambda: http.get("/v1/status", Authorization="Bearer two")[1]["queue"] > 40)
-        assert run("two", 0)[1]["queue_seconds"] < max(each.result()[1]["queue_seconds"] for each in many) / 2
+        alone, crowded = http.waits("two", "one")
+        assert alone < crowded / 2
         file.write_text("two\nthree\n")
-        assert eventually(lambda: run("three", 0)[0] == 200)
-        assert (run("one", 0)[0], run("two", 0)[0]) == (401, 200)
+        assert eventually(lambda: status("three") == 200)
+        assert (status("one"), status("two")) == (401, 200)
         file.write_text("\n")
-        assert not eventually(lambda: run("two", 0)[0] != 200, 2.0), "a list that cannot be read changes nothing"
+        assert not eventually(lambda: status("two") != 200, 2.0), "a list that cannot be read changes nothing"
 
 
 @pytest.mark.parametrize(

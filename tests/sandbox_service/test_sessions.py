@@ -94,9 +94,9 @@ def test_a_session_whose_daemon_died_is_gone_unless_it_is_replayed() -> None:
     (daemon,) = [child for child in children if "daemon.main" in " ".join(child.cmdline())]
     daemon.kill()
     assert eventually(lambda: http.post("/v1/run", {"code": "1"})[0] == 200)
-    ((state, restarts),) = [(node["state"], node["restarts"]) for node in http.status("nodes")]
+    ((state, starts),) = [(node["state"], node["starts"]) for node in http.status("nodes")]
     metrics = http.get("/metrics")[1]
-    assert (state, restarts) == ("up", 1)
+    assert (state, starts) == ("up", 2)
     for sample in ('events_total{event="lost"} 1', 'events_total{event="restarted"} 1', "slots 2", "nodes_up 1"):
         assert f"rocstar_sandbox_node_{sample}" in metrics or f"rocstar_sandbox_{sample}" in metrics, metrics
     assert 'build_info{version="' in metrics and 'responses_total{status="200"}' in metrics

@@ -274,7 +274,7 @@ class SandboxClient:
             pending = node.held.get(frame.number)
             if frame.kind is FrameKind.HELLO and node.info is not None:
                 self._dispatch.came_up(node, node.info.slots, time.monotonic())
-                kind, again = ("restarted", " again") if node.restarts else ("up", "")
+                kind, again = ("restarted", " again") if node.starts > 1 else ("up", "")
                 self.on_event(kind, f"{node.label} is up{again}: {node.slots} slots, {node.info.isolation}")
                 self._settle()
             elif pending is None:
@@ -333,8 +333,8 @@ class SandboxClient:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
 
     def _tell_overloaded(self, pending: Pending) -> None:
-        late = time.monotonic() >= pending.deadline
-        why = f"no sandbox took the call within {pending.patience:g} seconds" if late else "every queue is full"
+        waited = f"no sandbox took the call within {pending.patience:g} seconds"
+        why = waited if time.monotonic() >= pending.deadline else "every queue is full; try again later"
         if pending.call is None:
             _fail(pending, SandboxDown(why))
         else:

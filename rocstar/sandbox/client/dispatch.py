@@ -42,8 +42,7 @@ class NodeFacts:
     rests_until: float = 0.0  # until then no plain call is sent to it, and it is not opened
     pauses: int = 0  # rests in a row
     failed_starts: int = 0  # since it was last up
-    restarts: int = 0  # how often it came up again
-    was_up: bool = False  # ever
+    starts: int = 0  # how often it came up
     problem: str = ""  # why it is not up
     held: dict[int, Any] = field(default_factory=dict)  # entries sent to it and not answered, by number
 
@@ -170,7 +169,7 @@ class Dispatch(Generic[N]):
 
     def came_up(self, node: N, slots: int, now: float) -> None:
         node.up, node.opening, node.slots, node.failed_starts = True, False, max(1, slots), 0
-        node.restarts, node.was_up = node.restarts + node.was_up, True
+        node.starts += 1
         self._refresh(node, now)
 
     def died(self, node: N, problem: str, now: float) -> None:

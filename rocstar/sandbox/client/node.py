@@ -256,7 +256,7 @@ class Node(NodeFacts):
         state = "up" if self.up else "starting" if self.opening else "down"
         isolation = self.info.isolation if self.up and self.info else ""
         facts = {"node": self.label, "state": state, "isolation": isolation, "slots": self.slots if self.up else 0}
-        return facts | {"under_way": len(self.held), "restarts": self.restarts, "problem": self.problem}
+        return facts | {"under_way": len(self.held), "starts": self.starts, "problem": self.problem}
 
     def _on_readable(self) -> None:
         if self.connection is None:

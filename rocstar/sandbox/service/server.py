@@ -246,10 +246,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         if not cycle.disconnected:
             head = b"".join([STATUS_LINE[status], *(b"%b: %b\r\n" % line for line in lines), b"\r\n"])
-            if len(body) > SMALL_BYTES:
-                self.transport.writelines([head, body])
-            else:
-                self.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+            body = b"" if cycle.scope["method"] == "HEAD" else body
+            self.transport.writelines([head, body] if len(body) > SMALL_BYTES else [head + body])
             if not self.unread.size:
                 self.look()
             if not cycle.keep_alive and cycle.more_body:
