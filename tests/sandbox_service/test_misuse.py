@@ -180,7 +180,7 @@ ROOM = 4 * 2**20
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Http]:
-    with running(first=HASTY, max_held_bytes=ROOM) as url:
+    with running(first=HASTY, max_held_mb=4) as url:
         yield Http(url)
 
 
@@ -293,6 +293,7 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
         ({"host": "0.0.0.0"}, "set ROCSTAR_SANDBOX_TOKEN or give --token-file FILE"),
         ({"host": "sandbox.example"}, "--open-to-network"),
         ({"daemons": 3, "slots": 2}, "--slots 2 must be at least --daemons 3"),
+        ({"max_held_mb": 0}, "--max-held-mb must be at least 1, got 0"),
         ({"port": 70_000}, "--port must be from 0 to 65535, got 70000"),
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),

@@ -127,7 +127,7 @@ def serve(
         max_memory_bytes=max_memory_mb * MEBIBYTE,
         patience_seconds=patience_seconds,
         max_queue=max_queue,
-        max_held_bytes=max_held_mb * MEBIBYTE,
+        max_held_mb=max_held_mb,
         request_seconds=request_seconds,
         max_sessions=max_sessions,
         session_slots=session_slots,

@@ -95,8 +95,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
     max_queue: int = 100_000
     """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
-    max_held_bytes: int = 96 * 2**20
-    """Of bodies and frames that arrive or wait, results of batches and answers that are not read, all callers together;
+    max_held_mb: int = 96
+    """MiB of bodies and frames that arrive or wait, results of batches and answers that are not read, all callers together;
     those of up to 64 KiB are not counted."""
     request_seconds: float = 30.0
     """Time to send a whole request, from its first byte."""
@@ -130,7 +130,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
-    for name in ("daemons", "session_slots", "max_sessions", "max_queue", "max_held_bytes"):
+    for name in ("daemons", "session_slots", "max_sessions", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
     for name in ("patience_seconds", "request_seconds", "session_idle_seconds", "drain_seconds"):
@@ -217,7 +217,7 @@ class Hold:
         size = 0 if self.over else max(0, size)
         grown = size - self.size
         self.budget.size, self.size = self.budget.size + grown, size
-        if moved or not self.moved:
+        if moved or grown == size:  # from nothing on
             self.moved = time.monotonic()
         if not size:
             self.budget.holders.pop(self, None)
@@ -304,7 +304,7 @@ class Service:
         self.forwarding = 0
         """Calls under way that came as frames."""
         self.tokens = CallerTokens(settings)
-        self.budget = Budget(settings.max_held_bytes)
+        self.budget = Budget(settings.max_held_mb * 2**20)
         self.held_back = 0
         """Calls of batches that are not under way yet."""
         self.ended = ended
