@@ -39,6 +39,9 @@ class ServiceOutcome(StrEnum):
     INTERNAL = "internal"
 
 
+EVENTS = ("up", "restarted", "lost", "unreachable", "joined", "removed")
+"""What becomes of a daemon, as its client tells."""
+
 if TYPE_CHECKING:
     Outcome = ProgramOutcome | ServiceOutcome
 else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MAX_FRAME_BYTES = 64 * 2**20  # a call with 10 MB of source and stdin fits many 
 HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
 CALLER_SHIFT = 40
+CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
+"""For whom calls are made: daemons let callers take turns."""
 
 
 class FrameKind(IntEnum):

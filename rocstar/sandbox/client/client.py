@@ -11,7 +11,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -39,9 +38,6 @@ from rocstar.sandbox.wire import Frame, FrameKind
 
 SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for so long has stopped or hangs
 PATIENCE_SECONDS = 60.0  # of a call that is forwarded
-CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
-"""For whom calls are made (`wire.caller_of`): daemons let callers take turns."""
-EVENTS = ("up", "restarted", "lost", "unreachable", "joined", "removed")
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
 
@@ -244,7 +240,7 @@ class SandboxClient:
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         loop = self.attach()
-        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
+        number = wire.CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
         return Pending(number, patience, session, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:

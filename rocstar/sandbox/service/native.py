@@ -30,7 +30,6 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
 )
-from rocstar.sandbox.client.client import CALLER
 from rocstar.sandbox.service import core
 from rocstar.sandbox.service.core import (
     Asked,
@@ -44,7 +43,7 @@ from rocstar.sandbox.service.core import (
     failed,
     says,
 )
-from rocstar.sandbox.wire import FrameKind
+from rocstar.sandbox.wire import CALLER, FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
