@@ -13,9 +13,7 @@ body on under another number without reading it; its upper 24 bits name the call
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -27,8 +25,6 @@ MAX_FRAME_BYTES = 64 * 2**20  # a call with 10 MB of source and stdin fits many 
 HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
 CALLER_SHIFT = 40
-CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
-"""For whom calls are made: daemons let callers take turns."""
 
 
 class FrameKind(IntEnum):
@@ -68,11 +64,6 @@ def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
 def caller_of(number: int) -> int:
     """Who made the call of this number; 0 where a connection has one caller."""
     return number >> CALLER_SHIFT
-
-
-def caller_named(*names: object) -> int:
-    """A caller's number. Two of the same, one pair in sixteen million, share their turns."""
-    return zlib.crc32(repr(names).encode()) % (1 << 64 - CALLER_SHIFT)
 
 
 class FrameReader:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import (
+    CALLER,
     Call,
     DaemonInfo,
     DaemonSettings,
@@ -240,7 +241,7 @@ class SandboxClient:
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         loop = self.attach()
-        number = wire.CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
+        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
         return Pending(number, patience, session, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:

@@ -28,11 +28,10 @@ from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from rocstar.sandbox.call import EVENTS, Response, SandboxDown
+from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
 from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
-from rocstar.sandbox.wire import CALLER
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
 TOKEN_PREFIX = "/token/"

@@ -32,8 +32,8 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
     Usage,
+    caller_named,
 )
-from rocstar.sandbox.wire import caller_named
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -96,8 +96,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_queue: int = 100_000
     """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
     max_held_mb: int = 96
-    """MiB of bodies and frames that arrive or wait, results of batches and answers that are not read, all callers together;
-    those of up to 64 KiB are not counted."""
+    """MiB of bodies and frames that arrive or wait, results of batches and answers that are not read, of all callers
+    together; those of up to 64 KiB are not counted."""
     request_seconds: float = 30.0
     """Time to send a whole request, from its first byte."""
     max_sessions: int = 1000

@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
+    CALLER,
     Call,
     Limits,
     Outcome,
@@ -29,6 +30,7 @@ from rocstar.sandbox.call import (
     SandboxDown,
     ServiceOutcome,
     SessionLost,
+    caller_named,
 )
 from rocstar.sandbox.service import core
 from rocstar.sandbox.service.core import (
@@ -43,7 +45,7 @@ from rocstar.sandbox.service.core import (
     failed,
     says,
 )
-from rocstar.sandbox.wire import CALLER, FrameKind
+from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
@@ -421,7 +423,7 @@ class FrameConnection:
         """Exactly one RESPONSE or LOST, whatever happens."""
         self.service.forwarding += 1
         if caller := wire.caller_of(number):  # whom a gateway calls for
-            CALLER.set(wire.caller_named(CALLER.get(), caller))
+            CALLER.set(caller_named(CALLER.get(), caller))
         try:
             with Hold(self.service.budget) as held:
                 kind, reply = await self._outcome(body, held)
