@@ -252,4 +252,4 @@ def _say(sentence: str) -> None:
 def _words(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{name}={item}" for name, item in value.items()]
-    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+    return [word for item in value for word in _words(item)] if isinstance(value, list | tuple) else [str(value)]
