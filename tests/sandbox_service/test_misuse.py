@@ -16,7 +16,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Limits
+from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
@@ -212,6 +212,16 @@ async def test_half_frames_fill_no_memory(narrow: Http) -> None:
         assert await asyncio.to_thread(eventually, lambda: sum(each.close_code == 1013 for each in sockets) >= 4)
         assert await asyncio.to_thread(held, narrow) <= ROOM
         assert (await asyncio.to_thread(narrow.run, "1"))["value"] == "1"
+
+
+async def test_frames_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
+    call = wire.encode(Call(id="", code="print('x' * 4_000_000)", limits=Limits(output_bytes=2**22)))
+    async with connect(f"ws{narrow.url[4:]}/v1/frames", max_queue=1) as socket:
+        for number in range(8):
+            await socket.send(wire.pack(FrameKind.CALL, number, call))
+        assert await asyncio.to_thread(eventually, lambda: held(narrow) > 2**20)
+        assert await asyncio.to_thread(eventually, lambda: held(narrow) == 0), "it is cut off where it holds too much"
+        assert await asyncio.to_thread(eventually, lambda: narrow.status("running") == 0)
 
 
 def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:

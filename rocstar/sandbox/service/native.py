@@ -352,7 +352,7 @@ class FrameConnection:
         self.unsent = bytearray()
         self.wake = asyncio.Event()
         self.usage_timer: asyncio.TimerHandle | None = None
-        self.close: Callable[[], object] = asyncio.current_task().cancel  # type: ignore[union-attr]
+        self.close: Callable[[], object] = socket.scope["state"]["abort"]
         self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:

@@ -225,6 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self.arrived()
+        self.app_state = {**self.app_state, "abort": self.transport.abort}  # in its scope
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
