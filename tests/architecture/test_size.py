@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2841, 17),
     "rollout": (1870, 12),
     "run": (3181, 20),
-    "sandbox": (8589, 43),
+    "sandbox": (8597, 43),
     "serving": (823, 5),
     "support": (1294, 9),
     "tools": (658, 8),

@@ -120,6 +120,7 @@ def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
     entry, node = bench.sent(patience=1.0)
     bench.now += 2.0
     assert not bench.fails(entry, node, overloaded=True)
+    assert node.rests_until == 0.0, "a patience that is over is no full queue"
 
 
 def test_a_first_cell_without_room_tries_another_node_and_keeps_no_plain_call_back() -> None:

@@ -26,6 +26,7 @@ FIRST_PAUSE = 0.05  # seconds a node rests after a failure; doubles with each fu
 MAX_PAUSE = 5.0
 CALM_SECONDS = 10.0  # a node that did not fail for so long after its rest starts over with the first pause
 CELL_PAUSE = 0.5  # seconds before a node without room for a cell is asked again: sessions end seldom
+EARLY = 0.01  # seconds by which a node's clock may end a call's patience too early: that is no full queue
 SCAN_SECONDS = 0.25  # how often waiting calls are looked through for those whose time has come
 MAX_HOMES = 100_000  # sessions whose node is remembered; the one not used for longest is forgotten first
 
@@ -128,11 +129,13 @@ class Dispatch(Generic[N]):
         """What came back for this entry is a failure of the service. True: the call is sent again, so its caller is not
         answered yet."""
         if overloaded:
+            if entry.session and entry.first:
+                self._homes.pop(entry.session, None)
+            if now >= entry.deadline - EARLY:
+                return False
             if not entry.session:
                 self._rest(node, now)
-            elif entry.first:
-                self._homes.pop(entry.session, None)
-            if now >= entry.deadline or not (entry.waits or self._ready):
+            if not (entry.waits or self._ready):
                 return False
             entry.avoid, entry.not_before = node, now + CELL_PAUSE
             self.waiting[entry.number] = entry

@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -245,6 +246,9 @@ class CallerTokens:
 
     def __init__(self, settings: Settings) -> None:
         self.file, self.all, self.looked, self.said = settings.token_file, [settings.token], -math.inf, ""
+        if self.file:
+            with suppress(OSError, ValueError):  # `now` says so
+                self.all = read_tokens(self.file)
 
     def now(self) -> list[str]:
         if self.file and time.monotonic() > self.looked + TOKEN_SECONDS:
