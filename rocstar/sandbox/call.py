@@ -6,6 +6,8 @@ says that we failed, and says nothing about the program.
 
 from __future__ import annotations
 
+import zlib
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +40,11 @@ class ServiceOutcome(StrEnum):
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 
+
+CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
+"""For whom calls are made, of 24 bits: daemons let callers take turns."""
+EVENTS = ("up", "restarted", "lost", "unreachable", "joined", "removed")
+"""What becomes of a daemon, as its client tells."""
 
 if TYPE_CHECKING:
     Outcome = ProgramOutcome | ServiceOutcome
@@ -240,6 +247,11 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """Calls waiting at once; beyond it a call is `overloaded` immediately."""
     node: str = ""
     """What responses call this machine; its host name if empty."""
+
+
+def caller_named(*names: object) -> int:
+    """A caller's number. Two of the same, one pair in sixteen million, share their turns."""
+    return zlib.crc32(repr(names).encode()) >> 8
 
 
 def outcome_named(name: str) -> Outcome:

@@ -29,7 +29,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "cpu_seconds": (0.01, 10**6),
     "memory_bytes": (4 * 2**20, 2**40),  # a program starts with one, in every tier
     "output_bytes": (1, MAX_OUTPUT_BYTES),
-    "processes": (1, 2**15),
+    "processes": (1, 1024),
 }
 """Smallest and largest of each of `Limits`."""
 START_BYTES = 2 * 2**20  # of memory that a process takes before its program runs

@@ -7,7 +7,7 @@ WebSocket, over a network.
                        USAGE (a Usage), shortly after responses and for each PING
 
 A frame is a header and a body. The header's number names the call on this connection, so that a gateway can pass a
-body on under another number without reading it.
+body on under another number without reading it; its upper 24 bits name the caller (`caller_of`), for turns are taken.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rocstar.sandbox.call import Call, DaemonInfo, Response, Usage
 MAX_FRAME_BYTES = 64 * 2**20  # a call with 10 MB of source and stdin fits many times; a runaway peer does not
 HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
+CALLER_SHIFT = 40
 
 
 class FrameKind(IntEnum):
@@ -60,11 +61,21 @@ def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), kind, number) + body
 
 
+def caller_of(number: int) -> int:
+    """Who made the call of this number; 0 where a connection has one caller."""
+    return number >> CALLER_SHIFT
+
+
 class FrameReader:
     """Cuts a byte stream into frames."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is not whole yet."""
+        return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Frames completed by `data`. Raises ValueError on what cannot be a frame of ours."""

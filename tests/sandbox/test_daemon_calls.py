@@ -7,6 +7,7 @@ import ast
 import glob
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,15 +15,23 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from rocstar.sandbox.call import MAX_OUTPUT_BYTES, DaemonSettings, Isolation, Response
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, DaemonSettings, Isolation, Response
+from rocstar.sandbox.daemon.pool import Pools
+from rocstar.sandbox.daemon.queue import Queue
+from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.walls import plans
+from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder, unread
+from tests.sandbox.scripted import INFO
 
 SLEEP = "import time\ntime.sleep(60)"
 SHORT_SLEEP = "import time\ntime.sleep(0.4)"
@@ -39,6 +48,14 @@ def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
     numbers = [daemon.submit("import time\ntime.time()") for _ in range(10)]
     times = [float(daemon.answer(number).value or 0) for number in numbers]
     assert times == sorted(times)
+
+
+def test_callers_take_turns(daemon: Daemon) -> None:
+    many = [daemon.submit("import time\ntime.sleep(0.02); time.time()") for _ in range(40)]
+    other = 1 << wire.CALLER_SHIFT | 10**6
+    daemon.send(FrameKind.CALL, wire.encode(Call(id="other", code="import time\ntime.time()")), other)
+    times = [float(daemon.answer(number).value or 0) for number in many]
+    assert float(daemon.answer(other).value or 0) < times[20] and times == sorted(times)
 
 
 def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
@@ -331,3 +348,27 @@ def test_a_program_is_reported_as_what_it_did(answers: dict[str, Response], name
     answer, told = answers[name], PROGRAMS[name][1]
     assert {field: getattr(answer, field) for field in told} == told, answer
     assert answer.attempt == 1
+
+
+async def test_the_cpu_of_a_keeper_is_not_forgotten_with_its_slot() -> None:
+    pool = Pools(DaemonSettings(), "", Groups()).pool(tiers.BARE)
+    pool.commands, other = socket.socketpair()
+    pool.workers[1] = worker = cast(Any, SimpleNamespace(number=1, cpu_seconds=1.0, keeper_cpu_seconds=0.0))
+    worker.keeper = os.getpid()
+    before = pool.cpu_seconds()
+    worker.keeper = 0  # gone
+    pool.lost(worker)
+    assert pool.cpu_seconds() == before > 1.0
+    pool.commands.close()
+    other.close()
+
+
+async def test_nothing_is_written_to_a_client_that_has_left() -> None:
+    """uvloop's transport raises then: a traceback at the end of a service."""
+    pools, transport = SimpleNamespace(open_for_session=None, cpu_seconds=lambda: 0.0), Mock()
+    queue = Queue(DaemonSettings(), INFO, cast(Any, pools))
+    queue.connection_made(transport)
+    queue.connection_lost(None)
+    transport.reset_mock()
+    queue.send_usage()
+    assert not transport.write.called

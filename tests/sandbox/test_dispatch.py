@@ -90,6 +90,19 @@ def test_a_node_without_room_is_left_alone_for_a_growing_time() -> None:
     assert rests == pytest.approx([min(MAX_PAUSE, FIRST_PAUSE * 2**n) for n in range(10)])
 
 
+def test_one_that_does_not_wait_is_overloaded_where_all_are_full_and_an_answer_makes_room() -> None:
+    bench = Bench(1, 1)
+    entry, first = bench.sent(waits=False)
+    assert bench.fails(entry, first, overloaded=True)
+    ((_, second),) = bench.decide()
+    assert not bench.fails(entry, second, overloaded=True), "no third node"
+    assert bench.dispatch.submit(hasty := bench.entry(waits=False), bench.now) is None
+    assert bench.decide() == [Overloaded(hasty)]
+    assert bench.dispatch.submit(patient := bench.entry(), bench.now) is None
+    assert bench.dispatch.has_room(first, bench.now) and bench.decide() == [Send(patient, first)]
+    assert not bench.dispatch.has_room(first, bench.now) and bench.sent(waits=False)[1] is first
+
+
 def test_a_call_waits_for_room_until_its_patience_is_over_and_is_then_given_up() -> None:
     bench = Bench(1)
     entry, node = bench.sent(patience=1.0)
@@ -107,6 +120,7 @@ def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
     entry, node = bench.sent(patience=1.0)
     bench.now += 2.0
     assert not bench.fails(entry, node, overloaded=True)
+    assert node.rests_until == 0.0, "a patience that is over is no full queue"
 
 
 def test_a_first_cell_without_room_tries_another_node_and_keeps_no_plain_call_back() -> None:
@@ -177,6 +191,7 @@ class Histories(RuleBasedStateMachine):
         self.attempts: dict[int, int] = {}
         self.opening: list[NodeFacts] = []
         self.homes: dict[str, NodeFacts] = {}
+        self.with_room: list[NodeFacts] = []
 
     @property
     def dispatch(self) -> Dispatch[NodeFacts]:
@@ -201,7 +216,7 @@ class Histories(RuleBasedStateMachine):
 
     def take(self, entry: Entry[NodeFacts], node: NodeFacts) -> None:
         assert node.up and node.held[entry.number] is entry
-        assert node.rests_until <= self.bench.now or entry.session
+        assert node.rests_until <= self.bench.now or entry.session or node in self.with_room
         ready = [each for each in self.dispatch.nodes if each.up and each.rests_until <= self.bench.now]
         assert node is not entry.avoid or len(ready) < 2 or entry.session, "elsewhere, where there is another"
         if entry.session:
@@ -216,10 +231,11 @@ class Histories(RuleBasedStateMachine):
         patience=st.sampled_from([1.0, LONG]),
         session=st.sampled_from(["", "", "s", "t"]),
         again=st.sampled_from([True, True, False]),
+        waits=st.sampled_from([True, True, False]),
     )
-    def submit(self, count: int, patience: float, session: str, again: bool) -> None:
+    def submit(self, count: int, patience: float, session: str, again: bool, waits: bool) -> None:
         for _ in range(count):
-            entry = self.bench.entry(patience=patience, session=session, first=bool(session), again=again)
+            entry = self.bench.entry(patience=patience, session=session, first=bool(session), again=again, waits=waits)
             self.submitted[entry.number] = entry
             node = self.dispatch.submit(entry, self.bench.now)
             if node is not None:
@@ -238,7 +254,10 @@ class Histories(RuleBasedStateMachine):
             self.homes.pop(entry.session, None)
         if how == "ok" or not self.dispatch.failed(node, entry, self.bench.now, overloaded=how == "overloaded"):
             self.end(entry)
+        if how == "ok" and self.dispatch.has_room(node, self.bench.now):
+            self.with_room.append(node)
         self.carry_out()
+        self.with_room.clear()
 
     @rule(choice=st.randoms(use_true_random=False))
     def a_call_is_cancelled(self, choice: random.Random) -> None:

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +96,18 @@ class Http:
     def status(self, name: str) -> Any:
         return self.get("/v1/status")[1][name]
 
+    def waits(self, single: str, many: str) -> tuple[float, float]:
+        """Seconds that a call of one token waited beside sixty of another, and the longest that one of those did."""
+
+        def run(token: str, seconds: float) -> float:
+            message = {"code": f"import time; time.sleep({seconds})"}
+            return float(self.post("/v1/run", message, Authorization=f"Bearer {token}")[1]["queue_seconds"])
+
+        with ThreadPoolExecutor(60) as pool:
+            crowd = [pool.submit(run, many, 0.1) for _ in range(60)]
+            assert eventually(lambda: self.get("/v1/status", Authorization=f"Bearer {many}")[1]["queue"] > 40)
+            return run(single, 0), max(each.result() for each in crowd)
+
     def answers(self) -> bool:
         try:
             return self.get("/ping") == (200, "pong")
@@ -135,7 +148,7 @@ class ScriptedClient:
         self.patience: dict[str, float] = {}
         self.cancelled: list[str] = []
 
-    async def run(self, call: Call) -> Response:
+    async def run(self, call: Call, *, waits: bool = False) -> Response:
         self.calls[call.id] = asyncio.get_running_loop().create_future()
         self.patience[call.id] = call.patience_seconds
         try:

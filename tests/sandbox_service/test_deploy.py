@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from rocstar.cli.verbs import sandbox
+from rocstar.sandbox.service.core import Settings
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,13 @@ def test_a_deployment_holds_together(deployment: dict[str, Any]) -> None:
     assert mounted["mountPath"] == "/run/secrets/token", "where the image's --token-file is"
     assert volume["secret"] == {"secretName": "sandbox-token"}
     assert pod["terminationGracePeriodSeconds"] > 120, "--drain-seconds"
+
+
+def test_the_unit_ends_the_service_alone_and_gives_it_time_to_drain() -> None:
+    unit = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "deploy" / "rocstar-sandbox.service").read_text(), re.MULTILINE))
+    assert given(unit["ExecStart"].split()) <= options()
+    assert (unit["KillMode"], unit["OOMPolicy"], unit["Delegate"]) == ("mixed", "continue", "yes")
+    assert int(unit["TimeoutStopSec"]) > Settings().drain_seconds
 
 
 def test_callers_and_nodes_reach_the_gateway_by_its_name() -> None:

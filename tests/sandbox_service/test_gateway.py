@@ -198,15 +198,37 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
         batch = asyncio.create_task(asyncio.to_thread(http.post, "/v1/batch", calls, **bearer))
         await asyncio.to_thread(eventually, lambda: http.get("/v1/status", **bearer)[1]["calls"].get("ok", 0) > 10)
         nodes[0].process.kill()
+        assert await asyncio.to_thread(eventually, lambda: states() == {nodes[0].url: "down", nodes[1].url: "up"})
         return await batch
+
+    def states() -> dict[str, str]:
+        return {node["node"]: node["state"] for node in http.get("/v1/status", **bearer)[1]["nodes"]}
 
     status, answer = asyncio.run(batch_while_a_node_dies())
     assert status == 200
     assert [result["stdout"] for result in answer["results"]] == [f"{n}\n" for n in range(100)]
     assert set(Counter(result["attempt"] for result in answer["results"])) <= {1, 2}
-    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 2), "the dead node is dropped"
+    assert eventually(lambda: states() == {nodes[1].url: "up"}), "the dead node is dropped"
+    metrics = http.get("/metrics", **bearer)[1]
+    for kind, count in {"joined": 2, "up": 2, "lost": 1, "removed": 1}.items():
+        assert f'rocstar_sandbox_node_events_total{{event="{kind}"}} {count}.0' in metrics, metrics
     nodes[0].process.wait()
-    assert nodes[1].stop() == gateway.stop() == 0
+    assert nodes[1].stop() == 0
+    gateway.process.terminate()
+    said = gateway.process.communicate()[1]
+    assert all(f"{nodes[0].url} {what}" in said for what in ("joined", "is up: 2", "was lost", "is used no longer")), (
+        said
+    )
+
+
+def test_callers_of_a_gateway_take_turns_in_its_nodes(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    with (
+        running(token="one") as node,
+        running(token="one", token_file=f"{tmp_path}/tokens", nodes=(node,)) as gateway,
+    ):
+        alone, crowded = Http(gateway).waits("two", "one")
+        assert alone < crowded / 2
 
 
 SLOW_TO_SEND = """

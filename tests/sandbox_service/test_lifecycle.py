@@ -117,7 +117,7 @@ async def test_patience_of_a_batch_counts_from_its_arrival_and_what_has_a_respon
 @pytest.mark.parametrize("error", [SandboxDown("gone"), RuntimeError("a bug")])
 async def test_whatever_fails_there_is_exactly_one_response(error: Exception) -> None:
     class Broken(ScriptedClient):
-        async def run(self, call: Call) -> Response:
+        async def run(self, call: Call, *, waits: bool = False) -> Response:
             raise error
 
     seen: list[Response] = []

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AsyncExitStack, ExitStack, suppress
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
-from rocstar.sandbox.call import Limits
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
+from rocstar.sandbox.wire import FrameKind
+from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import Http, RunningService, running
 
 
@@ -26,6 +36,7 @@ from tests.sandbox_service.support import Http, RunningService, running
         (b'{"code": "1", "limits": {"wall_seconds": 1e308}}', 400, "at most 600 here, got 1e+308"),
         (b'{"code": "1", "limits": {"memory_bytes": 99999999999}}', 400, "the operator's --max-memory-mb says so"),
         (b'{"code": "1", "limits": {"output_bytes": 4194305}}', 400, "output_bytes"),
+        (b'{"code": "1", "limits": {"processes": 1025}}', 400, "limit processes must be from 1 to 1024, got 1025"),
         (b'{"code": "1", "limits": {"processes": 1.5}}', 400, "Expected `int`, got `float` - at `$.processes`"),
         (b'{"code": "1", "limits": {"wall": 1}}', 400, "there is no limit 'wall'"),
         (b'{"code": "1", "patience_seconds": 0}', 400, "$.patience_seconds"),
@@ -159,6 +170,104 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(ht
     assert http.status("calls") == before
 
 
+def begun(length: int) -> bytes:
+    return b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % length
+
+
+HASTY = "from rocstar.sandbox.service import core; core.STALLED_SECONDS = 0.5\n"
+ROOM = 4 * 2**20
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Http]:
+    with running(first=HASTY, max_held_mb=4) as url:
+        yield Http(url)
+
+
+def held(http: Http) -> float:
+    found = re.search(r"^rocstar_sandbox_held_bytes (\S+)", http.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_half_bodies_fill_no_memory_and_keep_back_no_small_call_and_after_a_while_no_large_one(narrow: Http) -> None:
+    large = {"code": "1", "stdin": "x" * 2**20}
+    with ExitStack() as stack:
+        connections = [stack.enter_context(narrow.connect()) for _ in range(2)]
+        for connection in connections:
+            connection.sendall(begun(3 * 2**20) + b"x" * (2 * 2**20 - 1000))
+        assert eventually(lambda: held(narrow) > ROOM * 0.9)
+        assert narrow.run("1")["value"] == "1", "a small one always passes"
+        assert eventually(lambda: narrow.post("/v1/run", large)[0] == 200), "who does not move is closed"
+        assert connections[0].recv(4096)[:12] == b"HTTP/1.1 408"
+    assert eventually(lambda: held(narrow) == 0)
+
+
+async def test_half_frames_fill_no_memory(narrow: Http) -> None:
+    half = wire.HEADER.pack(60 * 2**20, FrameKind.CALL, 1) + b"x" * 2**19
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(connect(f"ws{narrow.url[4:]}/v1/frames")) for _ in range(12)]
+        for socket in sockets:
+            await socket.send(half)
+        assert await asyncio.to_thread(eventually, lambda: sum(each.close_code == 1013 for each in sockets) >= 4)
+        assert await asyncio.to_thread(held, narrow) <= ROOM
+        assert (await asyncio.to_thread(narrow.run, "1"))["value"] == "1"
+
+
+async def test_frames_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
+    call = wire.encode(Call(id="", code="print('x' * 4_000_000)", limits=Limits(output_bytes=2**22)))
+    async with connect(f"ws{narrow.url[4:]}/v1/frames", max_queue=1) as socket:
+        for number in range(8):
+            await socket.send(wire.pack(FrameKind.CALL, number, call))
+        assert await asyncio.to_thread(eventually, lambda: held(narrow) > 2**20)
+        assert await asyncio.to_thread(eventually, lambda: held(narrow) == 0), "it is cut off where it holds too much"
+        assert await asyncio.to_thread(eventually, lambda: narrow.status("running") == 0)
+
+
+def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
+    body = json.dumps({"code": "print('x' * 4_000_000)", "limits": {"output_bytes": 2**22}}).encode()
+    before = narrow.run("1") and narrow.status("calls")["ok"]
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(narrow.connect()).sendall(begun(len(body)) + body)
+        assert eventually(lambda: narrow.status("calls")["ok"] == before + 6)
+        assert 0 < held(narrow) <= ROOM
+    assert eventually(lambda: held(narrow) == 0)
+
+
+def test_results_of_a_batch_are_held_within_the_room_there_is(narrow: Http) -> None:
+    wordy = {"code": "print('x' * 2**20)", "limits": {"output_bytes": 2**21}}
+    status, refused = narrow.post("/v1/batch", {"calls": [wordy] * 8})
+    assert (status, "memory set aside" in refused["error"]) == (503, True)
+    assert eventually(lambda: held(narrow) == 0)
+
+
+def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (266, 266))"
+    with running(first=few) as url, ExitStack() as stack:
+        http = Http(url)
+        answers = []
+        for _ in range(20):
+            connection = stack.enter_context(http.connect())
+            connection.sendall(begun(100_000) + b"x" * 5000)
+            connection.settimeout(0.2)
+            with suppress(TimeoutError):
+                answers.append(connection.recv(4096)[:12])
+        assert answers == [b"HTTP/1.1 503"] * 10
+
+
+def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> None:
+    with running(max_queue=5) as url, ThreadPoolExecutor(30) as pool:
+        http, slow = Http(url), {"code": "import time; time.sleep(2)"}
+        calls = [pool.submit(http.send, "POST", "/v1/run", json.dumps(slow).encode()) for _ in range(20)]
+        first = [each.result()[0] for each in islice(as_completed(calls), 13)]
+        assert first == [503] * 13, "two run and five wait; nobody has waited for a refusal"
+        assert {each.result()[0] for each in calls} == {200, 503}
+        batch = pool.submit(http.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
+        assert eventually(lambda: http.status("queue") > 20) and "rocstar_sandbox_waiting 2" in http.get("/metrics")[1]
+        assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
+
+
 def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
     with running(token="s3cret") as url:
         http = Http(url)
@@ -170,12 +279,31 @@ def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
         assert http.post("/token/s3cret/run_code", {"code": "print(1)"})[1]["status"] == "Success"
 
 
+def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\ntwo\n")
+    with running(token="one", token_file=str(file)) as url:
+        http = Http(url)
+
+        def status(token: str) -> int:
+            return http.get("/v1/status", Authorization=f"Bearer {token}")[0]
+
+        alone, crowded = http.waits("two", "one")
+        assert alone < crowded / 2
+        file.write_text("two\nthree\n")
+        assert eventually(lambda: status("three") == 200)
+        assert (status("one"), status("two")) == (401, 200)
+        file.write_text("\n")
+        assert not eventually(lambda: status("two") != 200, 2.0), "a list that cannot be read changes nothing"
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"host": "0.0.0.0"}, "set ROCSTAR_SANDBOX_TOKEN or give --token-file FILE"),
         ({"host": "sandbox.example"}, "--open-to-network"),
         ({"daemons": 3, "slots": 2}, "--slots 2 must be at least --daemons 3"),
+        ({"max_held_mb": 0}, "--max-held-mb must be at least 1, got 0"),
         ({"port": 70_000}, "--port must be from 0 to 65535, got 70000"),
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,15 +18,16 @@ from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 class Notebook:
     """A session of the service."""
 
-    def __init__(self, http: Http, **fields: Any) -> None:
-        status, state = http.post("/v1/sessions", fields)
+    def __init__(self, http: Http, token: str = "", **fields: Any) -> None:
+        self.head = {"Authorization": f"Bearer {token}"}
+        status, state = http.post("/v1/sessions", fields, **self.head)
         assert status == 201, state
         self.http = http
         self.name = state["session"]
         self.path = f"/v1/sessions/{self.name}"
 
     def run(self, code: str, **fields: Any) -> Any:
-        status, response = self.http.post(f"{self.path}/cells", {"code": code, **fields})
+        status, response = self.http.post(f"{self.path}/cells", {"code": code, **fields}, **self.head)
         assert status == 200, response
         return response
 
@@ -92,10 +94,18 @@ def test_a_session_whose_daemon_died_is_gone_unless_it_is_replayed() -> None:
     (daemon,) = [child for child in children if "daemon.main" in " ".join(child.cmdline())]
     daemon.kill()
     assert eventually(lambda: http.post("/v1/run", {"code": "1"})[0] == 200)
+    ((state, starts),) = [(node["state"], node["starts"]) for node in http.status("nodes")]
+    metrics = http.get("/metrics")[1]
+    assert (state, starts) == ("up", 2)
+    for sample in ('events_total{event="lost"} 1', 'events_total{event="restarted"} 1', "slots 2", "nodes_up 1"):
+        assert f"rocstar_sandbox_node_{sample}" in metrics or f"rocstar_sandbox_{sample}" in metrics, metrics
+    assert 'build_info{version="' in metrics and 'responses_total{status="200"}' in metrics
     response = replayed.run("x")
     assert (response["value"], response["replayed_cells"]) == (before, 2)
     assert http.post(f"{plain.path}/cells", {"code": "x"})[0] == 404
-    service.stop()
+    service.process.terminate()
+    said = service.process.communicate()[1]
+    assert "rocstar: the sandbox daemon was lost: " in said and "is up again: 2 slots" in said
 
 
 def test_a_session_without_cells_for_too_long_is_forgotten_but_not_while_one_runs(http: Http) -> None:
@@ -103,6 +113,20 @@ def test_a_session_without_cells_for_too_long_is_forgotten_but_not_while_one_run
     assert short.run("import time; time.sleep(1); 1")["value"] == "1"
     assert eventually(lambda: http.get(short.path)[0] == 404)
     assert "was without a cell for too long" in http.get(short.path)[1]["error"]
+
+
+def test_sessions_of_one_token_end_none_of_anothers(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    with running(session_slots=3, token="one", token_file=f"{tmp_path}/tokens") as url:
+        http = Http(url)
+        mine, others = Notebook(http, "one"), [Notebook(http, "two") for _ in range(6)]
+        mine.run("x = 42")
+        assert [each.run("1")["value"] for each in others] == ["1"] * 6
+        assert mine.run("x")["value"] == "42"
+        assert http.post(f"{others[0].path}/cells", {"code": "1"}, **others[0].head)[0] == 404, "its own made way"
+        more = [Notebook(http, "one") for _ in range(2)]
+        assert [each.run("1")["value"] for each in more] == ["1"] * 2, "of who has more one makes way"
+        assert others[-1].run("1")["value"] == "1" and more[-1].run("1")["value"] == "1"
 
 
 def test_too_many_sessions_are_refused_with_a_time_to_come_back() -> None:

@@ -34,7 +34,7 @@ app = typer.Typer(**STYLE, help="The place where the model's programs run.")
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="A service; default: a sandbox of its own.")]
 TokenFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The service's token; default: $ROCSTAR_SANDBOX_TOKEN.")
+    Path | None, typer.Option(metavar="FILE", help="The service's token, first of a list; $ROCSTAR_SANDBOX_TOKEN.")
 ]
 MinIsolation = Annotated[
     str, typer.Option(metavar="L1|L2|L3|L4", callback=_level, help="Refuse to start below this level.")
@@ -93,8 +93,9 @@ def serve(
     max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096,
     patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0,
     max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000,
+    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96,
     request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0,
-    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once.")] = 1000,
+    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000,
     session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32,
     session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0,
     drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0,
@@ -115,6 +116,7 @@ def serve(
         preload=_names(preload),
         min_isolation=min_isolation,
         token=_token(token_file),
+        token_file=str(token_file or ""),
         open_to_network=open_to_network,
         nodes=_names(nodes),
         accept_nodes=accept_nodes,
@@ -125,6 +127,7 @@ def serve(
         max_memory_bytes=max_memory_mb * MEBIBYTE,
         patience_seconds=patience_seconds,
         max_queue=max_queue,
+        max_held_mb=max_held_mb,
         request_seconds=request_seconds,
         max_sessions=max_sessions,
         session_slots=session_slots,
@@ -222,7 +225,7 @@ def _token(file: Path | None) -> str:
     if file is None:
         return os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
     try:
-        token = file.read_text().strip()
+        token = file.read_text().strip().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file {file} cannot be read ({error})") from None
     if not token:
@@ -249,4 +252,4 @@ def _say(sentence: str) -> None:
 def _words(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{name}={item}" for name, item in value.items()]
-    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+    return [word for item in value for word in _words(item)] if isinstance(value, list | tuple) else [str(value)]

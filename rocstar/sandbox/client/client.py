@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import (
+    CALLER,
     Call,
     DaemonInfo,
     DaemonSettings,
@@ -32,7 +33,7 @@ from rocstar.sandbox.call import (
     Usage,
 )
 from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
-from rocstar.sandbox.client.node import TICKS, Node, Place, child, place_of
+from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_of
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
@@ -69,9 +70,12 @@ class SandboxClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settling = False
+        self._past_cpu_seconds = 0.0
         self.closed = False
         self.nodes: Sequence[Node] = self._dispatch.nodes
         """The daemons, whether they are up or not."""
+        self.on_event: Callable[[str, str], None] = lambda kind, sentence: None
+        """Told what becomes of a daemon, one of EVENTS, and a sentence about it."""
         for _ in range(daemons):
             self._use(child(settings or DaemonSettings()))
 
@@ -92,7 +96,7 @@ class SandboxClient:
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
-    def connect(cls, addresses: Sequence[str], *, token: str = "", min_isolation: str = Isolation.L3) -> Self:
+    def connect(cls, addresses: Sequence[str], *, token: Token = "", min_isolation: str = Isolation.L3) -> Self:
         """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
         for one that offers less isolation."""
         client = cls(daemons=0)
@@ -109,10 +113,11 @@ class SandboxClient:
             raise
         return self
 
-    def add(self, address: str, *, token: str = "", min_isolation: str = Isolation.L3) -> None:
+    def add(self, address: str, *, token: Token = "", min_isolation: str = Isolation.L3) -> None:
         """Use this daemon too, whenever it is connected and offers at least this isolation. Raises SandboxDown for an
         address of another form."""
         self._use(place_of(address, token, Isolation(min_isolation)))
+        self.on_event("joined", f"{address} joined")
         self._settle()
 
     def remove(self, address: str) -> None:
@@ -120,6 +125,8 @@ class SandboxClient:
         for node in [node for node in self.nodes if node.label == address]:
             node.close()
             self._dispatch.remove(node, time.monotonic())
+            self._past_cpu_seconds += node.cpu_seconds
+            self.on_event("removed", f"{address} is used no longer")
         self._settle()
 
     def launch(self) -> None:
@@ -154,21 +161,22 @@ class SandboxClient:
         )
 
     def usage(self) -> Usage:
-        """The load of all daemons together, as each last reported it."""
+        """The load of all daemons together, as each last reported it, and what waits for one of them."""
         usages = [node.usage for node in self.nodes if node.up]
         return Usage(
             cpu_seconds=self.cpu_seconds(),
-            waiting=sum(usage.waiting for usage in usages),
+            waiting=len(self._dispatch.waiting) + sum(usage.waiting for usage in usages),
             running=sum(usage.running for usage in usages),
             sessions=sum(usage.sessions for usage in usages),
         )
 
     def cpu_seconds(self) -> float:
         """CPU of the daemons, slots and programs so far, seconds; that of other clients' programs included."""
-        return sum(node.cpu_seconds() for node in self.nodes)
+        return self._past_cpu_seconds + sum(node.cpu_seconds for node in self.nodes)
 
-    async def run(self, call: Call) -> Response:
-        """Run one program or cell. Cancelling the awaiting task ends the program.
+    async def run(self, call: Call, *, waits: bool = True) -> Response:
+        """Run one program or cell. Cancelling the awaiting task ends the program. waits: for room where all daemons
+        are full; else it is `overloaded` at once.
 
         Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died
         twice while they held the call; SessionLost for a cell whose session is gone."""
@@ -178,7 +186,7 @@ class SandboxClient:
             return _rejected(call, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
             return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
-        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call)
+        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, waits=waits)
         response: Response = await self._answer(pending, body)
         if pending.attempt > 1 or response.id != call.id:
             response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
@@ -233,7 +241,8 @@ class SandboxClient:
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         loop = self.attach()
-        return Pending(next(self._numbers), patience, session, future=loop.create_future(), **values)
+        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
+        return Pending(number, patience, session, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:
         node = self._dispatch.submit(pending, time.monotonic())
@@ -262,6 +271,8 @@ class SandboxClient:
             pending = node.held.get(frame.number)
             if frame.kind is FrameKind.HELLO and node.info is not None:
                 self._dispatch.came_up(node, node.info.slots, time.monotonic())
+                kind, again = ("restarted", " again") if node.starts > 1 else ("up", "")
+                self.on_event(kind, f"{node.label} is up{again}: {node.slots} slots, {node.info.isolation}")
                 self._settle()
             elif pending is None:
                 continue
@@ -280,6 +291,8 @@ class SandboxClient:
 
     def _is_sent_again(self, node: Node, pending: Pending, outcome: str) -> bool:
         if outcome not in RETRIED:
+            if self._dispatch.has_room(node, time.monotonic()):
+                self._settle()
             return False
         overloaded = outcome is ServiceOutcome.OVERLOADED
         again = self._dispatch.failed(node, pending, time.monotonic(), overloaded=overloaded)
@@ -287,6 +300,8 @@ class SandboxClient:
         return again
 
     def _on_end(self, node: Node, reason: str) -> None:
+        if node.up or reason != node.problem:
+            self.on_event("lost" if node.up else "unreachable", reason)
         self._dispatch.died(node, reason, time.monotonic())
         self._settle()
 
@@ -315,7 +330,8 @@ class SandboxClient:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
 
     def _tell_overloaded(self, pending: Pending) -> None:
-        why = f"no sandbox took the call within {pending.patience:g} seconds"
+        waited = f"no sandbox took the call within {pending.patience:g} seconds"
+        why = waited if time.monotonic() >= pending.deadline else "every queue is full; try again later"
         if pending.call is None:
             _fail(pending, SandboxDown(why))
         else:

@@ -8,7 +8,8 @@ only place that sends a call again: a plain one whose node was lost, or answered
 elsewhere if there is another node; one that a node had no room for, until its patience is over.
 
     node A has c1 and a cell of session s, and dies     c1 waits, attempt 2, then goes to node B; the cell is given up
-    node A says OVERLOADED to c1                         c1 goes to node B at once, to A only after A's rest
+    node A says OVERLOADED to c1                         c1 goes to node B at once, to A after A's rest or next answer
+    the same, c1 does not wait for room, B rests too     c1 is overloaded
     node A says OVERLOADED to the first cell of s        the cell waits, then goes anywhere; A does not rest
 """
 
@@ -25,6 +26,7 @@ FIRST_PAUSE = 0.05  # seconds a node rests after a failure; doubles with each fu
 MAX_PAUSE = 5.0
 CALM_SECONDS = 10.0  # a node that did not fail for so long after its rest starts over with the first pause
 CELL_PAUSE = 0.5  # seconds before a node without room for a cell is asked again: sessions end seldom
+EARLY = 0.01  # seconds by which a node's clock may end a call's patience too early: that is no full queue
 SCAN_SECONDS = 0.25  # how often waiting calls are looked through for those whose time has come
 MAX_HOMES = 100_000  # sessions whose node is remembered; the one not used for longest is forgotten first
 
@@ -41,6 +43,7 @@ class NodeFacts:
     rests_until: float = 0.0  # until then no plain call is sent to it, and it is not opened
     pauses: int = 0  # rests in a row
     failed_starts: int = 0  # since it was last up
+    starts: int = 0  # how often it came up
     problem: str = ""  # why it is not up
     held: dict[int, Any] = field(default_factory=dict)  # entries sent to it and not answered, by number
 
@@ -57,6 +60,7 @@ class Entry(Generic[N]):
     session: str = ""
     first: bool = False  # it may start its session, so any node may take it while none has that session
     again: bool = True  # whether a plain call is sent once more when it is lost
+    waits: bool = True  # for room; else it is overloaded as soon as all nodes that are up are full
     attempt: int = 1
     deadline: float = 0.0  # when its patience is over
     not_before: float = 0.0  # a cell that found no room is not sent again before this time
@@ -78,7 +82,7 @@ class GiveUp(NamedTuple):
 
 
 class Overloaded(NamedTuple):
-    """No node took it within its patience."""
+    """No node took it within its patience, or at once if it does not wait."""
 
     entry: Any
 
@@ -102,6 +106,7 @@ class Dispatch(Generic[N]):
         self._random = random
         self._homes: dict[str, N] = {}
         self._ready: list[N] = []  # up, and not at rest: plain calls may go there
+        self._with_room: list[N] = []
         self._ended: list[Decision] = []
         self._scan_at = 0.0
 
@@ -110,6 +115,9 @@ class Dispatch(Generic[N]):
     def submit(self, entry: Entry[N], now: float) -> N | None:
         """The node to send it to now; None: it waits, see `decide`."""
         entry.deadline = now + entry.patience
+        if not entry.waits and not self._ready and any(node.up for node in self.nodes):
+            self._ended.append(Overloaded(entry))
+            return None
         return self._place(entry, now)
 
     def answered(self, node: N, number: int) -> Entry[N] | None:
@@ -121,16 +129,30 @@ class Dispatch(Generic[N]):
         """What came back for this entry is a failure of the service. True: the call is sent again, so its caller is not
         answered yet."""
         if overloaded:
+            if entry.session and entry.first:
+                self._homes.pop(entry.session, None)
+            if now >= entry.deadline - EARLY:
+                return False
             if not entry.session:
                 self._rest(node, now)
-            elif entry.first:
-                self._homes.pop(entry.session, None)
-            if now >= entry.deadline:
+            if not (entry.waits or self._ready):
                 return False
             entry.avoid, entry.not_before = node, now + CELL_PAUSE
             self.waiting[entry.number] = entry
             return True
         return not entry.session and self._sends_again(node, entry, now)
+
+    def has_room(self, node: N, now: float) -> bool:
+        """It answered a call, so it takes one more in spite of its rest, which is over where none waits. Whether one
+        waits."""
+        if node in self._ready or not node.up:
+            return False
+        if self.waiting:
+            self._with_room.append(node)
+        else:
+            node.rests_until = now
+            self._refresh(node, now)
+        return bool(self.waiting)
 
     def cancel(self, entry: Entry[N]) -> N | None:
         """Forget an entry. Returns the node that holds it, if one does."""
@@ -150,6 +172,7 @@ class Dispatch(Generic[N]):
 
     def came_up(self, node: N, slots: int, now: float) -> None:
         node.up, node.opening, node.slots, node.failed_starts = True, False, max(1, slots), 0
+        node.starts += 1
         self._refresh(node, now)
 
     def died(self, node: N, problem: str, now: float) -> None:
@@ -180,6 +203,12 @@ class Dispatch(Generic[N]):
         if self._ready or scan:
             sends = [Send(entry, self._place(entry, now)) for entry in list(self.waiting.values())]
             decisions += [send for send in sends if send.node is not None]
+        for node in self._with_room:
+            entry = next((entry for entry in self.waiting.values() if not entry.session), None)
+            if node.up and entry is not None:
+                node.held[entry.number] = self.waiting.pop(entry.number)
+                decisions.append(Send(entry, node))
+        self._with_room.clear()
         if scan and self.waiting:
             self._scan_at = now + SCAN_SECONDS
             self._end([entry for entry in self.waiting.values() if now >= entry.deadline], Overloaded)

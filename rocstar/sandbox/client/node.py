@@ -7,6 +7,7 @@ it, and is made without one. Three kinds: a child process of ours, a Unix socket
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import socket
@@ -31,6 +32,10 @@ READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
 TICKS = 10  # pings without any sign of life before a node is given up
+
+
+Token = str | Callable[[], str]
+"""Or what gives the one of now, for each connection."""
 
 
 class Connection:
@@ -78,14 +83,14 @@ class ChildConnection(Connection):
 class WebSocketConnection(Connection):
     """The frames' bytes as binary messages of a WebSocket."""
 
-    def __init__(self, connected: socket.socket, uri: Any, token: str) -> None:
+    def __init__(self, connected: socket.socket, uri: Any, token: Token) -> None:
         from websockets.client import ClientProtocol
 
         super().__init__(connected)
         self._protocol = ClientProtocol(uri, max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
         request = self._protocol.connect()
-        if token:
-            request.headers["Authorization"] = f"Bearer {token}"
+        if secret := token() if callable(token) else token:
+            request.headers["Authorization"] = f"Bearer {secret}"
         self._protocol.send_request(request)
         self.greeting = self.wrap(b"")
 
@@ -123,7 +128,7 @@ def child(settings: DaemonSettings) -> Place:
     return Place("the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
 
 
-def place_of(address: str, token: str, least: Isolation) -> Place:
+def place_of(address: str, token: Token, least: Isolation) -> Place:
     """The place at `unix:/path` or `http://host:port`; the host's name is looked up once, here. Raises SandboxDown for
     another form, and for a name that is not found."""
     if address.startswith("unix:"):
@@ -171,11 +176,12 @@ class Node(NodeFacts):
         super().__init__(label=place.label, tries=place.tries)
         self.info: DaemonInfo | None = None
         self.usage = Usage()
+        self.cpu_seconds = 0.0
+        """CPU of it and of everything below it, as far as we saw it spend it, seconds."""
         self.connection: Connection | None = None
         self._connect, self._least, self._on_frames, self._on_end = place.connect, place.least, on_frames, on_end
         self._start_seconds, self._silent_seconds = place.start_seconds or silent_seconds, silent_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._past_cpu_seconds = 0.0
 
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
@@ -186,6 +192,7 @@ class Node(NodeFacts):
         except OSError as error:
             self._on_end(self, f"{self.label} could not be reached or started ({error.strerror or error})")
             return
+        self._counted = 0.0 if isinstance(self.connection, ChildConnection) else math.inf
         self._out += self.connection.greeting
         if loop is not None:
             self.attach(loop)
@@ -240,14 +247,16 @@ class Node(NodeFacts):
         self.detach()
         if self.connection is not None:
             self.connection.close(seconds)
-            if isinstance(self.connection, ChildConnection):
-                self._past_cpu_seconds, self.usage = self.cpu_seconds(), Usage()
             self.connection = None
         if reason:
             self._on_end(self, reason)
 
-    def cpu_seconds(self) -> float:
-        return self._past_cpu_seconds + self.usage.cpu_seconds
+    def state(self) -> dict[str, object]:
+        """What an operator asks first."""
+        state = "up" if self.up else "starting" if self.opening else "down"
+        isolation = self.info.isolation if self.up and self.info else ""
+        facts = {"node": self.label, "state": state, "isolation": isolation, "slots": self.slots if self.up else 0}
+        return facts | {"under_way": len(self.held), "starts": self.starts, "problem": self.problem}
 
     def _on_readable(self) -> None:
         if self.connection is None:
@@ -280,6 +289,9 @@ class Node(NodeFacts):
             raise SandboxDown(wire.decode_text(frame.body))
         elif frame.kind is FrameKind.USAGE:
             self.usage = wire.decode_usage(frame.body)
+            spent = self.usage.cpu_seconds  # what a remote one had spent before we connected was not for us
+            self.cpu_seconds += max(0.0, spent - self._counted)
+            self._counted = spent if self._counted == math.inf else max(spent, self._counted)
         return frame.kind is FrameKind.USAGE
 
     def _flush(self) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -51,8 +50,8 @@ class Pool:
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
-        self.queue: deque[Queued] = deque()
-        """Calls that wait for one of its workers, in the order they came; those that are answered are skipped."""
+        self.queue: list[Queued] = []
+        """Calls that wait for one of its workers, a heap by their turn; those that are answered are skipped."""
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()
@@ -61,7 +60,7 @@ class Pool:
         """Numbers of sessions' workers, which do not count against the slots of plain calls."""
         self.zygote: subprocess.Popen[bytes] | None = None
         self.zygotes = 0
-        self.past_cpu_seconds = 0.0
+        self.past_cpu_seconds = self.zygote_cpu_seconds = 0.0
 
     @property
     def free(self) -> bool:
@@ -90,7 +89,8 @@ class Pool:
             await asyncio.get_running_loop().sock_recv(self.commands, 1)
         self.up = False
         self.commands.close()
-        self.past_cpu_seconds += watch.cpu_seconds(zygote.pid)
+        self.past_cpu_seconds += self.zygote_cpu_seconds
+        self.zygote, self.zygote_cpu_seconds = None, 0.0
         zygote.kill()
         zygote.wait()
         if self.zygotes < MAX_ZYGOTES:
@@ -163,7 +163,7 @@ class Pool:
         """Its slot has ended. Another is started when a call needs it."""
         del self.workers[worker.number]
         self.for_sessions.discard(worker.number)
-        self.past_cpu_seconds += worker.cpu_seconds
+        self.past_cpu_seconds += worker.cpu_seconds + worker.keeper_cpu_seconds
         if worker in self.idle:
             self.idle.remove(worker)
         self.tell({"lost": worker.number})
@@ -175,9 +175,12 @@ class Pool:
 
     def cpu_seconds(self) -> float:
         """CPU of the zygote, of slots and of programs so far, as of their last answers, seconds."""
-        zygote = watch.cpu_seconds(self.zygote.pid) if self.zygote else 0.0
-        workers = sum(worker.cpu_seconds + watch.cpu_seconds(worker.keeper) for worker in self.workers.values())
-        return self.past_cpu_seconds + zygote + workers
+        if self.zygote:
+            self.zygote_cpu_seconds = max(self.zygote_cpu_seconds, watch.cpu_seconds(self.zygote.pid))
+        for worker in self.workers.values():
+            worker.keeper_cpu_seconds = max(worker.keeper_cpu_seconds, watch.cpu_seconds(worker.keeper))
+        workers = sum(worker.cpu_seconds + worker.keeper_cpu_seconds for worker in self.workers.values())
+        return self.past_cpu_seconds + self.zygote_cpu_seconds + workers
 
 
 async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""The daemon's one queue: frames in, programs and cells started in the order they came, exactly one answer to each.
+"""The daemon's one queue: frames in, programs and cells started, exactly one answer to each.
 
-Of the calls that can start, the oldest starts first; a call whose tier has no idle worker waits without holding
-up those of other tiers. At most `slots` programs and cells run at once, whatever their tiers.
+Callers take turns, and the calls of one start in the order they came: a call behind two hundred of another caller is
+the next. One whose tier has no idle worker waits without holding up those of other tiers.
+At most `slots` programs and cells run at once, whatever their tiers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import time
 import traceback
-from collections import deque
 from contextlib import suppress
 from functools import partial
 
@@ -25,6 +26,7 @@ from rocstar.sandbox.daemon.worker import ProgramRun, Queued
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.wire import FrameKind
 
+MAX_TURNS = 10_000  # of callers that are remembered, who wait or not
 MAX_MOVES = 10  # of a call from slot to slot before anything of it ran
 MAX_WAITING_BYTES = 2**30  # of calls that are not answered
 MAX_UNSENT_BYTES = 16 * 2**20  # of answers that the client does not take; nothing more is started meanwhile
@@ -50,6 +52,10 @@ class Queue(asyncio.Protocol):
         self.fresh: list[Queued] = []
         """Calls that have just come, whose patience is not timed yet."""
         self.orders = itertools.count()
+        self.turn = 0
+        """Of the call that was started last."""
+        self.turns: dict[int, int] = {}
+        """Of each caller's last call."""
         self.running = self.bytes = 0
         self.blocked = False
         self.usage_timer: asyncio.TimerHandle | None = None
@@ -61,7 +67,7 @@ class Queue(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # it is one
         self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES)
-        self.transport.write(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
+        self.write(FrameKind.HELLO, body=wire.encode(self.info))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
@@ -113,11 +119,18 @@ class Queue(asyncio.Protocol):
         if why:
             self.send(number, Response(id=call.id, outcome=outcome, message=why))
             return
-        queued = self.calls[number] = Queued(number, next(self.orders), call, len(body))
+        queued = self.calls[number] = Queued(number, self.order(wire.caller_of(number)), call, len(body))
         self.bytes += queued.size
         self.place(queued)
         self.fresh.append(queued)
         self.report_later()
+
+    def order(self, caller: int) -> tuple[int, int]:
+        """A caller's next turn is the one after its last, or after now: nobody saves turns up."""
+        if len(self.turns) > MAX_TURNS:
+            self.turns = {each: turn for each, turn in self.turns.items() if turn > self.turn}
+        turn = self.turns[caller] = 1 + max(self.turn, self.turns.get(caller, 0))
+        return turn, next(self.orders)
 
     def wait(self, queued: Queued) -> None:
         """Time the patience of a call that still waits."""
@@ -125,14 +138,12 @@ class Queue(asyncio.Protocol):
             queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
 
     def place(self, queued: Queued) -> None:
-        """Queue a call for a worker of its tier, or for its session, in order of arrival."""
+        """Queue a call for a worker of its tier, or for its session, by its turn."""
         call = queued.call
         place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
         if place is not None:
             self.places[place] = None
-            place.queue.append(queued)
-            if len(place.queue) > 1 and queued.order < place.queue[-2].order:
-                place.queue = deque(sorted(place.queue, key=lambda each: each.order))
+            heapq.heappush(place.queue, queued)
 
     def cancel(self, number: int) -> None:
         queued = self.calls.get(number)
@@ -153,7 +164,7 @@ class Queue(asyncio.Protocol):
             place = self.next_place()
             if place is None:
                 return
-            queued = self.begun(place.queue.popleft())
+            queued = self.begun(heapq.heappop(place.queue))
             if isinstance(place, NotebookSession):
                 self.sessions.start(place, queued)
             else:
@@ -163,12 +174,12 @@ class Queue(asyncio.Protocol):
                 run.start()
 
     def next_place(self) -> Pool | NotebookSession | None:
-        """That of the longest waiting call that can start now. Pools without an idle worker are asked for more."""
+        """That of the first call by turn that can start now. Pools without an idle worker are asked for more."""
         best = None
         for place in [*self.places]:
             queue = place.queue
             while queue and queue[0].answered:
-                queue.popleft()
+                heapq.heappop(queue)
             if not queue:
                 del self.places[place]
             elif place.free:
@@ -179,6 +190,7 @@ class Queue(asyncio.Protocol):
 
     def begun(self, queued: Queued) -> Queued:
         self.running += 1
+        self.turn = max(self.turn, queued.order[0])
         queued.started = True
         queued.queue_seconds += time.monotonic() - queued.arrived
         if queued.timer is not None:
@@ -209,7 +221,7 @@ class Queue(asyncio.Protocol):
         """A worker or a zygote came or went. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
             if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
-                stranded, place.queue = place.queue, deque()
+                stranded, place.queue = place.queue, []
                 for queued in stranded:
                     self.place(queued)
         self.dispatch()
@@ -226,7 +238,7 @@ class Queue(asyncio.Protocol):
         if queued.timer is not None:
             queued.timer.cancel()
         if response is None:
-            self.transport.write(wire.pack(FrameKind.LOST, queued.number))
+            self.write(FrameKind.LOST, queued.number)
         else:
             self.send(queued.number, response, queued.queue_seconds)
 
@@ -241,8 +253,12 @@ class Queue(asyncio.Protocol):
         except Exception as error:
             traceback.print_exc()
             body = wire.encode(verdict.fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
-        self.transport.write(wire.pack(FrameKind.RESPONSE, number, body))
+        self.write(FrameKind.RESPONSE, number, body)
         self.report_later()
+
+    def write(self, kind: FrameKind, number: int = 0, body: bytes = b"") -> None:
+        if not self.gone.is_set():
+            self.transport.write(wire.pack(kind, number, body))
 
     def report_later(self) -> None:
         """Report the load soon, at most once in USAGE_SECONDS."""
@@ -259,4 +275,4 @@ class Queue(asyncio.Protocol):
             running=self.running,
             sessions=len(self.sessions.alive),
         )
-        self.transport.write(wire.pack(FrameKind.USAGE, 0, wire.encode(usage)))
+        self.write(FrameKind.USAGE, body=wire.encode(usage))

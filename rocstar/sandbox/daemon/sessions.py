@@ -11,13 +11,14 @@ import asyncio
 import os
 import signal
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
 from msgspec import structs
 
+from rocstar.sandbox import wire
 from rocstar.sandbox.call import (
     Call,
     DaemonSettings,
@@ -49,10 +50,11 @@ class NotebookSession:
     """Its process, and the CPU it had used when its last cell ended; 0 before that."""
     cpu_seconds = 0.0
 
-    def __init__(self, name: str, limits: Limits) -> None:
-        self.name, self.limits, self.used = name, limits, time.monotonic()
-        self.queue: deque[Queued] = deque()
-        """Cells that wait for it, in the order they came; those that are answered are skipped."""
+    def __init__(self, name: str, limits: Limits, owner: int) -> None:
+        """owner: `wire.caller_of` its first cell."""
+        self.name, self.limits, self.owner, self.used = name, limits, owner, time.monotonic()
+        self.queue: list[Queued] = []
+        """Cells that wait for it, a heap by their turn; those that are answered are skipped."""
 
     def is_idle(self) -> bool:
         return self.free and all(cell.answered for cell in self.queue)
@@ -180,11 +182,12 @@ class Sessions:
         if call.cell == 1:
             if session is not None:
                 self.end(session)
-            if not self.make_room():
+            owner = wire.caller_of(cell.number)
+            if not self.make_room(owner):
                 full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
                 self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
                 return None
-            session = self.alive[call.session] = NotebookSession(call.session, call.limits)
+            session = self.alive[call.session] = NotebookSession(call.session, call.limits, owner)
         if session is None:
             self.finish(cell, None)
         elif why := session.complaint(call.limits):
@@ -192,14 +195,21 @@ class Sessions:
             return None
         return session
 
-    def make_room(self) -> bool:
-        """End the session that has been idle longest if there is no room for one more; whether there is room then."""
-        if len(self.alive) >= self.settings.session_slots:
-            idle = [session for session in self.alive.values() if session.is_idle()]
-            if not idle:
-                return False
-            self.end(min(idle, key=lambda session: session.used))
-        return True
+    def make_room(self, owner: int) -> bool:
+        """If there is no room for one more of this owner, end an idle one: the owner's own, or of one who has more; of
+        whom has most the one idle longest. Whether there is room then."""
+        if len(self.alive) < self.settings.session_slots:
+            return True
+        has = Counter(session.owner for session in self.alive.values())
+        has[owner] += 1
+        idle = [
+            each
+            for each in self.alive.values()
+            if each.is_idle() and (each.owner == owner or has[each.owner] > has[owner])
+        ]
+        if idle:
+            self.end(min(idle, key=lambda session: (-has[session.owner], session.used)))
+        return bool(idle)
 
     def start(self, session: NotebookSession, cell: Queued) -> None:
         """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""

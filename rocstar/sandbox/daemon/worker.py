@@ -207,6 +207,8 @@ class Worker:
         """Folder on the machine's disk that its programs write to, and other slots' too; empty with one of its own."""
         self.cpu_seconds = 0.0
         """Of the slot and all that ran in it, as of its last answer."""
+        self.keeper_cpu_seconds = 0.0
+        """Of its keeper, as of the last look: it may end with the slot, before anyone looks again."""
         self.dead = False
         self.loop.add_reader(slot.fileno(), self._on_readable)
 
@@ -392,8 +394,8 @@ class Queued:
 
     number: int
     """Its name on the connection."""
-    order: int
-    """Of arrival."""
+    order: tuple[int, int]
+    """Its caller's turn, and its arrival."""
     call: Call
     size: int
     """Of its frame, bytes."""
@@ -409,6 +411,9 @@ class Queued:
     """Its turn has come."""
     answered: bool = False
     """It is over."""
+
+    def __lt__(self, other: Queued) -> bool:
+        return self.order < other.order
 
 
 class ProgramRun(RunningCall):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.service.core import Service, Settings
+from rocstar.sandbox.service.core import CallerTokens, Service, Settings
 
 STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 
@@ -15,7 +15,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told that it starts, and where it listens. Raises
     SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
     if settings.is_gateway:
-        client = SandboxClient.connect(settings.nodes, token=settings.token, min_isolation=settings.min_isolation)
+        client = SandboxClient.connect(
+            settings.nodes, token=CallerTokens(settings).first, min_isolation=settings.min_isolation
+        )
     else:
         client = SandboxClient(settings.daemon(), daemons=settings.daemons)
     with client:

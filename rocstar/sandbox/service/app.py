@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import html
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -17,19 +17,24 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from rocstar.sandbox.call import Response, SandboxDown
+from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, encode
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
 TOKEN_PREFIX = "/token/"
-MAX_BODIES_BYTES = 256 * 2**20  # all bodies being read at once: many large ones must not fill the memory
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 REF = "#/components/schemas/{name}"
 STATUSES = {
@@ -64,32 +69,50 @@ class Metrics(Collector):
     """What Prometheus is told. Plain numbers: the instruments of its package cost a tenth of a call."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, int] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.events = Counter(dict.fromkeys(EVENTS, 0))
         self.queue, self.run = Histogram(), Histogram()
         self.requests = self.refused = self.disconnects = 0
 
     def ended(self, response: Response) -> None:
-        self.outcomes[response.outcome] = self.outcomes.get(response.outcome, 0) + 1
+        self.outcomes[response.outcome] += 1
         self.queue.observe(response.queue_seconds)
         self.run.observe(response.run_seconds)
 
+    def event(self, kind: str, sentence: str) -> None:
+        """Of a daemon or a node, see `SandboxClient.on_event`."""
+        self.events[kind] += 1
+        core.LOG.warning("rocstar: %s", sentence)
+
     def watch(self, service: Service) -> None:
-        self.usage = service.client.usage
+        self.usage, self.nodes, self.budget = service.usage, service.client.nodes, service.budget
+        service.client.on_event = self.event
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        calls = CounterMetricFamily("rocstar_sandbox_calls", "Calls by outcome", labels=["outcome"])
-        for outcome, count in self.outcomes.items():
-            calls.add_metric([outcome], count)
-        yield calls
+        for name, label, says, counts in (
+            ("calls", "outcome", "Calls by outcome", self.outcomes),
+            ("responses", "status", "HTTP responses by status", self.statuses),
+            ("node_events", "event", "What became of daemons and nodes", self.events),
+        ):
+            family = CounterMetricFamily(f"rocstar_sandbox_{name}", says, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
         yield self.queue.family("rocstar_sandbox_queue_seconds", "Waiting")
         yield self.run.family("rocstar_sandbox_run_seconds", "Running")
         yield CounterMetricFamily("rocstar_sandbox_requests", "HTTP requests", self.requests)
         yield CounterMetricFamily("rocstar_sandbox_refused", "HTTP requests refused", self.refused)
         yield CounterMetricFamily("rocstar_sandbox_disconnects", "Callers that left", self.disconnects)
-        for name, value in structs.asdict(self.usage()).items():
+        usage, up = structs.asdict(self.usage()), [node.slots for node in self.nodes if node.up]
+        spent = usage.pop("cpu_seconds") + time.process_time()
+        yield CounterMetricFamily("rocstar_sandbox_cpu_seconds", "CPU of service, daemons and programs", spent)
+        usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up), "held_bytes": self.budget.size}
+        for name, value in usage.items():
             yield GaugeMetricFamily(f"rocstar_sandbox_{name}", f"{name} now", value)
+        yield InfoMetricFamily("rocstar_sandbox_build", "What runs", {"version": version("rocstar")})
 
 
 class Application:
@@ -99,12 +122,12 @@ class Application:
 
     def __init__(self, settings: Settings, service: Service, metrics: Metrics) -> None:
         sessions = native.HeldSessions(service)
-        self.service, self.metrics, self.token = service, metrics, settings.token.encode()
+        self.service, self.metrics = service, metrics
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
-        self.bodies, self.mcp = Bodies(), McpEndpoint(service, sessions)
+        self.mcp = McpEndpoint(service, sessions)
         endpoints = [*native.ENDPOINTS, *code_judge.ENDPOINTS, *sandbox_fusion.ENDPOINTS, *sessions.endpoints()]
-        endpoints += Nodes(settings).endpoints() if settings.accept_nodes else []
+        endpoints += Nodes(service).endpoints() if settings.accept_nodes else []
         endpoints += Pages(service, metrics, endpoints).endpoints()
         self.endpoints = {(endpoint.method, endpoint.path): endpoint for endpoint in endpoints}
 
@@ -118,10 +141,10 @@ class Application:
                 self.metrics.disconnects += 1
             elif scope["type"] == "http":  # the drain took too long
                 sentence = "the service is shutting down and could not finish this call; send it again"
-                await send_reply(refused(BadRequest(sentence, 503, 1)), scope, send)
+                await self.reply(refused(BadRequest(sentence, 503, 1)), scope, send)
         except Exception as error:
             self.metrics.refused += 1
-            await send_reply(refused(meant(error)), scope, send)
+            await self.reply(refused(meant(error)), scope, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises BadRequest."""
@@ -130,14 +153,35 @@ class Application:
         kind, path = scope["type"], scope["path"]
         if (kind, path) == ("websocket", "/v1/frames"):
             await native.FrameConnection(self.service, WebSocket(scope, receive, send)).converse()
-        elif (kind, path) == ("http", "/mcp"):
-            await self.mcp(scope, receive, send)
-        else:
-            endpoint, name = self.find(scope.get("method", kind), path)
-            body = await self.bodies.read(receive, headers.get(b"content-length", b""))
+            return
+        is_mcp = (kind, path) == ("http", "/mcp")
+        endpoint, name = (None, "") if is_mcp else self.find(scope.get("method", kind), path)
+        with Hold(self.service.budget, scope["too_slow"]) as held:
+            body = await read(receive, headers.get(b"content-length", b""), held)
+            if endpoint is None:
+                await self.mcp(scope, again(body, receive), partial(self.counted, send))
+                return
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # others first: decoding it takes a while
-            await send_reply(await endpoint.serve(Asked(self.service, body, name)), scope, send)
+            reply = await endpoint.serve(Asked(self.service, body, name, held))
+        await self.reply(reply, scope, send)
+
+    async def counted(self, send: Send, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.metrics.statuses[str(message["status"])] += 1
+        await send(message)
+
+    async def reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
+        self.metrics.statuses[str(reply.status)] += 1
+        headers = [(b"content-type", reply.media_type.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        if reply.status != 204:
+            headers.append((b"content-length", b"%d" % len(reply.body)))
+        if scope["type"] == "http":
+            scope["answer"](reply.status, headers, reply.body)
+        else:
+            await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": reply.body})
 
     def check_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raises BadRequest for one who may not call."""
@@ -151,8 +195,8 @@ class Application:
         if scope["path"].startswith(TOKEN_PREFIX):
             secret, slash, rest = scope["path"].removeprefix(TOKEN_PREFIX).partition("/")
             given, scope["path"] = secret.encode(), slash + rest
-        if self.token and scope["path"] not in OPEN_PATHS and not hmac.compare_digest(given, self.token):
-            raise BadRequest("a token is needed: send it as `Authorization: Bearer TOKEN`", 401)
+        if scope["path"] not in OPEN_PATHS:
+            CALLER.set(self.service.tokens.caller_of(given, (scope["client"] or [""])[0]))
 
     def find(self, method: str, path: str) -> tuple[Endpoint, str]:
         """What serves it, and what stands in the path for `{id}`. Raises BadRequest."""
@@ -178,33 +222,34 @@ def is_plain(host: str) -> bool:
     return name is None or core.is_loopback(name) or name.replace(".", "").isdigit() or ":" in name
 
 
-class Bodies:
-    """Reads bodies within bounds."""
-
-    def __init__(self) -> None:
-        self.being_read = 0
-
-    async def read(self, receive: Receive, announced: bytes) -> bytes:
-        """Raises BadRequest: 413 for a body over the limit, 503 when others fill the memory set aside for them. One
-        that comes too slowly is ended from below (`server`)."""
-        if announced.isdigit() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
+async def read(receive: Receive, announced: bytes, held: Hold) -> bytes:
+    """A body. Raises BadRequest: 413 for one over the limit, 503 when others fill the memory set aside. One that comes
+    too slowly is ended from below (`server`)."""
+    if announced.isdigit() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
+        raise too_long()
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the caller left while it sent the body")
+        more, chunk = message["more_body"], message["body"]
+        body += chunk
+        if len(body) > core.MAX_BODY_BYTES:
             raise too_long()
-        body, more = bytearray(), True
-        try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise BadRequest("the caller left while it sent the body")
-                more, chunk = message["more_body"], message["body"]
-                body += chunk
-                self.being_read += len(chunk)
-                if len(body) > core.MAX_BODY_BYTES:
-                    raise too_long()
-                if self.being_read > MAX_BODIES_BYTES:
-                    raise BadRequest("too many large requests arrive at once; try again in a second", 503, 1)
-        finally:
-            self.being_read -= len(body)
-        return bytes(body)
+        if len(body) > core.SMALL_BYTES:
+            held.resize(len(body))
+    held.close = None
+    return bytes(body)
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was read."""
+    whole = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def given() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return given
 
 
 def too_long() -> BadRequest:
@@ -229,18 +274,6 @@ def meant(error: Exception) -> BadRequest:
     return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
 
 
-async def send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
-    headers = [(b"content-type", reply.media_type.encode())]
-    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    if reply.status != 204:
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-    if scope["type"] == "http":
-        scope["answer"](reply.status, headers, reply.body)
-    else:
-        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": reply.body})
-
-
 class Joining(Struct, forbid_unknown_fields=True):
     address: str
 
@@ -250,8 +283,8 @@ class Nodes:
 
     SILENT_SECONDS = 10.0
 
-    def __init__(self, settings: Settings) -> None:
-        self.token, self.min_isolation = settings.token, settings.min_isolation
+    def __init__(self, service: Service) -> None:
+        self.token, self.min_isolation = service.tokens.first, service.settings.min_isolation
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     def endpoints(self) -> list[Endpoint]:
@@ -284,7 +317,7 @@ class Pages:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("GET", "/v1/status", self.status, "Isolation, failed probes, queue, slots, calls by outcome."),
+            Endpoint("GET", "/v1/status", self.status, "Isolation, queue, slots, calls by outcome, nodes."),
             Endpoint("GET", "/metrics", self.prometheus, "The same and more for Prometheus."),
             Endpoint("GET", "/v1/ping", code_judge.ping, '"pong"; needs no token.'),
             Endpoint("GET", "/openapi.json", self.openapi, "This description."),
@@ -293,8 +326,14 @@ class Pages:
         ]
 
     async def status(self, asked: Asked) -> HttpReply:
-        client, usage = self.service.client, self.service.client.usage()
-        info = structs.asdict(client.info())
+        client, usage = self.service.client, self.service.usage()
+        nodes = [node.state() for node in client.nodes]
+        try:
+            info = structs.asdict(client.info())
+        except SandboxDown as error:
+            if not nodes:
+                raise
+            return HttpReply(encode({"error": str(error), "nodes": nodes}), 503)
         rest = {
             "num_workers": info["slots"],
             "queue": usage.waiting,
@@ -303,6 +342,7 @@ class Pages:
             "uptime_seconds": round(time.time() - self.service.started, 3),
             "calls": self.metrics.outcomes,
             "cpu_seconds": round(usage.cpu_seconds + time.process_time(), 3),
+            "nodes": nodes,
         }
         return HttpReply(encode(info | rest))
 

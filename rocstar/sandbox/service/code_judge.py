@@ -99,8 +99,8 @@ def fresh_id() -> str:
 
 
 async def status(asked: Asked) -> HttpReply:
-    client = asked.service.client
-    return HttpReply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
+    service = asked.service
+    return HttpReply(encode({"queue": service.usage().waiting, "num_workers": service.client.info().slots}))
 
 
 async def ping(asked: Asked) -> HttpReply:

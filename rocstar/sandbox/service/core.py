@@ -7,13 +7,16 @@ Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `co
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
 import logging
 import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -29,15 +32,21 @@ from rocstar.sandbox.call import (
     SandboxDown,
     ServiceOutcome,
     SessionLost,
+    Usage,
+    caller_named,
 )
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
     from rocstar.sandbox.service.native import FrameConnection
 
-LOG = logging.getLogger("uvicorn.error")
+LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
 BIG_BODY_BYTES = 2**20
+SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
+TOKEN_SECONDS = 1.0  # between two looks into the file of tokens
+STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
+MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
@@ -65,6 +74,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The service does not start below this level, and a gateway uses no node below it."""
     token: str = ""
     """Asked of every caller, in a header or in the path; empty asks nothing."""
+    token_file: str = ""
+    """Where several stand, one a line, of which each is a caller with a share of its own; read again when it changes.
+    The first is `token`, which gateways and nodes send to each other."""
     open_to_network: bool = False
     """The operator said that an address other machines reach needs no token."""
     nodes: tuple[str, ...] = ()
@@ -85,10 +97,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
     max_queue: int = 100_000
     """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
+    max_held_mb: int = 96
+    """MiB of bodies and frames that arrive or wait, results of batches and answers that are not read, of all callers
+    together; those of up to 64 KiB are not counted."""
     request_seconds: float = 30.0
     """Time to send a whole request, from its first byte."""
     max_sessions: int = 1000
-    """Sessions that callers hold over HTTP at once."""
+    """Sessions that one caller holds over HTTP at once."""
     session_idle_seconds: float = 600.0
     """How long a session may be without a cell; then it is forgotten."""
     drain_seconds: float = 120.0
@@ -117,7 +132,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
-    for name in ("daemons", "session_slots", "max_sessions", "max_queue"):
+    for name in ("daemons", "session_slots", "max_sessions", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
     for name in ("patience_seconds", "request_seconds", "session_idle_seconds", "drain_seconds"):
@@ -131,7 +146,7 @@ def complaint(settings: Settings) -> str:
         return "a gateway does not --join another one; give either --join or --nodes and --accept-nodes"
     if settings.join and not settings.advertise and settings.host in ("0.0.0.0", "::"):
         return f"{settings.host} is no address that the gateway could reach; give --advertise http://ADDRESS:PORT"
-    if not settings.token.isascii() or not settings.token.isprintable() or " " in settings.token:
+    if not is_token(settings.token):
         return "the token must be printable ASCII without blanks: it is sent in a header; choose another one"
     if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:
         return (
@@ -174,6 +189,107 @@ class BadRequest(Exception):
         """Seconds after which to come again."""
 
 
+class Budget:
+    """Bytes that all callers together make the service hold."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+        self.holders: dict[Hold, None] = {}
+
+    def make_room(self) -> bool:
+        """Close those that have not moved for a while, the longest first, until the rest fits; whether it does."""
+        for held in sorted(self.holders, key=lambda held: held.moved):
+            if self.size <= self.most or time.monotonic() - held.moved < STALLED_SECONDS:
+                break
+            if held.close is not None:
+                held.close()
+                held.resize(0)
+        return self.size <= self.most
+
+
+class Hold:
+    """What one caller makes the service hold; nothing after the context."""
+
+    def __init__(self, budget: Budget, close: Callable[[], object] | None = None) -> None:
+        """close: ends what the caller keeps from moving on; None where it waits for us."""
+        self.budget, self.close, self.size, self.moved, self.over = budget, close, 0, 0.0, False
+
+    def resize(self, size: int, *, moved: bool = True) -> None:
+        """moved: the caller sent or read something. Raises BadRequest where there is no room."""
+        size = 0 if self.over else max(0, size)
+        grown = size - self.size
+        self.budget.size, self.size = self.budget.size + grown, size
+        if moved or grown == size:  # from nothing on
+            self.moved = time.monotonic()
+        if not size:
+            self.budget.holders.pop(self, None)
+            return
+        self.budget.holders[self] = None
+        is_over = size > SMALL_BYTES and grown > 0 and self.budget.size > self.budget.most
+        if is_over and not self.budget.make_room():
+            self.resize(size - grown, moved=False)
+            raise BadRequest("callers hold all the memory set aside for large requests; try again in a second", 503, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.over = True
+        if self.size:
+            self.resize(0)
+
+
+class CallerTokens:
+    """Those that callers may have."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.file, self.all, self.looked, self.said = settings.token_file, [settings.token], -math.inf, ""
+        if self.file:
+            with suppress(OSError, ValueError):  # `now` says so
+                self.all = read_tokens(self.file)
+
+    def now(self) -> list[str]:
+        if self.file and time.monotonic() > self.looked + TOKEN_SECONDS:
+            self.looked = time.monotonic()
+            try:
+                found, says = read_tokens(self.file), self.said
+            except (OSError, ValueError) as error:
+                found, says = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
+            if found != self.all:
+                says = f"{len(found)} tokens are accepted now"
+            if says != self.said:
+                LOG.warning("rocstar: %s", says)
+            self.all, self.said = found, says
+        return self.all
+
+    def first(self) -> str:
+        return self.now()[0]
+
+    def caller_of(self, given: bytes, otherwise: object) -> int:
+        """Who has this token; where none is asked for, who comes from there. Raises BadRequest."""
+        tokens = [token.encode() for token in self.now()]
+        if tokens == [b""]:
+            return caller_named(otherwise)
+        if not any([hmac.compare_digest(given, token) for token in tokens]):
+            raise BadRequest("a token is needed: send it as `Authorization: Bearer TOKEN`", 401)
+        return caller_named(given)
+
+
+def read_tokens(file: str) -> list[str]:
+    """Raises OSError, and ValueError for what is no list of tokens."""
+    tokens = [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
+    if not tokens or not all(map(is_token, tokens)):
+        raise ValueError("a token a line, of printable ASCII without blanks, is what it must hold")
+    return tokens
+
+
+def is_token(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Shape = TypeVar("Shape")
@@ -192,13 +308,22 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.connections: set[FrameConnection] = set()
         """Those that speak frames now."""
+        self.tokens = CallerTokens(settings)
+        self.budget = Budget(settings.max_held_mb * 2**20)
+        self.held_back = 0
+        """Calls of batches that are not under way yet."""
         self.ended = ended
         """Given each response, for the metrics."""
 
-    async def run(self, call: Call) -> Response:
+    def usage(self) -> Usage:
+        usage = self.client.usage()
+        return structs.replace(usage, waiting=usage.waiting + self.held_back)
+
+    async def run(self, call: Call, *, waits: bool = False) -> Response:
+        """waits: for room in a full queue, as calls of a batch do; others are `overloaded` at once."""
         if call.files or len(call.code) > BIG_BODY_BYTES:
             await asyncio.sleep(0)  # others first: encoding it takes a while
-        return await self.outcome_of(call.id, self.client.run(call))
+        return await self.outcome_of(call.id, self.client.run(call, waits=waits))
 
     async def outcome_of(self, name: str, running: Awaitable[Response]) -> Response:
         """Its response, or one that says how we failed; `name` is the call's id. Raises SessionLost."""
@@ -226,13 +351,16 @@ class Service:
         counts from now on. Cancelling, or an error of `told`, ends what runs."""
         arrived, rest = time.monotonic(), iter(enumerate(items))
         results: dict[int, Result] = {}
+        self.held_back += len(items)
 
         async def work() -> None:
             for index, item in rest:
+                self.held_back -= 1
                 response = call_of(item)
                 if isinstance(response, Call):
                     left = max(0.0, response.patience_seconds - (time.monotonic() - arrived))
-                    response = await self.run(structs.replace(response, patience_seconds=left))
+                    response = structs.replace(response, patience_seconds=left)
+                    response = await self.run(response, waits=len(items) > 1)
                 else:
                     await asyncio.sleep(0)  # others are served between any two
                 results[index] = told(item, response)
@@ -242,6 +370,7 @@ class Service:
         try:
             await asyncio.gather(*workers)
         finally:
+            self.held_back -= sum(1 for _ in rest)
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -249,7 +378,7 @@ class Service:
 
     def retry_after_seconds(self) -> int:
         """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
-        return min(1 + self.client.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
+        return min(1 + self.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
 
 
 def failed(name: str, outcome: Outcome, message: str) -> Response:
@@ -264,6 +393,14 @@ class Asked(NamedTuple):
     body: bytes
     name: str
     """What stands in the path for `{id}`."""
+    held: Hold
+
+    def hold(self, results: int) -> None:
+        """Bytes of results that wait for the last one. Raises BadRequest where they are too many."""
+        if results > MAX_REPLY_BYTES:
+            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls or cells at once", 413)
+        if results > SMALL_BYTES:
+            self.held.resize(len(self.body) + results)
 
 
 class HttpReply(NamedTuple):

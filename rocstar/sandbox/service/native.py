@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
+    CALLER,
     Call,
     Limits,
     Outcome,
@@ -29,21 +30,31 @@ from rocstar.sandbox.call import (
     SandboxDown,
     ServiceOutcome,
     SessionLost,
+    caller_named,
 )
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, failed, says
+from rocstar.sandbox.service.core import (
+    Asked,
+    BadRequest,
+    Endpoint,
+    Hold,
+    HttpReply,
+    Service,
+    Settings,
+    decode,
+    failed,
+    says,
+)
 from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
 MAX_NAMES = check.MAX_FILES  # or paths to fetch
-MAX_REPLY_BYTES = 128 * 2**20  # results of a batch are held until the last one
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
-MAX_UNSENT_BYTES = 256 * 2**20
 USAGE_SECONDS = 0.25  # between reports of our load, while calls run
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
@@ -130,13 +141,13 @@ async def batch(asked: Asked) -> HttpReply:
     def told(shape: CallShape, response: Response) -> bytes:
         nonlocal size
         size += len(result := full(response))
-        if size > MAX_REPLY_BYTES:
-            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls at once", 413)
+        asked.hold(size)
         return result
 
     calls, settings = decode(asked.body, CallBatch).calls, asked.service.settings
     results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
-    return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
+    results[0], results[-1] = b'{"results":[' + results[0], results[-1] + b"]}"
+    return HttpReply(b",".join(results))
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
@@ -202,6 +213,7 @@ class Held:
     session: Session
     idle_seconds: float
     replay: bool
+    owner: int
     cells: int = 0
     """Run so far."""
     under_way: int = 0
@@ -243,11 +255,11 @@ class HeldSessions:
         if idle > most:
             why = "the operator's --session-idle-seconds says so"
             raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
-        if len(self.held) >= settings.max_sessions:
-            raise BadRequest(f"{len(self.held)} sessions are open, which is all that is held; close one", 503, 5)
+        if sum(held.owner == CALLER.get() for held in self.held.values()) >= settings.max_sessions:
+            raise BadRequest(f"{settings.max_sessions} sessions are open, which is all that is held; close one", 503, 5)
         limits = limits_of(shape.limits, settings)
         session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
-        held = Held(secrets.token_hex(16), session, idle, shape.replay)
+        held = Held(secrets.token_hex(16), session, idle, shape.replay, CALLER.get())
         self.held[held.name] = held
         return held
 
@@ -340,6 +352,8 @@ class FrameConnection:
         self.unsent = bytearray()
         self.wake = asyncio.Event()
         self.usage_timer: asyncio.TimerHandle | None = None
+        self.close: Callable[[], object] = socket.scope["state"]["abort"]
+        self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:
         await self.socket.accept()
@@ -348,9 +362,16 @@ class FrameConnection:
         self.service.connections.add(self)
         try:
             self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
-            while True:
-                for frame in reader.feed(await self.socket.receive_bytes()):
-                    self._take(frame)
+            self._report_usage()
+            with self.arriving, self.unread:
+                while True:
+                    for frame in reader.feed(await self.socket.receive_bytes()):
+                        self._take(frame)
+                    if reader.size > core.SMALL_BYTES or self.arriving.size:
+                        self.arriving.resize(reader.size)
+        except BadRequest as error:
+            core.LOG.warning("rocstar: a client's connection was closed: %s", error)
+            await self.socket.close(1013)
         except WebSocketDisconnect:
             pass
         except SandboxDown as error:
@@ -367,6 +388,10 @@ class FrameConnection:
     def push(self, kind: FrameKind, number: int, body: bytes) -> None:
         self.unsent += wire.pack(kind, number, body)
         self.wake.set()
+        try:
+            self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False)
+        except BadRequest:
+            self.close()
 
     async def _send(self) -> None:
         while True:
@@ -374,8 +399,9 @@ class FrameConnection:
             self.wake.clear()
             with suppress(WebSocketDisconnect):  # `converse` hears of it too
                 while self.unsent:
-                    await self.socket.send_bytes(bytes(self.unsent[:MESSAGE_BYTES]))
+                    await self.socket.send_bytes(message := bytes(self.unsent[:MESSAGE_BYTES]))
                     del self.unsent[:MESSAGE_BYTES]
+                    self.unread.resize(self.unread.size - len(message))
 
     def _take(self, frame: wire.Frame) -> None:
         """Raises ValueError for what no client of ours sends."""
@@ -397,8 +423,11 @@ class FrameConnection:
 
     async def _answer(self, number: int, body: bytes) -> None:
         """Exactly one RESPONSE or LOST, whatever happens."""
+        if caller := wire.caller_of(number):  # whom a gateway calls for
+            CALLER.set(caller_named(CALLER.get(), caller))
         try:
-            kind, reply = await self._outcome(body)
+            with Hold(self.service.budget) as held:
+                kind, reply = await self._outcome(body, held)
         except asyncio.CancelledError:
             cancelled = failed("", ServiceOutcome.CANCELLED, "the caller cancelled it")
             kind, reply = FrameKind.RESPONSE, wire.encode(cancelled)
@@ -407,9 +436,11 @@ class FrameConnection:
         self.push(kind, number, reply)
         self._report_later()
 
-    async def _outcome(self, body: bytes) -> tuple[FrameKind, bytes]:
+    async def _outcome(self, body: bytes, held: Hold) -> tuple[FrameKind, bytes]:
         peek = CallPeek()
         try:
+            if len(body) > core.SMALL_BYTES:
+                held.resize(len(body))
             peek = decode_call(body)
             if refusal := self._refusal(peek, len(body)):
                 return FrameKind.RESPONSE, wire.encode(refusal)
@@ -419,6 +450,8 @@ class FrameConnection:
             if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body
+        except BadRequest as error:
+            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.OVERLOADED, str(error)))
         except SessionLost as error:
             return FrameKind.LOST, wire.encode(str(error))
         except SandboxDown as error:
@@ -429,8 +462,6 @@ class FrameConnection:
     def _refusal(self, peek: CallPeek, size: int) -> Response | None:
         if self.service.draining:
             return failed(peek.id, ServiceOutcome.OVERLOADED, "the service is shutting down; send it elsewhere")
-        if len(self.unsent) > MAX_UNSENT_BYTES:
-            return failed(peek.id, ServiceOutcome.OVERLOADED, "responses wait to be read; read them first")
         problem = core.over_limits(peek.limits, self.service.settings)
         if size > MAX_CALL_BYTES:
             problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
@@ -444,7 +475,7 @@ class FrameConnection:
         if self.usage_timer is not None:
             self.usage_timer.cancel()
             self.usage_timer = None
-        usage = self.client.usage()
+        usage = self.service.usage()
         self.push(FrameKind.USAGE, 0, wire.encode(usage))
         if self.calls or usage.running:  # a daemon may not have said yet that a call runs, or that it has ended
             self._report_later()

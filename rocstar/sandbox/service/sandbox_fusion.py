@@ -116,7 +116,7 @@ async def run_jupyter(asked: Asked) -> HttpReply:
     fetched = shape.fetched()
     cells = decode_part(shape.cells, list[str], native.MAX_NAMES, "cells", 422)
     limits = structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES))
-    responses = await play(service, cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
+    responses = await play(asked, cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
     last = responses[-1] if responses else Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
     bad = next((each for each in responses if each.state_lost or each.outcome in TIMEOUTS), None)
     summary = bad or Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
@@ -127,13 +127,14 @@ async def run_jupyter(asked: Asked) -> HttpReply:
 
 
 async def play(
-    service: Service, cells: Sequence[str], limits: Limits, files: Mapping[str, bytes], fetch: Sequence[str]
+    asked: Asked, cells: Sequence[str], limits: Limits, files: Mapping[str, bytes], fetch: Sequence[str]
 ) -> list[Response]:
     """One response for each cell that was run: the last may say that we failed, and no cell starts once all together
     have run for `limits.wall_seconds`. `files` are there from the first, `fetch` is read after the last. Raises
     BadRequest."""
     responses: list[Response] = []
     left, size = limits.wall_seconds, 0
+    service = asked.service
     async with service.client.open_session(limits=limits) as session:
         for number, code in enumerate(cells, 1):
             running = session.run(
@@ -150,8 +151,7 @@ async def play(
             responses.append(last)
             left -= last.run_seconds
             size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
-            if size > native.MAX_REPLY_BYTES:
-                raise BadRequest(f"the cells gave more than {native.MAX_REPLY_BYTES} bytes; send fewer at once", 413)
+            asked.hold(size)
             if left <= 0 or isinstance(last.outcome, ServiceOutcome):
                 break
     return responses

@@ -20,7 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rocstar.sandbox.service.app import Application, Metrics
-from rocstar.sandbox.service.core import LOG, Service, Settings, encode
+from rocstar.sandbox.service.core import LOG, SMALL_BYTES, BadRequest, Hold, Service, Settings, encode
+from rocstar.sandbox.service.native import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -30,9 +31,10 @@ SPARE_DESCRIPTORS = 256  # for the daemons, files, and connections on their way 
 BACKLOG = 4096  # connections the kernel holds for us while we are busy
 KEEP_ALIVE_SECONDS = 65  # longer than the 60 s after which proxies let go of an idle connection
 LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller could know are still taken
+UNREAD_SECONDS = 1.0  # for a caller that still sends to read why nobody listens
 DRAIN_POLL_SECONDS = 0.05
 JOIN_SECONDS = 3.0  # between two words to the gateway
-MESSAGE_BYTES = 16 * 2**20  # of a WebSocket, at most
+LOOK_SECONDS = 1.0  # between two looks at what a caller has not read
 
 
 class Server(uvicorn.Server):
@@ -44,7 +46,7 @@ class Server(uvicorn.Server):
             Application(settings, self.service, metrics),
             http=bounded(settings.request_seconds),
             ws="websockets-sansio",
-            ws_max_size=MESSAGE_BYTES,
+            ws_max_size=MESSAGE_BYTES,  # those of clients are no longer: half a one is not counted
             ws_ping_timeout=None,  # a caller that learns for minutes reads nothing; TCP finds those that are gone
             ws_per_message_deflate=False,
             loop="uvloop",
@@ -102,11 +104,15 @@ class Server(uvicorn.Server):
     async def join(self) -> None:
         """Tell the gateway our address, again and again: it drops nodes that are silent."""
         body = encode({"address": self.settings.advertise or address_of(self.listener)})
-        headers = {"authorization": f"Bearer {self.settings.token}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
+
+        def tell() -> None:
+            headers = {"authorization": f"Bearer {self.service.tokens.first()}", "content-type": "application/json"}
+            request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
+            urllib.request.urlopen(request, timeout=JOIN_SECONDS).close()
+
         while True:
             try:
-                await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=JOIN_SECONDS).close())
+                await asyncio.to_thread(tell)
             except (OSError, ValueError) as error:
                 LOG.error("could not join the gateway at %s (%s); trying again", self.settings.join, error)
             await asyncio.sleep(JOIN_SECONDS)
@@ -149,22 +155,34 @@ class BoundedProtocol(HttpToolsProtocol):
         """Of the request that is arriving; None while its body is."""
         self.arriving: asyncio.TimerHandle | None = None
         """Ends a request that arrives too slowly."""
-        self.leaving = False
-        """The next answer is the last one here."""
-        if len(self.connections) > self.max_connections:
+        self.unread = Hold(self.app.service.budget, transport.abort)
+        self.leaving = self.ended = False
+        """The next answer is the last one here; it was."""
+        if len(self.connections) > self.max_connections + SPARE_DESCRIPTORS // 2:
+            transport.abort()
+        elif len(self.connections) > self.max_connections:
             self.end(FULL)
         else:
             self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
 
     def end(self, answer: bytes) -> None:
         """Answer and close, whatever was asked."""
-        if not self.transport.is_closing():
+        if not self.ended and not self.transport.is_closing():
+            self.app.metrics.statuses[answer[9:12].decode()] += 1
             self.transport.write(answer)
-            self.transport.close()
+            self.close_unread()
+
+    def close_unread(self) -> None:
+        """Close when the caller does, or soon: a socket closed with unread bytes is reset, and its answer lost."""
+        self.ended = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(UNREAD_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.arrived()
+        self.unread.end()
         if self.cycle is not None and self.cycle.disconnected and (task := self.scope.get("task")) is not None:
             self.scope["left"] = True  # type: ignore[typeddict-unknown-key]
             task.cancel()  # type: ignore[attr-defined]
@@ -176,6 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.arriving = None
 
     def data_received(self, data: bytes) -> None:
+        if self.ended:
+            return
         self.whole, self.data_bytes = False, len(data)
         if self.header_bytes is not None:
             self.header_bytes += len(data)
@@ -196,7 +216,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.leaving:
             self.cycle.keep_alive = False
-        self.scope["answer"] = partial(answer, self.cycle)  # type: ignore[typeddict-unknown-key]
+        self.scope["too_slow"] = partial(self.end, TOO_SLOW)  # type: ignore[typeddict-unknown-key]
+        self.scope["answer"] = partial(self.answer, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         self.arrived()
@@ -205,10 +226,47 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self.arrived()
+        self.app_state = {**self.app_state, "abort": self.transport.abort}  # in its scope
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         self.end(NO_HTTP)
+
+    def answer(
+        self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> None:
+        """Write a whole response at once. The cycle's `send` writes twice and checks again what we made: a tenth of a
+        call. Raises RuntimeError when a response has begun."""
+        if cycle.response_started:
+            raise RuntimeError("a response failed after it had begun")
+        lines = [*cycle.default_headers, *headers]
+        if (b"connection", b"close") in lines:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            lines.append((b"connection", b"close"))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.disconnected:
+            head = b"".join([STATUS_LINE[status], *(b"%b: %b\r\n" % line for line in lines), b"\r\n"])
+            body = b"" if cycle.scope["method"] == "HEAD" else body
+            self.transport.writelines([head, body] if len(body) > SMALL_BYTES else [head + body])
+            if not self.unread.size:
+                self.look()
+            if not cycle.keep_alive and cycle.more_body:
+                self.close_unread()
+            elif not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
+
+    def look(self) -> None:
+        """Count what the caller has not read, as long as there is any."""
+        if self.unread.over or not ((size := self.transport.get_write_buffer_size()) or self.unread.size):
+            return
+        try:
+            self.unread.resize(size, moved=size != self.unread.size)
+            self.loop.call_later(LOOK_SECONDS, self.look)
+        except BadRequest:
+            self.transport.abort()
 
     def shutdown(self) -> None:
         """uvicorn drains. A connection that looks idle may hold a request that we have not read yet."""
@@ -221,26 +279,6 @@ class BoundedProtocol(HttpToolsProtocol):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as twin:
             return bool(twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         return False
-
-
-def answer(cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-    """Write a whole response at once. The cycle's `send` writes twice and checks again what we made ourselves, which is
-    a tenth of a call. Raises RuntimeError when a response has begun."""
-    if cycle.response_started:
-        raise RuntimeError("a response failed after it had begun")
-    lines = [*cycle.default_headers, *headers]
-    if (b"connection", b"close") in lines:
-        cycle.keep_alive = False
-    elif not cycle.keep_alive:
-        lines.append((b"connection", b"close"))
-    cycle.response_started = cycle.response_complete = True
-    cycle.message_event.set()
-    if not cycle.disconnected:
-        head = b"".join([STATUS_LINE[status], *(b"%b: %b\r\n" % line for line in lines), b"\r\n"])
-        cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
 
 
 def bounded(request_seconds: float) -> type[BoundedProtocol]:
