@@ -400,7 +400,7 @@ class FrameConnection:
             with suppress(WebSocketDisconnect):  # `converse` hears of it too
                 while self.unsent:
                     await self.socket.send_bytes(message := bytes(self.unsent[:MESSAGE_BYTES]))
-                    del self.unsent[:MESSAGE_BYTES]
+                    del self.unsent[: len(message)]
                     self.unread.resize(self.unread.size - len(message))
 
     def _take(self, frame: wire.Frame) -> None:
