@@ -56,7 +56,7 @@ class ClusterSection(Section):
     """Sandbox services, each with `sandbox.slots` slots, that Ray places and the run ends; 0: the sandbox that
     `[sandbox]` describes."""
     offload_optimizer: bool = False
-    """Keep optimizer state in main memory instead of on the GPU."""
+    """Keep weights, gradients and optimizer state in main memory instead of on the GPU."""
 
     @model_validator(mode="after")
     def ray_places_sandboxes(self) -> ClusterSection:

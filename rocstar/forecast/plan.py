@@ -17,7 +17,7 @@ from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import scaled, synthetic_workload
-from rocstar.parts.placement import Placement, place
+from rocstar.parts.placement import NOWHERE, Placement, place
 from rocstar.parts.shape import Shape, shape_of
 from rocstar.rollout.kv_scheduler import KvScheduler
 
@@ -133,17 +133,14 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: A
 
 def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
     shape, recipe = shape_of(recipe.model), shared_out(recipe, gpus)
-    longest, placement = recipe.longest_response, planned_placement(recipe, gpu_name, gpu, gpus)
-    learners, engines = len(placement.learners), len(placement.engines)
-    kv_tokens = min(engine.kv_tokens or 0 for engine in placement.engines)
-    several = sum(engine.needs for engine in placement.engines) / engines
-    writing = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
-    found = [
-        f"{idle}; take fewer GPUs" for idle in (recipe.idle_learners(learners), recipe.idle_engines(engines)) if idle
-    ]
-    found += placement.refusals
+    placement = planned_placement(recipe, gpu_name, gpu, gpus)
+    learners, writing, found = recipe.cluster.learners, placement.engines, placement.refusals
+    engines = sum(entry.count for entry in recipe.engine) or 1
+    kv_tokens = min((engine.kv_tokens or 0 for engine in writing), default=0)
+    several = sum(engine.needs for engine in writing) / engines
+    together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
     learned_flops = learners * gpu.flops * assumed.learning_share
-    stages = [] if found else list(_stages(recipe, shape, writing, engines, learned_flops, kv_tokens, assumed))
+    stages = [] if found else list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
     return GpuPlan(
         gpu=gpu_name,
         engines=engines,
@@ -151,7 +148,7 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
         parameters=shape.parameters,
         placement=placement,
         kv_tokens=kv_tokens,
-        sequences=kv_tokens / max(1.0, assumed.length_share * longest),
+        sequences=kv_tokens / max(1.0, assumed.length_share * recipe.longest_response),
         stages=stages,
         disk_bytes_a_day=_disk(recipe, shape, stages),
         refusals=found,
@@ -161,10 +158,14 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
 
 
 def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) -> Placement:
-    """On so many GPUs, EACH of them in a machine. Raises ConfigError."""
+    """On so many GPUs, EACH of them in a machine; nothing is placed where some would have nothing to do. Raises
+    ConfigError."""
+    recipe, longest, name = shared_out(recipe, gpus), recipe.longest_response, f"a GPU of kind {gpu_name}"
+    engines = sum(entry.count for entry in recipe.engine)
+    idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
+    if told := [f"{one}; take fewer GPUs" for one in idle if one]:
+        return replace(NOWHERE, refusals=told)
     machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
-    recipe, longest = shared_out(recipe, gpus), recipe.longest_response
-    name = f"a GPU of kind {gpu_name}"
     return place(recipe, shape_of(recipe.model), machines, gpu.memory_bytes, positions=longest, gpu=name)
 
 
@@ -182,7 +183,10 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
     while sum(map(mul, counts, each)) >= gpus:
         counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
-    engines = [entry.model_copy(update={"count": count}) for entry, count in zip(recipe.engine, counts, strict=True)]
+    engines = [
+        entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
+        for entry, count in zip(recipe.engine, counts, strict=True)
+    ]
     cluster = {"learners": gpus - sum(map(mul, counts, each)), "launcher": "processes"}
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 

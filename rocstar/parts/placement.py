@@ -163,18 +163,19 @@ class Placement:
         idle = [gpu for (_, gpu), processes in self.taken().items() if not processes]
         if idle and self.learners:
             yield f"warning: GPU {', '.join(idle)} has nothing to do; raise cluster.learners, or count of an [[engine]]"
-        if len(self.learners) > 1 and self.gpu_bytes and self.engines[0].kind == EMBEDDED:
-            here, others = self.engines[0].gpus[0], len(self.learners) - 1
+        others = len(self.learners) - 1
+        alone = [gpu for process in self.processes if process.kind == EMBEDDED for gpu in process.gpus]
+        for gpu in alone if others > 0 else ():
             yield (
-                f"warning: without [[engine]] one engine on GPU {here} writes all attempts while the other {others} "
+                f"warning: without [[engine]] one engine on GPU {gpu} writes all attempts while the other {others} "
                 "learners' GPUs wait; give some of the GPUs to [[engine]] entries"
             )
 
     def table(self) -> str:
         """For people: a line a process, in GB on each of its GPUs, and what is left of them."""
         names = ("weights", "gradients", "moments", "head", "activ.", "KV cache", "context")
-        width = max(len("process"), *(len(process.name) for process in self.processes)) + 2
-        place = max(len("machine"), *(len(process.machine) for process in self.processes)) + 2
+        width = max([7, *(len(process.name) for process in self.processes)]) + 2
+        place = max([7, *(len(process.machine) for process in self.processes)]) + 2
         lines = [f"{'process':{width}}{'machine':{place}}{'GPU':8}{''.join(f'{name:>10}' for name in names)}{'GB':>8}"]
         for process in self.processes:
             sizes = "".join(f"{process.bytes.get(kind, 0) / 1e9:10.1f}" for kind in KINDS)
