@@ -301,7 +301,7 @@ def _met(children: Sequence[StartedRank], joined: Callable[[], Ranks]) -> Ranks:
         failed = f" within {START}"
     if failed:
         raise RunHalted(f"the {len(children) + 1} learner ranks did not meet{failed}; see what they printed")
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_device(ranks.local_rank)  # which holds for one thread
     return ranks
 

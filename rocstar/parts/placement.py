@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rocstar.config.places import VllmEngines
-from rocstar.config.sections import Recipe
+from rocstar.config.places import TorchEngines, VllmEngines
+from rocstar.config.sections import ModelSection, Recipe, RolloutSection
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32
 from rocstar.parts.memory import LOGITS, moments
@@ -214,23 +214,13 @@ def place(
     known = shape if on_gpus else None
     here = cluster.learners if ranks_here is None else int(ranks_here)
     learner = {} if known is None else _learner(recipe, known, cluster.learners)
-    found = [
-        Placed(
-            name=f"learner-{rank}",
-            kind="learner",
-            asked_by=f"cluster.learners {cluster.learners}",
-            needs=needs,
-            bytes=learner,
-        )
-        for rank in range(here * learns)
-    ]
-    engines = [
-        (name, entry)
-        for entry in recipe.engine
-        if not (isinstance(entry, VllmEngines) and entry.url)
-        for name in entry.names
-    ]
-    for name, entry in engines or [(EMBEDDED, None)] * (not recipe.engine):
+    asked = f"cluster.learners {cluster.learners}"
+    first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner)
+    found = [replace(first, name=f"learner-{rank}") for rank in range(here * learns)]
+    started = [entry for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
+    engines: list[tuple[str, TorchEngines | VllmEngines | None]] = [(EMBEDDED, None)] * (not recipe.engine)
+    engines += [(name, entry) for entry in started for name in entry.names]
+    for name, entry in engines:
         vllm = entry if isinstance(entry, VllmEngines) else None
         several, threads = (vllm.tensor_parallel, vllm.threads) if vllm else (1, 1)
         asked = "the embedded engine" if entry is None else f"engine.{entry.name}.count {entry.count}"
@@ -240,22 +230,23 @@ def place(
         if known is not None:
             room = usable - sum(learner.values()) * (entry is None and learns)
             most = None if vllm else recipe.rollout.engine_rows * positions or None
-            made = _engine(made, recipe, known, room, most)
+            made = _engine(made, recipe.rollout, known, _itemsize(recipe.model), room, most)
         found.append(made)
     table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus)
     if known is not None:
-        table = replace(table, refusals=tuple(dict.fromkeys(_refusals(table, recipe, known))))
+        told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response)
+        table = replace(table, refusals=tuple(dict.fromkeys(told)))
     return table.on(machines)
 
 
-def _itemsize(recipe: Recipe) -> int:
+def _itemsize(model: ModelSection) -> int:
     """Bytes of a number in forward passes on GPUs."""
-    return 4 if recipe.model.dtype == "float32" else 2
+    return 4 if model.dtype == "float32" else 2
 
 
 def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
     """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts)."""
-    offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe)
+    offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe.model)
     sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
     each = 0.0 if offload else FP32 * shape.parameters / ranks
     head = shape.hidden * shape.vocabulary
@@ -278,10 +269,10 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
     }
 
 
-def _engine(made: Placed, recipe: Recipe, shape: Shape, room: float, most: int | None) -> Placed:
-    """An engine with the KV cache that its GPUs have room for. room: bytes of each of them. most: tokens that it can
-    use."""
-    item, rows, several = _itemsize(recipe), recipe.rollout.engine_rows, made.needs
+def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room: float, most: int | None) -> Placed:
+    """An engine with the KV cache that its GPUs have room for. item: bytes of a number. room: bytes of each GPU. most:
+    tokens that it can use."""
+    rows, several = rollout.engine_rows, made.needs
     parts = {
         "weights": item * shape.parameters / several,
         "activations": item * FED_TOKENS * (2 * shape.intermediate + 4 * shape.hidden) / several
@@ -290,12 +281,12 @@ def _engine(made: Placed, recipe: Recipe, shape: Shape, room: float, most: int |
     }
     each = replace(shape, kv_heads=-(-shape.kv_heads // several)).kv_bytes(item)
     there = max(0, int((room - sum(parts.values())) / each))
-    tokens = min(there, recipe.rollout.kv_tokens or most or there)
+    tokens = min(there, rollout.kv_tokens or most or there)
     return replace(made, bytes={**parts, "KV cache": float(each * tokens)}, kv_tokens=tokens, room_tokens=there)
 
 
-def _refusals(table: Placement, recipe: Recipe, shape: Shape) -> Iterator[str]:
-    asked, longest = recipe.rollout.kv_tokens or 0, recipe.longest_response
+def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Iterator[str]:
+    """asked: tokens of a cache. longest: tokens of a response."""
     for process in table.learners:
         if process.total > table.usable:
             part = max(process.bytes, key=lambda kind: process.bytes[kind])

@@ -187,8 +187,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         placement = placed_here(recipe, None, shape.max_positions).refuse()
         memory = _memory(shown, placement, cache, _positions_at_first(shown) if rows is None else 1, None, {})
         material = replace(material, notes=shown.notes)
-    told = () if recipe.cluster.launcher == "ray" else placement.notes()
-    return replace(material, placement=placement, memory=memory, notes=[*material.notes, *told])
+    idle = [] if recipe.cluster.launcher == "ray" else list(placement.notes())
+    return replace(material, placement=placement, memory=memory, notes=[*material.notes, *idle])
 
 
 def pool_sizes(recipe: Recipe) -> dict[str, int]:

@@ -154,7 +154,9 @@ def _print_here(made: CpuPlan) -> None:
 
 
 def _print(made: GpuPlan) -> None:
-    said = f"{made.learners} learners and {made.engines} engines on {made.gpu}"
+    from rocstar.support.screen import plural
+
+    said = f"{plural(made.learners, 'learner')} and {plural(made.engines, 'engine')} on {made.gpu}"
     print(f"{_count(made.parameters)} parameters; {said}; GB on each GPU of a process:\n\n{made.placement.table()}")
     for told in made.placement.notes():
         print(told, file=sys.stderr)
