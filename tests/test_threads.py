@@ -21,6 +21,7 @@ from rocstar.errors import EngineUnavailable
 from rocstar.learning import threads as of_torch
 from rocstar.parts import threads
 from rocstar.parts.build import named_engines
+from rocstar.parts.placement import place
 from rocstar.parts.threads import begin_threads, begin_threads_of_run, paying
 from rocstar.record.folder import RunFolder
 from rocstar.run.continued import continued, record
@@ -120,7 +121,8 @@ def test_recipes_whose_figures_are_quoted_compute_with_one_thread(name: str) -> 
 def test_engines_in_processes_share_the_threads(tmp_path: Path) -> None:
     asked = Recipe(engine=[TorchEngines(name="a", kind="torch", count=2), TorchEngines(name="b", kind="torch")])
     settings = EngineSettings(folder="none", rows=1, positions=1, vocab_size=1, threads=8)
-    engines = named_engines(asked.engine, settings, tmp_path, start=lambda settings: 1 / 0)  # type: ignore[arg-type,return-value]
+    table = place(asked, None, {"here": ()}, 0.0)
+    engines = named_engines(asked.engine, settings, tmp_path, lambda settings: 1 / 0, table)  # type: ignore[arg-type,return-value]
     assert [engine._settings.threads for engine in engines.values() if isinstance(engine, ProcessEngine)] == [2, 2, 2]
 
 

@@ -85,5 +85,5 @@ def _tested(source: Source) -> dict[str, Any]:
         async with subject.opened(positions, machines.sandbox, start_server=machines.start_server) as roller:
             return await swap_test(variants, roller, Sampling(max_new_tokens=1, **drawn))
 
-    with opened_machines(recipe, subject.model.resolve() / "config.json", learns=False) as machines:
+    with opened_machines(recipe, subject.model.resolve() / "config.json", subject.placement) as machines:
         return {**found, "rows": asyncio.run(tested(machines))}

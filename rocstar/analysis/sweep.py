@@ -25,12 +25,15 @@ from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.evaluation.intervals import student
+from rocstar.parts.placement import place
 from rocstar.record.differences import varying
 from rocstar.record.folder import RunFolder, list_runs, read_json, refuse_place
 from rocstar.record.show import COMPARED, state_of
 from rocstar.support.exits import INTERRUPTED
 
 MOST_RUNS = 1000
+JOB = {"job": tuple(map(str, range(4096)))}
+"""GPUs that a job could have."""
 NAME_CHARACTERS = 40  # of a value in the name of its run
 SEED = "run.seed"
 GAINS = ("accuracy", "greedy")
@@ -287,13 +290,13 @@ def slurm_script(argv: Sequence[str], runs: Sequence[SweptRun]) -> str:
             "that does (docs/cluster.md)"
         )
     on_gpu = recipe.model.device == "cuda" or (recipe.model.device == "auto" and recipe.model.path is not None)
-    vllm = sum(engine.count for engine in recipe.engine if engine.kind == "vllm" and not engine.url)
+    gpus = {gpu for process in place(recipe, None, JOB, 0.0).processes for gpu in process.gpus}
     threads = AUTO_CORES if recipe.run.threads == "auto" else recipe.run.threads
     return SLURM.format(
         name=recipe.run.sweep,
         last=len(runs) - 1,
         cores=threads + recipe.sandbox.slots,
-        gpus=f"\n#SBATCH --gpus={recipe.cluster.learners + vllm}" if on_gpu else "",
+        gpus=f"\n#SBATCH --gpus={len(gpus)}" if on_gpu else "",
         folder=shlex.quote(str(Path.cwd())),
         command=shlex.join([sys.executable, "-m", "rocstar", "sweep", *argv]),
     )

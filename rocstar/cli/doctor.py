@@ -89,12 +89,13 @@ def _extras() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
-    from rocstar.learning.models import gpus
+    from rocstar.learning.models import free_bytes, gpus
 
     version, cards = versions()["torch"], gpus()
     if cards:
         told = ", ".join(
-            f"{card.name} ({card.free_bytes / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)" for card in cards
+            f"GPU {card.id} {card.name} ({free_bytes(index) / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
+            for index, card in enumerate(cards)
         )
         return Finding(name="torch", state=State.OK, found=f"{version}, {told}")
     driver = Path("/dev/nvidiactl").exists()

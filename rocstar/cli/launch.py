@@ -26,7 +26,7 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     recipe = material.recipe
     quiet_torch()
     identity = folder.path.resolve() / "run.json"
-    with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity) as machines:
+    with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity, material.placement) as machines:
         from rocstar.run.stopper import Stopper
         from rocstar.train import train
 

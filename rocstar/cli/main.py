@@ -342,6 +342,7 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
                 "settings": recipe.resolved(),
                 "differs": [asdict(one) for one in given],
                 "memory": memory,
+                "placement": [asdict(process) for process in material.placement.processes],
                 "first_prompt": prompt,
             }
         )
@@ -353,6 +354,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
         print(f"stages in order: {order or 'none'}", file=sys.stderr)
         if prompt is not None:
             print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
+    if material.placement.gpu_bytes:
+        print(material.placement.table(), file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
     for told in material.notes:

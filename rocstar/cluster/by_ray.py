@@ -9,54 +9,67 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
 from rocstar.cluster.here import Machines, started_sandbox
-from rocstar.cluster.places import LOOPBACK, Wish, are_here, connected, needed, own_address, refuse_unshared, set_aside
+from rocstar.cluster.places import (
+    LOOPBACK,
+    Wish,
+    are_here,
+    connected,
+    gpus_of_machines,
+    needed,
+    own_address,
+    refuse_unshared,
+    set_aside,
+)
 from rocstar.config.places import SandboxSection
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.sandbox.client import SandboxClient
 
+if TYPE_CHECKING:
+    from rocstar.parts.placement import Placement
+
 LEARNERS, SERVERS, SANDBOXES = "learners", "servers", "sandboxes"
 
 
 @contextmanager
-def opened(recipe: Recipe, proof: Path, *, learns: bool) -> Iterator[Machines]:
+def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
-    from rocstar.learning.models import device_of  # loads torch
-
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError('torchrun has started the learners already; leave it out or set cluster.launcher "processes"')
     with ExitStack() as stack:
         nodes = recipe.cluster.sandbox_nodes
         child = None if nodes else stack.enter_context(started_sandbox(recipe.sandbox))
-        gpus = int(device_of(recipe.model).type == "cuda")  # of each learner and server
-        wanted = partial(wishes, recipe, gpus, learns=learns)
+        wanted = partial(wishes, recipe, placement)
         stack.enter_context(connected(needed(wanted().values()).get("CPU", 0)))
+        if placement.gpu_bytes:
+            placement.on(gpus_of_machines())
         groups = stack.enter_context(set_aside(wanted(own_address())))
         for name in {LEARNERS, SERVERS} & groups.keys():
             refuse_unshared(groups[name], proof)
         yield Machines(
             sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
             start_ranks=partial(
-                learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), gpus
+                learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), placement.learners
             ),
-            start_server=vllm_servers.starter(groups.get(SERVERS), gpus),
+            start_server=vllm_servers.starter(groups.get(SERVERS), placement.servers),
             engines_share_memory=SERVERS not in groups or are_here(groups[SERVERS]),
         )
 
 
-def wishes(recipe: Recipe, gpus: int, driver: str = LOOPBACK, *, learns: bool) -> Mapping[str, Wish]:
-    """The places to set aside. gpus: number for each learner and server. driver: address of this machine."""
-    cluster, servers = recipe.cluster, recipe.servers
+def wishes(recipe: Recipe, placement: Placement, driver: str = LOOPBACK) -> Mapping[str, Wish]:
+    """The places to set aside. driver: address of this machine."""
+    cluster, learners, servers = recipe.cluster, placement.learners, placement.servers
     found: dict[str, Wish] = {}
-    if learns and (cluster.learners > 1 or gpus):
-        found[LEARNERS] = learner_ranks.wish(cluster.learners, gpus, driver)
+    if len(learners) > 1 or any(learner.needs for learner in learners):
+        found[LEARNERS] = learner_ranks.wish(learners, driver)
     if servers:
-        found[SERVERS] = vllm_servers.wish(servers, gpus)
+        found[SERVERS] = vllm_servers.wish(servers)
     if cluster.sandbox_nodes:
         found[SANDBOXES] = sandbox_nodes.wish(cluster.sandbox_nodes, recipe.sandbox.slots)
     return found

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
     from rocstar.engines.vllm_server import StartServer
     from rocstar.learning.ranks import Ranks
+    from rocstar.parts.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +35,14 @@ class Machines:
 
 
 @contextmanager
-def opened_here(recipe: Recipe) -> Iterator[Machines]:
+def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
     from rocstar.engines.vllm_server import VllmServer
 
     def start_ranks() -> Ranks:
         from rocstar.learning.ranks import start
 
-        return start(recipe.cluster, recipe.model, os.environ)
+        return start(recipe.cluster, recipe.model, os.environ, placement.local_ranks)
 
     with started_sandbox(recipe.sandbox) as sandbox:
         yield Machines(

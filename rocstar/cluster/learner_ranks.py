@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, own_address, sentence
+from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, gpus, own_address, sentence
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, Unavailable
@@ -22,6 +22,7 @@ from rocstar.support.threads import quiet_torch
 
 if TYPE_CHECKING:
     from rocstar.learning.ranks import Ranks
+    from rocstar.parts.placement import Placed
 
 END_SECONDS = 10.0
 TELL_SECONDS = 1.0
@@ -75,11 +76,11 @@ class RayRank:
         self.ended(END_SECONDS)
 
 
-def wish(learners: int, gpus: int, driver: str) -> Wish:
-    """A place for each rank, with so many GPUs; that of rank 0 on the machine of this address, the driver's."""
-    gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
-    places = [{f"node:{driver}": PINNED, **gpu}, *[{"CPU": 1.0, **gpu}] * (learners - 1)]
-    return Wish(f"cluster.learners {learners}", places)
+def wish(learners: Sequence[Placed], driver: str) -> Wish:
+    """A place for each rank, with its GPU; that of rank 0 on the machine of this address, the driver's."""
+    own = [{f"node:{driver}": PINNED}, *[{"CPU": 1.0}] * (len(learners) - 1)]
+    places = [{**place, **gpus(learner.needs)} for place, learner in zip(own, learners, strict=True)]
+    return Wish(learners[0].asked_by, places)
 
 
 def start(
@@ -87,7 +88,7 @@ def start(
     model: ModelSection,
     environment: Mapping[str, str],
     group: PlacementGroup | None,
-    gpus: int,
+    learners: Sequence[Placed],
 ) -> Ranks:
     """As `rocstar.learning.ranks.start`, in the places of `wish`; without any, rank 0 is alone and needs none. Raises
     ConfigError where this process does not see the GPU that Ray lends it, Unavailable where Ray fails."""
@@ -96,33 +97,38 @@ def start(
     if group is None:
         return start_here(cluster, model, environment)
     try:
-        return _placed(cluster, model, environment, group, gpus)
+        return _placed(cluster, model, environment, group, learners)
     except (ray.exceptions.RayError, ConnectionError) as error:
         raise Unavailable(f"Ray did not start the learner ranks: {sentence(error)}") from error
 
 
 def _placed(
-    cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], group: PlacementGroup, gpus: int
+    cluster: ClusterSection,
+    model: ModelSection,
+    environment: Mapping[str, str],
+    group: PlacementGroup,
+    learners: Sequence[Placed],
 ) -> Ranks:
     from rocstar.learning.ranks import Ranks, lead
 
-    own_gpu = _own_gpu(group, environment) if gpus else 0
+    own_gpu = _own_gpu(group, environment) if learners[0].needs else 0
     if cluster.learners == 1 and not cluster.offload_optimizer:
         alone = Ranks()
         alone.local_rank = own_gpu
         return alone
     actor: Any = ray.remote(LearnerActor)
     actors = [
-        actor.options(**at(group, rank, cpus=1, gpus=gpus)).remote(os.getcwd()) for rank in range(1, cluster.learners)
+        actor.options(**at(group, rank, cpus=1, gpus=learner.needs)).remote(os.getcwd())
+        for rank, learner in enumerate(learners[1:], start=1)
     ]
     addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
 
     def begin(variables: Mapping[str, str]) -> RayRank:
-        seen = {**variables, "LOCAL_RANK": "0"}  # Ray shows an actor no GPU but its own
-        return RayRank(actors[int(variables["RANK"]) - 1], group, seen)
+        return RayRank(actors[int(variables["RANK"]) - 1], group, variables)
 
     host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
-    return lead(cluster, model, begin, host=host, local_rank=own_gpu)
+    seen = [own_gpu, *[0] * len(actors)]  # Ray shows an actor no GPU but its own
+    return lead(cluster, model, begin, host=host, gpus=seen)
 
 
 def _own_gpu(group: PlacementGroup, environment: Mapping[str, str]) -> int:

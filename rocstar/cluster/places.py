@@ -98,6 +98,20 @@ def _no_room(wishes: Collection[Wish]) -> ConfigError:
     return ConfigError(f"{asking} need {' and '.join(said)}; ask for less or add machines")
 
 
+def gpus(count: int) -> dict[str, float]:
+    """So many GPUs of a place, in Ray's words."""
+    return {"GPU": count} if count else {}
+
+
+def gpus_of_machines() -> dict[str, tuple[str, ...]]:
+    """The GPUs of each machine by Ray's counting; this machine's come first."""
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != _here())
+    return {
+        f"machine {number} ({node['NodeManagerAddress']})": tuple(map(str, range(int(node["Resources"].get("GPU", 0)))))
+        for number, node in enumerate(alive)
+    }
+
+
 def needed(wishes: Collection[Wish]) -> dict[str, float]:
     """CPUs and GPUs of all places together."""
     places = [place for wish in wishes for place in wish.places]

@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import LOOPBACK, Wish, at, own_address, sentence
-from rocstar.config.places import VllmEngines
+from rocstar.cluster.places import LOOPBACK, Wish, at, gpus, own_address, sentence
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
+
+if TYPE_CHECKING:
+    from rocstar.parts.placement import Placed
 
 ASK_SECONDS = 5.0  # for an answer that comes at once from a healthy machine
 END_SECONDS = 40.0  # more than a server takes to end in order
@@ -77,25 +79,22 @@ class RayServer:
         ray.kill(self._actor)
 
 
-def wish(entries: Sequence[VllmEngines], gpus: int) -> Wish:
-    """A place for each server that a recipe has started, with so many GPUs."""
-    gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
-    places = [{"CPU": float(entry.threads), **gpu} for entry in entries for _ in entry.names]
-    return Wish(" and ".join(f"engine.{entry.name}.count {entry.count}" for entry in entries), places)
+def wish(servers: Sequence[Placed]) -> Wish:
+    """A place for each server that a recipe has started, with its GPUs."""
+    places = [{"CPU": float(server.threads), **gpus(server.needs)} for server in servers]
+    return Wish(" and ".join(dict.fromkeys(server.asked_by for server in servers)), places)
 
 
-def starter(group: PlacementGroup | None, gpus: int) -> StartServer:
-    """Starts each server in one of the places of `wish`; an engine gives its place back before it begins anew. gpus: of
-    each server, which Ray shows no other."""
+def starter(group: PlacementGroup | None, servers: Sequence[Placed]) -> StartServer:
+    """Starts each server in its place of `wish`; an engine gives its place back before it begins anew."""
     actor: Any = ray.remote(ServerActor)
 
     async def start(settings: VllmSettings, tell: Tell) -> RayServer:
         assert group is not None, "no server was wished for"
-        server = RayServer(actor.options(**at(group, cpus=settings.threads, gpus=gpus)).remote())
+        need = servers[settings.place].needs
+        server = RayServer(actor.options(**at(group, settings.place, cpus=settings.threads, gpus=need)).remote())
         try:
-            given = (settings.environment or {}).items()  # Ray says which GPU it is
-            environment = {name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"}
-            await server.start(replace(settings, environment=environment))
+            await server.start(replace(settings, gpus=()))  # Ray shows it its own
         except BaseException:
             await server.close()
             raise

@@ -56,7 +56,7 @@ class ClusterSection(Section):
     """Sandbox services, each with `sandbox.slots` slots, that Ray places and the run ends; 0: the sandbox that
     `[sandbox]` describes."""
     offload_optimizer: bool = False
-    """Keep optimizer state in main memory instead of on the GPU."""
+    """Keep weights, gradients and optimizer state in main memory instead of on the GPU."""
 
     @model_validator(mode="after")
     def ray_places_sandboxes(self) -> ClusterSection:
@@ -92,8 +92,10 @@ class VllmEngines(Section):
     kind: Literal["vllm"]
     """The kind of engine."""
     count: int = Field(default=1, ge=1, le=1024)
-    """Servers to start; each decodes `rollout.engine_rows` sequences at once and has room for that many of the greatest
-    length."""
+    """Servers to start; each decodes `rollout.engine_rows` sequences at once. On GPUs its KV cache has what the weights
+    leave unless `rollout.kv_tokens` asks for less, on CPUs room for so many sequences of the greatest length."""
+    tensor_parallel: Count = 1
+    """GPUs that each server is spread over (`--tensor-parallel-size`)."""
     url: str | None = None
     """Address of a server that runs already, was started as docs/vllm.md describes, and can read the folders in which
     weights are passed on. Unset: the run starts `count` servers."""
@@ -110,8 +112,11 @@ class VllmEngines(Section):
 
     @model_validator(mode="after")
     def one_url_is_one_server(self) -> VllmEngines:
-        if self.url is not None and (self.count > 1 or self.python is not None or self.threads > 1):
-            raise ValueError("url names one server that runs already; leave count, python and threads out")
+        own = self.count > 1 or self.python is not None or self.threads > 1 or self.tensor_parallel > 1
+        if self.url is not None and own:
+            raise ValueError(
+                "url names one server that runs already; leave count, python, threads and tensor_parallel out"
+            )
         return self
 
 

@@ -265,9 +265,9 @@ class RolloutSection(StageRolloutSection):
     engine_rows: Count = 64
     """Sequences that an engine decodes at once."""
     kv_tokens: Count | None = None
-    """Size of an engine's KV cache, in tokens of attempts that decode or wait for their tools. Unset: room for
-    engine_rows attempts of the greatest length. With less, attempts that outgrow the cache are fed to the engine again
-    later."""
+    """Size of an engine's KV cache, in tokens of attempts that decode or wait for their tools. Unset: on a GPU what is
+    left of its memory, on CPUs room for engine_rows attempts of the greatest length. With less, attempts that outgrow
+    the cache are fed to the engine again later."""
     engine_patience_seconds: Seconds = 120.0
     """An engine that has turns to do and makes no progress for this long is taken out, and so is one that takes longer
     to load new weights; its turns are done by other engines. If no engine makes progress for this long, the turns end

@@ -51,9 +51,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     version: int = 0
     """Policy version of the weights there."""
     device: str = "cpu"
-    """`cpu`, or `cuda`: the child takes the GPU of its `place`."""
-    place: int = 0
-    """Number among the engines of a run."""
+    """`cpu` or `cuda`."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that the engine sees, as CUDA_VISIBLE_DEVICES names them; none: all that this process sees."""
     dtype: str = "float32"
     rows: int
     positions: int
@@ -230,7 +230,7 @@ class ProcessEngine:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", self._module, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
-                env=_environment(),
+                env=_environment(self._settings.gpus),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
             )
@@ -290,9 +290,15 @@ class ProcessEngine:
         return EngineUnavailable(f"the engine process {self._ended}")
 
 
-def _environment() -> dict[str, str]:
+def visible(gpus: Sequence[str]) -> dict[str, str]:
+    """The variable that shows a process these GPUs alone."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def _environment(gpus: Sequence[str]) -> dict[str, str]:
     path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROCSTAR_PARENT": str(os.getpid())}
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROCSTAR_PARENT": str(os.getpid())}
+    return {**os.environ, **own, **visible(gpus)}
 
 
 async def _ending(process: asyncio.subprocess.Process) -> int:

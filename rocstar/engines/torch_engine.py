@@ -189,14 +189,11 @@ async def opened(settings: EngineSettings) -> TorchEngine:
 
     disable_progress_bar()
     torch.set_num_threads(settings.threads)
-    device = torch.device("cpu")
-    if settings.device == "cuda":
-        device = torch.device("cuda", settings.place % torch.cuda.device_count())
     try:
         model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=getattr(torch, settings.dtype))
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
-    model = model.to(device)
+    model = model.to(settings.device)  # of GPUs the first that is visible
     engine = TorchEngine(
         model,
         rows=settings.rows,

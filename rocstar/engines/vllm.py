@@ -112,6 +112,7 @@ class VllmEngine:
         """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it is
         asked for some, has failed. start: how a server of its own is started. tell: gets a line of progress now and
         then while a server starts."""
+        self._server_name = ""
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self._start = start
         self.url = server if isinstance(server, str) else ""
@@ -150,7 +151,9 @@ class VllmEngine:
         await self.close()
         self._broken = "the engine could not be started"
         if isinstance(self._place, VllmSettings):
-            self._server = await self._start(_beginning(self._place, newest and newest()), self._tell)
+            self._server_name = secrets.token_hex(8)
+            settings = replace(_beginning(self._place, newest and newest()), name=self._server_name)
+            self._server = await self._start(settings, self._tell)
             self.url = self._server.url
         await self._open(VllmClient(self.url, self._patience))
         if newest and (weights := newest()):
@@ -178,7 +181,7 @@ class VllmEngine:
     async def _open(self, client: VllmClient) -> None:
         self._client = client
         try:
-            told = await client.call("rocstar_open", self._known)
+            told = await self._recognised(client)
         except EngineUnavailable as error:
             raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
         self._facts = _suitable(told, self._known, self.url)
@@ -189,6 +192,17 @@ class VllmEngine:
         self._metrics = self._first = await client.metrics()
         self._broken = None
         self._watch = asyncio.create_task(self._look(client))
+
+    async def _recognised(self, client: VllmClient) -> list[dict[str, Any]]:
+        """What the workers say of themselves. Raises EngineUnavailable where they are not of the server that this
+        engine started, but of another that got its port; that one is left as it is."""
+        told = await client.call("rocstar_open", self._known, self._server_name)
+        for name in {worker.get("name") for worker in told} - {self._server_name} if self._server_name else ():
+            raise EngineUnavailable(
+                f"the server at {self.url} is not the one that was started there: it is called {name or 'nothing'}, "
+                f"ours {self._server_name}"
+            )
+        return told
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
@@ -331,6 +345,8 @@ class VllmEngine:
     async def _take(self, client: VllmClient, weights: Weights, folder: str) -> int:
         """Returns how many requests had lost their cache before."""
         before, self._broken = self._broken, f"an exchange of weights was interrupted at {self.url}"
+        if self._server_name:
+            await self._recognised(client)
         await client.pause()
         preempted = (await client.metrics()).preemptions
         told = await client.call("rocstar_load", folder)

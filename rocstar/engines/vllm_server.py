@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import httpx
 
 from rocstar.engines.memory import cache_bytes
+from rocstar.engines.process import visible
 from rocstar.errors import ConfigError, EngineUnavailable
 
 INSIDE = Path(__file__).parent / "inside_vllm"
@@ -33,6 +34,7 @@ LOGPROBS_MODE = "processed_logprobs"  # those after temperature
 SCHEDULING = "priority"  # canary rows come before waiting requests
 CANARY_ROWS = 1  # that decode beside those asked for, however many those are
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
+NAME = "ROCSTAR_SERVER_NAME"  # variable that inside_vllm/rocstar_vllm_worker.py reads
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
 
 
@@ -58,8 +60,18 @@ class VllmSettings:
     """cpu or cuda."""
     threads: int = 1
     """Threads that compute, on CPUs."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that it sees, as CUDA_VISIBLE_DEVICES names them; none: all that this process sees."""
+    tensor_parallel: int = 1
+    """GPUs that it is spread over."""
+    memory_share: float | None = None
+    """Share of each GPU's memory that it may take, cache included; None for vLLM's own."""
+    place: int = -1
+    """Number among the servers that a run starts; -1: any."""
+    name: str = ""
+    """Drawn for this start; the server's workers say it, so that another server at its address is noticed."""
     environment: Mapping[str, str] | None = None
-    """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
+    """Variables beyond those of this process."""
     host: str = "127.0.0.1"
     """Address of this machine that it listens on."""
     reads_weights: bool = True
@@ -150,11 +162,13 @@ class VllmServer:
                 await asyncio.sleep(0.2)
 
 
-def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str) -> int:
-    """Bytes of keys and values for so many tokens. config: of a Qwen2, Qwen3 or Llama folder."""
+def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str, several: int = 1) -> int:
+    """Bytes of keys and values for so many tokens, on each of `several` GPUs. config: of a Qwen2, Qwen3 or Llama
+    folder."""
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
-    shape = (config["num_hidden_layers"], config.get("num_key_value_heads") or heads, width)
+    kv_heads = -(-(config.get("num_key_value_heads") or heads) // several)
+    shape = (config["num_hidden_layers"], kv_heads, width)
     return cache_bytes(shape, tokens, ITEM_BYTES[dtype])
 
 
@@ -171,6 +185,8 @@ def _options(settings: VllmSettings, port: int) -> list[str]:
         "worker-extension-cls": "rocstar_vllm_worker.RocstarWorker",
         **({} if settings.reads_weights else {"load-format": "dummy"}),
         **({} if settings.rows is None else {"max-num-seqs": settings.rows + CANARY_ROWS}),
+        **({} if settings.tensor_parallel == 1 else {"tensor-parallel-size": settings.tensor_parallel}),
+        **({} if settings.memory_share is None else {"gpu-memory-utilization": f"{settings.memory_share:.3f}"}),
         **_cache(settings),
     }
     flags = ["skip-tokenizer-init", "enable-scale-out", "enable-prompt-tokens-details"]
@@ -194,7 +210,8 @@ def _cache(settings: VllmSettings) -> dict[str, int]:
             f"{block}"
         )
     config = json.loads((settings.model / "config.json").read_text())
-    return {"block-size": block, "kv-cache-memory-bytes": kv_bytes(config, (blocks + 1) * block, settings.dtype)}
+    needed = kv_bytes(config, (blocks + 1) * block, settings.dtype, settings.tensor_parallel)
+    return {"block-size": block, "kv-cache-memory-bytes": needed}
 
 
 def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes]:
@@ -210,6 +227,8 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         **(on_cpu if settings.device == "cpu" else {}),
+        **visible(settings.gpus),
+        NAME: settings.name,
         **(settings.environment or {}),
     }
     settings.log.parent.mkdir(parents=True, exist_ok=True)

@@ -253,7 +253,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     subject, asked = planned.subject, planned.asked
     with Recall(planned.folder) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
-        with opened_machines(subject.recipe, weights, learns=False) as machines:
+        with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))
             if planned.lowered:
                 screen.note(

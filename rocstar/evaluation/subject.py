@@ -36,6 +36,7 @@ from rocstar.parts.build import (
 )
 from rocstar.parts.lengths import named, positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
+from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here
 from rocstar.parts.threads import begin_threads
 from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
@@ -97,6 +98,11 @@ class LocalModel:
     def specs(self) -> Sequence[ToolSpec]:
         """The tools, as the model is told of them; none where there is a single turn."""
         return AttemptParts(self.recipe).specs if self.recipe.rollout.has_tools else ()
+
+    @property
+    def placement(self) -> Placement:
+        """Which engine takes which GPU. Raises ConfigError where they do not fit."""
+        return placed_here(self.recipe, self.model, self.holds, learns=False).refuse()
 
     def conversation(self, kind: BenchmarkKind = MATH) -> Conversation:
         """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
@@ -177,13 +183,14 @@ class LocalModel:
         device = device_of(self.recipe.model)
         model = load_model(self.model, device=device, dtype=compute_dtype(self.recipe.model, device))
         engine = TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
-        return {"embedded": engine}
+        return {EMBEDDED: engine}
 
     def _engines(
         self, positions: int, rows: int, kv_tokens: int | None, vocabulary: int, start_server: StartServer
     ) -> Mapping[str, OwnedEngine]:
+        placement = self.placement
         if not self.recipe.engine:
-            return self._embedded(positions, rows, kv_tokens, vocabulary)
+            return self._embedded(positions, rows, placement[EMBEDDED].kv_tokens or kv_tokens, vocabulary)
         _refuse_strangers(self.recipe)
         settings = EngineSettings(
             folder=self.name,
@@ -196,7 +203,7 @@ class LocalModel:
             threads=threads_in_use(),
         )
         logs = self.run.path / "logs" if self.run else Path(tempfile.gettempdir())
-        return named_engines(self.recipe.engine, settings, logs.resolve(), start_server)
+        return named_engines(self.recipe.engine, settings, logs.resolve(), start_server, placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +225,7 @@ class EndpointModel:
     """System message; None for none."""
     run: None = None
     step: int = 0
+    placement: Placement = NOWHERE
 
     @property
     def folder(self) -> str:

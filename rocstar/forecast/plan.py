@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from statistics import fmean
 
-from rocstar.config.places import TorchEngines, VllmEngines
+from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import scaled, synthetic_workload
-from rocstar.parts.memory import engine_bytes, kv_tokens_of, learner_bytes, refusals
+from rocstar.parts.placement import NOWHERE, Placement, place
 from rocstar.parts.shape import Shape, shape_of
 from rocstar.rollout.kv_scheduler import KvScheduler
 
 SIMULATED_ENGINES = 2
+EACH = 8
+"""GPUs of a machine."""
 DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
@@ -95,18 +98,12 @@ class StagePlan:
 class GpuPlan:
     gpu: str
     engines: int
-    """GPUs that write; one engine each."""
+    """Engines that write."""
     learners: int
     """GPUs that learn."""
-    shares_gpu: bool
-    """The engine lies on the first learner's GPU."""
     parameters: int
-    learner: Mapping[str, float]
-    """Bytes by part, on each learner's GPU."""
-    engine: Mapping[str, float]
-    """Bytes by part, on each engine's GPU."""
-    memory_bytes: float
-    """Memory of one GPU."""
+    placement: Placement
+    """Which process takes which GPU, and what lies in its memory."""
     kv_tokens: float
     """Tokens that the KV cache of one engine holds."""
     sequences: float
@@ -135,28 +132,23 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: A
 
 
 def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    shape = shape_of(recipe.model)
-    engines, learners = shared_out(recipe, gpus)
-    learner = learner_bytes(recipe, shape, learners)
-    kv_tokens = kv_tokens_of(recipe, shape, gpu.memory_bytes, learner)
-    engine = engine_bytes(shape, max(0.0, kv_tokens))
-    longest = recipe.longest_response
-    found = [
-        f"{idle}; take fewer GPUs" for idle in (recipe.idle_learners(learners), recipe.idle_engines(engines)) if idle
-    ]
-    found += list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
-    stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
+    shape, recipe = shape_of(recipe.model), shared_out(recipe, gpus)
+    placement = planned_placement(recipe, gpu_name, gpu, gpus)
+    learners, writing, found = recipe.cluster.learners, placement.engines, placement.refusals
+    engines = sum(entry.count for entry in recipe.engine) or 1
+    kv_tokens = min((engine.kv_tokens or 0 for engine in writing), default=0)
+    several = sum(engine.needs for engine in writing) / engines
+    together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
+    learned_flops = learners * gpu.flops * assumed.learning_share
+    stages = [] if found else list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
     return GpuPlan(
         gpu=gpu_name,
         engines=engines,
         learners=learners,
-        shares_gpu=not recipe.engine,
         parameters=shape.parameters,
-        learner=learner,
-        engine=engine,
-        memory_bytes=gpu.memory_bytes,
-        kv_tokens=max(0.0, kv_tokens),
-        sequences=max(0.0, kv_tokens) / max(1.0, assumed.length_share * longest),
+        placement=placement,
+        kv_tokens=kv_tokens,
+        sequences=kv_tokens / max(1.0, assumed.length_share * recipe.longest_response),
         stages=stages,
         disk_bytes_a_day=_disk(recipe, shape, stages),
         refusals=found,
@@ -165,22 +157,50 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
     )
 
 
-def shared_out(recipe: Recipe, gpus: int) -> tuple[int, int]:
-    """(engines, learners) of so many GPUs, in the recipe's own proportion, at least one of each. A recipe without
-    `[[engine]]` has one engine, on the first learner's GPU. Raises ConfigError where there are too few."""
-    named = sum(entry.count for entry in recipe.engine if isinstance(entry, TorchEngines | VllmEngines))
-    if not named:
-        return 1, gpus
-    if gpus < 2:
-        raise ConfigError(f"{gpus} GPU is too few for [[engine]] entries beside a learner; take 2, or leave them out")
-    engines = min(gpus - 1, max(1, round(gpus * named / (named + recipe.cluster.learners))))
-    return engines, gpus - engines
+def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) -> Placement:
+    """On so many GPUs, EACH of them in a machine; nothing is placed where some would have nothing to do. Raises
+    ConfigError."""
+    recipe, longest, name = shared_out(recipe, gpus), recipe.longest_response, f"a GPU of kind {gpu_name}"
+    engines = sum(entry.count for entry in recipe.engine)
+    idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
+    if told := [f"{one}; take fewer GPUs" for one in idle if one]:
+        return replace(NOWHERE, refusals=told)
+    machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
+    return place(recipe, shape_of(recipe.model), machines, gpu.memory_bytes, positions=longest, gpu=name)
+
+
+def shared_out(recipe: Recipe, gpus: int) -> Recipe:
+    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each.
+    Without `[[engine]]` all learn, and one engine lies on the first learner's GPU. Raises ConfigError where there are
+    too few."""
+    each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
+    wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
+    least = sum(each) + 1
+    if gpus < least:
+        told = f"{gpus} GPU is too few for [[engine]] entries beside a learner"
+        raise ConfigError(f"{told}; take {least}, or leave them out")
+    share = gpus / (wanted + recipe.cluster.learners)
+    counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
+    while sum(map(mul, counts, each)) >= gpus:
+        counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
+    engines = [
+        entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
+        for entry, count in zip(recipe.engine, counts, strict=True)
+    ]
+    cluster = {"learners": gpus - sum(map(mul, counts, each)), "launcher": "processes"}
+    return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 
 def _stages(
-    recipe: Recipe, shape: Shape, gpu: GpuSpec, engines: int, learners: int, kv_tokens: float, assumed: Assumptions
+    recipe: Recipe,
+    shape: Shape,
+    gpu: GpuSpec,
+    engines: int,
+    learned_flops: float,
+    kv_tokens: float,
+    assumed: Assumptions,
 ) -> Iterator[StagePlan]:
-    learned_flops = learners * gpu.flops * assumed.learning_share
+    """gpu: what those of one engine do together."""
     passes = 4.0 if recipe.model.gradient_checkpointing else 3.0  # forward, backward twice as much, forward again
     for stage in recipe.stage:
         if isinstance(stage, SftStage):

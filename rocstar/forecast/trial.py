@@ -74,7 +74,7 @@ def predicted(
     material = replace(material, recipe=_shortened(material.recipe))
     with TemporaryDirectory() as place:
         folder = RunFolder.create(material.recipe, place, ())
-        with opened_machines(material.recipe, folder.path / "run.json") as machines:
+        with opened_machines(material.recipe, folder.path / "run.json", material.placement) as machines:
             measured = asyncio.run(_measured(recipe, material, folder, machines, screen, rl_step, wall, length_share))
     memory = material.memory.run if material.memory else nan
     pools = {name: len(problems) for name, problems in material.problems.items()}

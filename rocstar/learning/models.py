@@ -3,6 +3,7 @@ computes them with: GPUs and dtypes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,23 +106,22 @@ def name_of_dtype(dtype: torch.dtype) -> str:
 class VisibleGpu(NamedTuple):
     """A GPU of this machine."""
 
+    id: str
+    """As CUDA_VISIBLE_DEVICES names it."""
     name: str
     bytes: int
     """Size of its memory."""
-    free_bytes: int
-    """What of its memory is free now."""
 
 
 def gpus() -> list[VisibleGpu]:
-    """The GPUs that this build of torch can use, in its order."""
-    found = []
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        found.append(VisibleGpu(torch.cuda.get_device_name(index), total, free))
-    return found
-
-
-def gpu_bytes() -> int | None:
-    """Memory of the smallest GPU here; None without one. Asks only what needs no context on the GPUs."""
+    """The GPUs that this build of torch can use, in its order. Asks only what needs no context on them."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min((torch.cuda.get_device_properties(place).total_memory for place in range(count)), default=None)
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = shown.split(",") if shown else map(str, range(count))
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return [VisibleGpu(id.strip(), gpu.name, gpu.total_memory) for id, gpu in zip(ids, found, strict=False)]
+
+
+def free_bytes(index: int) -> int:
+    """What of a GPU's memory is free now."""
+    return torch.cuda.mem_get_info(index)[0]

@@ -21,8 +21,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -45,6 +50,7 @@ IDLE = timedelta(
 )  # a rank waits for rank 0 as long as rollouts take; its death is seen by the closed connection
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
+MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
 PR_SET_PDEATHSIG = 1
 
 
@@ -206,15 +212,18 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
     return on_all  # type: ignore[return-value]
 
 
-def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
+def start(
+    cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], gpus: Sequence[int] = ()
+) -> Ranks:
     """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
 
-    Close them at the end."""
+    gpus: number of each rank's GPU among those that this process sees; none: that of the rank. Close them at the end.
+    """
     if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
         return _join(environment, model, cluster.offload_optimizer)
     if cluster.learners == 1 and not cluster.offload_optimizer:
         return ALONE
-    return lead(cluster, model, _begin_process)
+    return lead(cluster, model, _begin_process, gpus=gpus)
 
 
 def serve_rank(environment: Mapping[str, str]) -> None:
@@ -233,12 +242,14 @@ def lead(
     begin: Callable[[Mapping[str, str]], StartedRank],
     *,
     host: str = "127.0.0.1",
-    local_rank: int = 0,
+    gpus: Sequence[int] = (),
 ) -> Ranks:
     """This process as rank 0. `begin` starts each of the others, given its torchrun variables (see `serve_rank`).
 
-    host: where they find this process. local_rank: which of its GPUs this process learns on."""
+    host: where they find this process. gpus: of each rank, as for `start`. Raises RunHalted where one ends, or does not
+    come, before all have met."""
     size = cluster.learners
+    gpus = gpus or range(size)
     store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=START)
     shared = {
         "WORLD_SIZE": str(size),
@@ -249,13 +260,49 @@ def lead(
     children: list[StartedRank] = []
     try:
         for rank in range(1, size):
-            children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-        ranks = _joined(0, local_rank, size, store, model, cluster.offload_optimizer)
+            children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(gpus[rank])}))
+        ranks = _met(children, partial(_joined, 0, gpus[0], size, store, model, cluster.offload_optimizer))
     except BaseException:
         for child in children:
             child.end()
         raise
     ranks.children = children
+    return ranks
+
+
+def _met(children: Sequence[StartedRank], joined: Callable[[], Ranks]) -> Ranks:
+    """What `joined` gives, which waits in a thread for all ranks, and would wait long for one that has ended."""
+    waiting = Future[Ranks]()
+
+    def wait() -> None:
+        try:
+            waiting.set_result(joined())
+        except BaseException as error:
+            waiting.set_exception(error)
+
+    def refuse_dead(seconds: float = 0) -> None:
+        for rank, child in enumerate(children, start=1):
+            if how := child.ended(seconds):
+                raise RunHalted(f"learner rank {rank} {how} before all ranks had met; what it printed says why")
+
+    threading.Thread(target=wait, name="meeting the other ranks", daemon=True).start()
+    deadline, failed = time.monotonic() + START.total_seconds(), ""
+    while not waiting.done() and time.monotonic() < deadline:
+        refuse_dead()
+        wait_for([waiting], timeout=MEETING_SECONDS)
+    try:
+        ranks = waiting.result(timeout=0)
+    except RuntimeError as error:
+        if not _broken_exchange(error):
+            raise
+        refuse_dead(2)
+        failed = f": {_first_line(error)}"
+    except TimeoutError:
+        failed = f" within {START}"
+    if failed:
+        raise RunHalted(f"the {len(children) + 1} learner ranks did not meet{failed}; see what they printed")
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.set_device(ranks.local_rank)  # which holds for one thread
     return ranks
 
 

@@ -26,6 +26,7 @@ from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.parts.lengths import named
+from rocstar.parts.placement import Placement
 from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
@@ -213,41 +214,47 @@ class OwnedEngine(Engine, Protocol):
 
 
 def named_engines(
-    entries: Sequence[Engines], settings: EngineSettings, logs: Path, start: StartServer
+    entries: Sequence[Engines], settings: EngineSettings, logs: Path, start: StartServer, placement: Placement
 ) -> dict[str, ProcessEngine | VllmEngine]:
-    """Engines of `[[engine]]` by name, each with these settings in a place of its own, torch engines with their share
-    of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is started.
-    Raises ConfigError where there is no vLLM."""
+    """Engines of `[[engine]]` by name, each with these settings on its GPUs and with its KV cache, torch engines with
+    their share of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is
+    started. Raises ConfigError where there is no vLLM."""
     named = [(name, entry) for entry in entries for name in entry.names]
     share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in named))
     settings = with_fields(settings, threads=max(1, share))
-    return {
-        name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log", start)
-        for place, (name, entry) in enumerate(named)
-    }
+    return {name: _engine(name, entry, settings, logs / f"{name}.log", start, placement) for name, entry in named}
 
 
 def _engine(
-    entry: TorchEngines | VllmEngines, settings: EngineSettings, log: Path, start: StartServer
+    name: str,
+    entry: TorchEngines | VllmEngines,
+    settings: EngineSettings,
+    log: Path,
+    start: StartServer,
+    placement: Placement,
 ) -> ProcessEngine | VllmEngine:
+    if isinstance(entry, VllmEngines) and entry.url:
+        return VllmEngine(entry.url, vocab_size=settings.vocab_size)
+    placed = placement[name]
+    settings = with_fields(settings, gpus=placed.gpus, kv_tokens=placed.kv_tokens or settings.kv_tokens)
     if isinstance(entry, TorchEngines):
         return ProcessEngine(settings)
-    return VllmEngine(entry.url or _vllm_server(entry, settings, log), vocab_size=settings.vocab_size, start=start)
-
-
-def _vllm_server(entry: VllmEngines, settings: EngineSettings, log: Path) -> VllmSettings:
-    return VllmSettings(
+    server = VllmSettings(
         model=Path(settings.folder),
         python=vllm_python(entry),
         log=log,
         max_tokens=settings.positions,
         rows=settings.rows,
-        capacity_tokens=settings.kv_tokens or settings.rows * settings.positions,
+        capacity_tokens=settings.kv_tokens or (None if settings.gpus else settings.rows * settings.positions),
         dtype=settings.dtype,
         device=settings.device,
         threads=entry.threads,
-        environment={"CUDA_VISIBLE_DEVICES": str(settings.place)} if settings.device == "cuda" else None,
+        gpus=settings.gpus,
+        tensor_parallel=entry.tensor_parallel,
+        memory_share=placement.share(placed),
+        place=placement.servers.index(placed),
     )
+    return VllmEngine(server, vocab_size=settings.vocab_size, start=start)
 
 
 def vllm_python(entry: VllmEngines) -> Path:

@@ -1,5 +1,5 @@
-"""What lies in memory, bytes by part, and whether it fits: on the GPU of a learner and of an engine, with formulas that
-are printed with the plan, and on this machine where it computes on CPUs. Loads no torch."""
+"""What lies in the memory of this machine where it computes on CPUs, bytes by part, and whether it fits. That of GPUs:
+placement.py. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape
 
-LEFT_FREE = 0.08
-"""Share of a GPU's memory that is left to kernels, the allocator's gaps and communication."""
-LAYER_BYTES = 34
-"""Activations of one token in one layer, in units of its hidden size, when nothing is computed again (bf16, flash
-attention; Korthikanti et al., arXiv 2205.05198, without the attention scores)."""
-CHECKPOINT_BYTES = 2
-"""Activations where layers are computed again: their input alone."""
 LOGITS = 3
 """How often those of a chunk are in memory at once (`learning/head.py`): with their logprobs and probabilities."""
 PROCESS_BYTES = 0.42e9
@@ -34,80 +27,8 @@ TOLD_BYTES = 5e7
 """Smaller parts are left out of messages."""
 
 
-def learner_bytes(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
-    """Parts of one of `ranks` learners on GPUs (FSDP2: weights, gradients and optimizer state in equal parts)."""
-    each = shape.parameters / ranks
-    # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
-    passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
-    tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
-    layer = shape.parameters / (shape.layers + 2)
-    kept = CHECKPOINT_BYTES if recipe.model.gradient_checkpointing else LAYER_BYTES
-    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
-    return {
-        "weights (fp32, 4 N / ranks)": 4 * each,
-        "gradients (fp32, 4 N / ranks)": 4 * each,
-        "optimizer (fp32, 8 N / ranks)": 0.0 if recipe.cluster.offload_optimizer else 8 * each,
-        "reference (fp32, 4 N / ranks)": 4 * each if reference else 0.0,
-        "two gathered layers (bf16)": 2 * 2 * layer if ranks > 1 else 2 * shape.parameters,
-        f"activations ({kept} x hidden x layers x tokens)": kept * shape.hidden * shape.layers * tokens
-        + (0 if kept == LAYER_BYTES else LAYER_BYTES * shape.hidden * tokens),
-        "logits of a chunk (fp32, three times)": LOGITS * FP32 * CHUNK_ELEMENTS,
-    }
-
-
-def engine_bytes(shape: Shape, kv_tokens: float) -> dict[str, float]:
-    """Parts of one engine on one GPU, in bf16."""
-    return {
-        "weights (bf16, 2 N)": 2.0 * shape.parameters,
-        f"KV cache ({kv_tokens:,.0f} tokens x {shape.kv_bytes(2):,} bytes)": kv_tokens * shape.kv_bytes(2),
-    }
-
-
-def most_kv_tokens(shape: Shape, memory_bytes: float) -> float:
-    """Tokens whose keys and values fit beside the weights; below zero where these alone do not fit."""
-    return ((1 - LEFT_FREE) * memory_bytes - 2 * shape.parameters) / shape.kv_bytes(2)
-
-
 def total(parts: Mapping[str, float]) -> float:
     return sum(parts.values())
-
-
-def refuse_on_gpu(recipe: Recipe, shape: Shape, memory_bytes: float) -> None:
-    """memory_bytes: of each GPU. Raises ConfigError with the first reason."""
-    learner = learner_bytes(recipe, shape, recipe.cluster.learners)
-    kv_tokens = kv_tokens_of(recipe, shape, memory_bytes, learner)
-    for reason in refusals("a GPU here", memory_bytes, learner, kv_tokens, recipe.longest_response):
-        raise ConfigError(reason)
-
-
-def kv_tokens_of(recipe: Recipe, shape: Shape, memory_bytes: float, learner: Mapping[str, float]) -> float:
-    """Tokens in the KV cache of one engine. Without [[engine]] it lies on the first learner's GPU and has what that one
-    leaves."""
-    there = most_kv_tokens(shape, memory_bytes - (0 if recipe.engine else total(learner)))
-    asked = recipe.rollout.kv_tokens
-    return there if asked is None else min(there, float(asked))
-
-
-def refusals(
-    name: str, memory_bytes: float, learner: Mapping[str, float], kv_tokens: float, longest: int
-) -> Iterator[str]:
-    """Why these do not fit a GPU, in words."""
-    most = (1 - LEFT_FREE) * memory_bytes
-    if total(learner) > most:
-        part = max(learner, key=lambda key: learner[key])
-        yield (
-            f"a learner needs {total(learner) / 1e9:.0f} GB and {name} gives {most / 1e9:.0f} GB; the "
-            f"largest part is {part} with {learner[part] / 1e9:.0f} GB: take more GPUs, model.gradient_checkpointing, "
-            "cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
-        )
-    if kv_tokens < 2 * longest:
-        yield (
-            f"an engine's KV cache would hold {max(0.0, kv_tokens):,.0f} tokens beside the weights on {name}, "
-            f"less than two attempts of {longest} tokens; take GPUs with more memory"
-        )
-
-
-# -- this machine, where it computes on CPUs --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +92,7 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
         always={
             "Python and its libraries": PROCESS_BYTES,
             "weights": weights,
-            "optimizer": max((_moments(stage, shape) for stage in recipe.stage), default=0.0),
+            "optimizer": max((moments(stage, shape) for stage in recipe.stage), default=0.0),
             "KL reference": weights * reference,
             "demonstrations": float(sum(sum(lengths) for lengths in load.rows.values())) * DEMONSTRATION_BYTES,
             "the engine's weights": own * engine,
@@ -246,7 +167,7 @@ def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> 
     return float(max(left + logits, muon * MUON_BYTES * _matrices(shape)))
 
 
-def _moments(stage: Stage, shape: Shape) -> float:
+def moments(stage: Stage, shape: Shape) -> float:
     """Bytes of optimizer state: AdamW keeps two numbers for each parameter, Muon one for those in its matrices."""
     muon = stage.learner.optimizer == "muon"
     return FP32 * (2.0 * shape.parameters - muon * _matrices(shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,13 @@ def shape_of(model: ModelSection) -> Shape:
         f"model.path {model.path!r} is no folder here and none of {', '.join(PUBLISHED)}; to plan, a folder with its "
         "config.json is enough"
     )
+
+
+def known_shape(model: ModelSection, folder: Path | None) -> Shape | None:
+    """The shape of the model in a folder, or of random weights; None where it shows only when it is loaded."""
+    with suppress(ConfigError):
+        return shape_of(model if folder is None else model.model_copy(update={"path": str(folder)}))
+    return None
 
 
 def _from_config(config: Mapping[str, Any], file: Path) -> Shape:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +31,10 @@ from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
-from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here, refuse_on_gpu
+from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts.shape import shape_of
+from rocstar.parts.placement import NOWHERE, Placement, placed_here
+from rocstar.parts.shape import known_shape
 from rocstar.protocols import Task
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
@@ -46,8 +46,6 @@ from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
 from rocstar.types import Problem
 
-ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Device files of drivers; with none of them there is no cuda."""
 TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
@@ -85,6 +83,8 @@ class Material:
     """How conversations are written."""
     benchmarks: Sequence[NamedBenchmark] = ()
     """Benchmarks that are asked besides the held-out problems."""
+    placement: Placement = NOWHERE
+    """Which process takes which GPU."""
     memory: HostMemory | None = None
     """Memory that the run takes of this machine; None on GPUs, and for a model whose shape is not known."""
     notes: Sequence[str] = ()
@@ -169,7 +169,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
-        memory = _memory(material, facts.cache, positions, facts.folder, read)
+        placement = placed_here(recipe, facts.folder, positions).refuse()
+        memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
     else:
         if heldout or material.problems:
             _refuse_long_caps(recipe.model.max_positions, recipe.rollouts, benchmarks)
@@ -183,9 +184,11 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
         if rows is None and any(section.max_prompt_tokens for section in sections):
             shown = without_long_prompts(material, _codec_at_first(material))
-        memory = _memory(shown, cache, _positions_at_first(shown) if rows is None else 1, None, {})
+        placement = placed_here(recipe, None, shape.max_positions).refuse()
+        memory = _memory(shown, placement, cache, _positions_at_first(shown) if rows is None else 1, None, {})
         material = replace(material, notes=shown.notes)
-    return replace(material, memory=memory)
+    idle = [] if recipe.cluster.launcher == "ray" else list(placement.notes())
+    return replace(material, placement=placement, memory=memory, notes=[*material.notes, *idle])
 
 
 def pool_sizes(recipe: Recipe) -> dict[str, int]:
@@ -399,6 +402,7 @@ def _longest_response(rollouts: Iterable[StageRolloutSection]) -> int:
 
 def _memory(
     material: Material,
+    placement: Placement,
     cache: CacheShape | None,
     positions: int,
     folder: Path | None,
@@ -407,16 +411,8 @@ def _memory(
     """What the run takes here. positions: of the longest attempt. read: tokens of demonstrations. Raises ConfigError
     for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
     recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
-    shape = None  # of a model whose size shows only when it is loaded
-    with suppress(ConfigError):
-        shape = shape_of(recipe.model if folder is None else recipe.model.model_copy(update={"path": str(folder)}))
-    if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
-        if shape and not elsewhere:
-            need("train")
-            from rocstar.learning.models import gpu_bytes  # torch, as above
-
-            if (memory := gpu_bytes()) is not None:
-                refuse_on_gpu(recipe, shape, memory)
+    shape = known_shape(recipe.model, folder)
+    if placement.gpu_bytes:
         return None
     rollout = recipe.rollout
     tokens = recipe.engines_here * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
@@ -441,10 +437,6 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
         layouts, times = layouts_of(recipe, one, material.template, None, task_of(recipe, stage)), stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
-
-
-def has_accelerator() -> bool:
-    return any(Path(file).exists() for file in ACCELERATORS)
 
 
 def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from rocstar.learning.models import compute_dtype, device_of, load_model, name_o
 from rocstar.learning.policy import Policy
 from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
+from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.tracker import RunTracker
@@ -95,7 +96,7 @@ async def opened_run(
             watching(watch, patience, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
         )
         published: PublishedWeights | None = None
-        engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
+        engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
         if embedded is None:
             disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
             published = PublishedWeights(disk) if machines.engines_share_memory else PublishedWeights(disk, memory=None)
@@ -237,7 +238,7 @@ def _embedded(material: Material, made: OpenedModel, positions: int, local_rank:
     section, rollout = material.recipe.model, material.recipe.rollout
     device = device_of(section, local_rank)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(section, device))
-    rows, tokens = rollout.engine_rows, rollout.kv_tokens
+    rows, tokens = rollout.engine_rows, material.placement[EMBEDDED].kv_tokens or rollout.kv_tokens
     return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
 
 
@@ -263,7 +264,8 @@ def _processes(
         vocab_size=policy.codec.vocab_size,
         threads=threads_in_use(),
     )
-    return named_engines(recipe.engine, settings, folder.path.resolve() / "logs", machines.start_server)
+    logs = folder.path.resolve() / "logs"
+    return named_engines(recipe.engine, settings, logs, machines.start_server, material.placement)
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------

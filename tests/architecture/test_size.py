@@ -15,23 +15,23 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1250, 9),
-    "analysis": (2234, 12),
+    "analysis": (2237, 12),
     "answers": (3681, 22),
-    "cli": (3322, 23),
-    "cluster": (678, 8),
-    "config": (1908, 11),
+    "cli": (3338, 23),
+    "cluster": (713, 8),
+    "config": (1913, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
-    "engines": (3360, 18),
+    "engines": (3404, 18),
     "errors": (48, 1),
-    "evaluation": (3802, 23),
-    "forecast": (2453, 12),
-    "learning": (3230, 19),
-    "parts": (1021, 7),
+    "evaluation": (3810, 23),
+    "forecast": (2473, 12),
+    "learning": (3277, 19),
+    "parts": (1298, 8),
     "protocols": (271, 1),
     "record": (2841, 17),
     "rollout": (1870, 12),
-    "run": (3181, 20),
+    "run": (3175, 20),
     "sandbox": (8646, 43),
     "serving": (823, 5),
     "support": (1294, 9),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 562, 3905
+CLASSES, FUNCTIONS = 564, 3929
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 7620
+SIGNATURES_WITH_RECIPE = 62
+BENCHMARK_LINES = 7500
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -19,6 +19,7 @@ from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.learning.ranks import ALONE
+from rocstar.parts.placement import Placed
 from tests.tiny_run import Command, metrics, workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -70,7 +71,8 @@ def test_two_learners_and_a_sandbox_on_ray_learn_what_one_learns_across_a_stop_a
 
 
 def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: None) -> None:
-    with set_aside({"learners": learner_ranks.wish(2, 1, own_address())}) as groups:
+    learners = [Placed(name=f"learner-{n}", kind="learner", asked_by="cluster.learners 2", bytes={}) for n in (0, 1)]
+    with set_aside({"learners": learner_ranks.wish(learners, own_address())}) as groups:
         group = groups["learners"]
         own = learner_ranks._own_gpu(group, {})
         asked = ray.remote(lambda: ray.get_gpu_ids()).options(**at(group, 1, cpus=1, gpus=1))
@@ -81,4 +83,4 @@ def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: Non
 
 
 def test_a_learner_without_places_is_alone() -> None:
-    assert learner_ranks.start(ClusterSection(launcher="ray"), ModelSection(device="cpu"), {}, None, 0) is ALONE
+    assert learner_ranks.start(ClusterSection(launcher="ray"), ModelSection(device="cpu"), {}, None, ()) is ALONE

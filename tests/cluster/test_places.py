@@ -21,6 +21,7 @@ from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, wishes
 from rocstar.cluster.places import Wish, are_here, own_address, refuse_unshared, set_aside
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
+from rocstar.parts.placement import Placement, place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,21 +32,31 @@ def recipe(**sections: object) -> Recipe:
     return Recipe.model_validate({"cluster": cluster, "engine": engine, "sandbox": {"slots": 8}, **sections})
 
 
+def placed(asked: Recipe, *gpus: str, learns: bool = True) -> Placement:
+    return place(asked, None, {"here": gpus}, 80e9, learns=learns)
+
+
 def test_room_is_wanted_for_every_part_once() -> None:
-    found = wishes(recipe(), 0, "10.0.0.1", learns=True)
+    found = wishes(recipe(), placed(recipe()), "10.0.0.1")
     assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001}, *[{"CPU": 1}] * 3]
     assert found[SERVERS].places == [{"CPU": 3}] * 2
     assert found[SANDBOXES].places == [{"CPU": 2}] * 2 and found[SANDBOXES].strategy == "SPREAD"
 
 
 def test_on_gpus_each_learner_and_server_has_one_also_where_one_learner_is_alone() -> None:
-    found = wishes(recipe(cluster={"launcher": "ray", "learners": 1}), 1, "10.0.0.1", learns=True)
+    engine = [
+        {"name": "v", "kind": "vllm", "count": 2, "threads": 3},
+        {"name": "w", "kind": "vllm", "tensor_parallel": 2},
+    ]
+    asked = recipe(cluster={"launcher": "ray", "learners": 1}, engine=engine)
+    found = wishes(asked, placed(asked, *"01234"), "10.0.0.1")
     assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001, "GPU": 1}]
-    assert found[SERVERS].places == [{"CPU": 3, "GPU": 1}] * 2
+    assert found[SERVERS].places == [*[{"CPU": 3, "GPU": 1}] * 2, {"CPU": 1, "GPU": 2}]
+    assert found[SERVERS].asked_by == "engine.v.count 2 and engine.w.count 1 x tensor_parallel 2"
 
 
 def test_nothing_is_wanted_for_learners_where_nothing_is_learnt() -> None:
-    assert wishes(recipe(), 0, learns=False).keys() == {SERVERS, SANDBOXES}
+    assert wishes(recipe(), placed(recipe(), learns=False)).keys() == {SERVERS, SANDBOXES}
 
 
 @pytest.mark.slow
@@ -56,9 +67,18 @@ def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
         "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 5 and 5 "
         "free; ask for less or add machines"
     )
-    with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, learns=True):
+    with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, placed(recipe())):
         pass
     assert ray.available_resources()["CPU"] == 5
+
+
+@pytest.mark.slow
+def test_gpus_are_counted_by_machine_as_ray_has_them(two_machines: None, tmp_path: Path) -> None:
+    engine = [{"name": "v", "kind": "vllm", "tensor_parallel": 2}]
+    asked = recipe(cluster={"launcher": "ray"}, engine=engine)
+    told = r"engine.v.count 1 x tensor_parallel 2 need 3 GPUs and there are 2 on machine 0 .* and 0 on machine 1"
+    with pytest.raises(ConfigError, match=told), opened(asked, tmp_path, placed(asked, "0", "1", "2")):
+        pass
 
 
 @pytest.mark.slow
@@ -98,7 +118,7 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
     proof.write_text("{}")
     asked = recipe(cluster={"launcher": "ray"}, engine=engine, sandbox={"slots": 1, "preload": []})
     others = {"rest": Wish("the other machine", [{"CPU": 3}])} if shared else {}
-    with set_aside(others), opened(asked, proof, learns=True) as machines:
+    with set_aside(others), opened(asked, proof, placed(asked)) as machines:
         assert machines.engines_share_memory is shared
 
 
@@ -107,9 +127,10 @@ import sys, psutil
 from pathlib import Path
 from rocstar.config.sections import Recipe
 from rocstar.cluster.start import opened_machines
+from rocstar.parts.placement import place
 cluster = {"launcher": "ray", "sandbox_nodes": 1}
 recipe = Recipe.model_validate({"cluster": cluster, "sandbox": {"slots": 40, "preload": []}})
-with opened_machines(recipe, Path(sys.argv[1])) as machines:
+with opened_machines(recipe, Path(sys.argv[1]), place(recipe, None, {"here": ()}, 0.0)) as machines:
     processes = psutil.Process().children(recursive=True)
     (actor,) = [process for process in processes if "NodeActor" in " ".join(process.cmdline())]
     print(machines.sandbox.info().slots, actor.nice() - psutil.Process().nice())

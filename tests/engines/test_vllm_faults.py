@@ -154,6 +154,35 @@ async def test_an_engine_comes_back_though_its_weights_are_deleted_while_its_ser
     await engine.close()
 
 
+async def test_a_strangers_server_on_the_same_port_is_noticed_before_it_is_used_and_at_each_exchange(
+    server: StandIn, tmp_path: Path
+) -> None:
+    """Whoever answered /health was believed, so two runs at one version could exchange tokens unnoticed."""
+
+    async def start(settings: VllmSettings, tell: Any) -> Started:
+        assert settings.name
+        return Started(server)
+
+    place = VllmSettings(model=tmp_path, python=Path("python"), log=tmp_path / "v.log", max_tokens=64)
+    engine = VllmEngine(place, vocab_size=VOCAB, start=start)
+    server.facts["name"] = "another"
+    told = f"{server.url} is not the one that was started .* called another"
+    with pytest.raises(EngineUnavailable, match=told):
+        await engine.restart(None)
+    assert server.paths() == ["/collective_rpc"], "nothing of it was changed"
+    del server.facts["name"]
+    await engine.restart(None)
+    assert len((await ask(engine)).token_ids) == 4
+    server.facts["name"] = "another"
+    before = len(server.asked)
+    with pytest.raises(EngineUnavailable, match=told):
+        await engine.load_weights(NEW)
+    assert not {"/pause", "/update_weight_version"} & set(server.paths()[before:])
+    with pytest.raises(EngineUnavailable, match=told):
+        await ask(engine)
+    await engine.close()
+
+
 # -- one fault at a time ---------------------------------------------------------------------------------------------
 
 

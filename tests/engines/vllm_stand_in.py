@@ -88,7 +88,8 @@ class StandIn:
 
     async def _answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/collective_rpc":
-            return {"results": [self.facts if body["method"] == "rocstar_open" else {}]}
+            facts = {"name": body["args"][-1], **self.facts}
+            return {"results": [facts if body["method"] == "rocstar_open" else {}]}
         if path == "/metrics":
             return METRICS.format(used=self.used, running=len(self._decoding), produced=self.produced)
         if path == "/update_weight_version":

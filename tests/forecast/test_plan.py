@@ -12,15 +12,8 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, shared_out
-from rocstar.parts.memory import (
-    Load,
-    engine_bytes,
-    host_memory,
-    learner_bytes,
-    refuse_here,
-    refuse_on_gpu,
-    total,
-)
+from rocstar.parts.memory import Load, host_memory, refuse_here
+from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -69,8 +62,9 @@ def test_a_model_that_nobody_knows_is_refused() -> None:
 
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
-    assert [shared_out(paper, gpus) for gpus in (64, 8, 2)] == [(32, 32), (4, 4), (1, 1)]
-    assert shared_out(alone, 1) == (1, 1)
+    made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]
+    assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
+    assert shared_out(alone, 8).cluster.learners == 8
     with pytest.raises(ConfigError, match="1 GPU is too few"):
         shared_out(paper, 1)
 
@@ -99,6 +93,9 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["engines"] == 4 and found["hours"] > 0 and found["assumptions"]["tool_calls"] == 2.7
+    assert [process["gpus"] for process in found["placement"]["processes"]] == [[str(gpu)] for gpu in range(8)]
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), "--gpu", "h100", "--placement"]) == 0
+    assert "\nvllm-3     machine 0  7             15.2" in capsys.readouterr().out
 
 
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
@@ -109,22 +106,24 @@ def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
     assert plan("7b-8gpu.toml", "h200", 8, *SMALL).kv_tokens > whole.kv_tokens
 
 
+def placed(*settings: str, memory: float = 80e9) -> Placement:
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml", settings)
+    machines = {"m": tuple(map(str, range(16)))}
+    return place(recipe, shape_of(recipe.model), machines, memory, positions=recipe.longest_response)
+
+
 def test_memory_is_shared_by_ranks_and_spared_by_what_is_switched_on() -> None:
-    recipe = load_recipe(RECIPES / "7b-8gpu.toml")
-    shape = shape_of(recipe.model)
-    alone, four = (total(learner_bytes(recipe, shape, ranks)) for ranks in (1, 4))
-    assert alone > 16 * shape.parameters > four
-    offloaded = load_recipe(RECIPES / "7b-8gpu.toml", ["cluster.offload_optimizer=true"])
-    assert four - total(learner_bytes(offloaded, shape, 4)) == pytest.approx(8 * shape.parameters / 4)
-    assert total(engine_bytes(shape, 1000)) == 2 * shape.parameters + 1000 * shape.kv_bytes(2)
+    parameters = PUBLISHED["Qwen/Qwen2.5-7B-Instruct"].parameters
+    alone, four = (placed(f"cluster.learners={ranks}")["learner-0"].total for ranks in (1, 4))
+    assert alone > 16 * parameters > four
+    offloaded = placed("cluster.offload_optimizer=true")["learner-0"].total
+    assert four - offloaded == pytest.approx(16 * parameters / 4), "weights and gradients too (FSDP2)"
 
 
 def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_can() -> None:
-    recipe = load_recipe(RECIPES / "7b-8gpu.toml")
-    shape = shape_of(recipe.model)
-    refuse_on_gpu(recipe, shape, GPUS["h200"].memory_bytes)
+    placed(memory=GPUS["h200"].memory_bytes).refuse()
     with pytest.raises(ConfigError, match=r"a learner needs \d+ GB and a GPU here gives 22 GB; the largest part is"):
-        refuse_on_gpu(recipe, shape, GPUS["4090"].memory_bytes)
+        placed(memory=GPUS["4090"].memory_bytes).refuse()
 
 
 def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,51 @@ def two_ranks() -> Iterator[Ranks]:
         yield ranks
     finally:
         ranks.close()
+
+
+LEADER = """
+import os, sys
+from datetime import timedelta
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
+from rocstar.learning import ranks
+
+LIVES = ranks._begin_process
+
+def begin(variables):
+    if variables["RANK"] == "1":
+        return LIVES(variables)
+    return ranks.ChildProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
+
+ranks.START = timedelta(seconds=float(sys.argv[2]))
+try:
+    ranks.lead(ClusterSection(learners=3), ModelSection(device="cpu"), begin)
+except ranks.RunHalted as error:
+    print(error)
+"""
+MEETS = """
+import os, signal
+from torch.distributed import TCPStore
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 3, is_master=False)
+store.set("rank 2", "is here")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies", "patience", "told"),
+    [
+        ("raise SystemExit(3)", 300, "learner rank 2 ended with exit code 3 before all ranks had met"),
+        (MEETS, 300, "learner rank 2 ended with SIGKILL before all ranks had met"),
+        ("import time; time.sleep(1000)", 3, "the 3 learner ranks did not meet"),
+    ],
+    ids=["at once", "while it meets", "never comes"],
+)
+def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(dies: str, patience: int, told: str) -> None:
+    """Rank 0 waited in silence for half an hour. It ends though a thread of it still waits."""
+    command = [sys.executable, "-c", LEADER, dies, str(patience)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0 and made.stdout.startswith(told), made.stdout + made.stderr
 
 
 def learner(ranks: Ranks, seed: int = 0) -> GrpoLearner:

@@ -4,6 +4,7 @@ Loads torch for the latter only."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +42,9 @@ def plan(
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
     learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.35,
     tool_calls: Annotated[float, typer.Option(min=0, help="Per attempt.")] = 2.7,
+    placement: Annotated[
+        bool, typer.Option("--placement", help="Print only which process takes which GPU, and its memory by kind.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
@@ -50,7 +54,7 @@ def plan(
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
     from rocstar.errors import ConfigError
-    from rocstar.forecast.plan import GPUS, Assumptions, make_plan
+    from rocstar.forecast.plan import GPUS, Assumptions, make_plan, planned_placement
 
     if gpu is None:
         gpu = ASSUMED
@@ -63,13 +67,18 @@ def plan(
         return
     if gpu not in GPUS:
         raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}, {CPU}")
+    loaded = load_recipe(recipe, settings or [])
+    if placement:
+        table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
+        print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))
+        _refuse(table.refusals, told=not as_json)
+        return
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    loaded = load_recipe(recipe, settings or [])
     made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
     if made.learners != loaded.cluster.learners:
         said = f"{made.learners} learners are planned for, the recipe has cluster.learners = {loaded.cluster.learners}"
@@ -78,7 +87,13 @@ def plan(
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
     else:
         _print(made)
-    if made.refusals:
+    _refuse(made.refusals, told=not as_json)
+
+
+def _refuse(refusals: Sequence[str], *, told: bool) -> None:
+    for refusal in refusals if told else ():
+        print(f"\ndoes not fit: {refusal}")
+    if refusals:
         raise typer.Exit(THRESHOLD_MISSED)
 
 
@@ -139,15 +154,12 @@ def _print_here(made: CpuPlan) -> None:
 
 
 def _print(made: GpuPlan) -> None:
-    shared = " (on the first learner's GPU, in what it leaves)" if made.shares_gpu else ""
-    print(f"{_count(made.parameters)} parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
-    for name, parts in (("a learner", made.learner), ("an engine", made.engine)):
-        taken = sum(parts.values())
-        print(f"\nmemory of {name}: {taken / 1e9:.1f} of {made.memory_bytes / 1e9:.0f} GB")
-        for part, size in parts.items():
-            print(f"  {size / 1e9:7.2f} GB  {part}")
-    for refusal in made.refusals:
-        print(f"\ndoes not fit: {refusal}")
+    from rocstar.support.screen import plural
+
+    said = f"{plural(made.learners, 'learner')} and {plural(made.engines, 'engine')} on {made.gpu}"
+    print(f"{_count(made.parameters)} parameters; {said}; GB on each GPU of a process:\n\n{made.placement.table()}")
+    for told in made.placement.notes():
+        print(told, file=sys.stderr)
     if made.refusals:
         return
     print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")

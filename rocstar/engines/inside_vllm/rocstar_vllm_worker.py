@@ -7,6 +7,7 @@ whoever asked. Not here: pausing and caches, which vLLM's own endpoints do."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,18 @@ class RocstarWorker:
     device: torch.device
     rocstar_known: int | None = None
 
-    def rocstar_open(self, known: int) -> dict[str, Any]:
-        """From now on no id from `known` on is drawn or takes probability. Returns what a client must know."""
+    def rocstar_open(self, known: int, name: str = "") -> dict[str, Any]:
+        """From now on no id from `known` on is drawn or takes probability. Returns what a client must know; to one that
+        takes this server for another, of that name, no more than our own."""
+        own = os.environ.get("ROCSTAR_SERVER_NAME", "")
+        if name not in ("", own):
+            return {"name": own}
         if self.rocstar_known is None:
             self._rocstar_mask()
         self.rocstar_known = known
         config, scheduler = self.model_config, self.vllm_config.scheduler_config
         return {
+            "name": own,
             "vocab_size": config.get_vocab_size(),
             "max_tokens": config.max_model_len,
             "logprobs_mode": config.logprobs_mode,

@@ -1,0 +1,341 @@
+"""Which process of a run takes which GPU, and what lies in its memory: one table, made from a recipe and the machines.
+Training, Ray's places, `plan` and the checks before a start read it; nothing else decides any of it. `place` is pure.
+
+Learners come first, one GPU each, then engines; nothing shares a GPU but the embedded engine, with learner-0. An
+engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens` asks for less. Formulas are
+estimates: none was compared with a GPU yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rocstar.config.places import TorchEngines, VllmEngines
+from rocstar.config.sections import ModelSection, Recipe, RolloutSection
+from rocstar.errors import ConfigError
+from rocstar.learning.memory import CHUNK_ELEMENTS, FP32
+from rocstar.parts.memory import LOGITS, moments
+from rocstar.parts.shape import Shape, known_shape
+from rocstar.support.exits import need
+
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Device files of drivers; with none of them there is no cuda."""
+LEFT_FREE = 0.08
+"""Share of a GPU's memory that is left to kernels, the allocator's gaps, graphs and communication."""
+CONTEXT_BYTES = 6e8
+"""What CUDA and its libraries take of a GPU for each process (ours: usual for H100)."""
+LAYER_BYTES = 34
+"""Activations of one token in one layer, in units of its hidden size, when nothing is computed again (bf16, flash
+attention; Korthikanti et al., arXiv 2205.05198, without the attention scores)."""
+CHECKPOINT_BYTES = 2
+"""Activations where layers are computed again: their input alone."""
+FED_TOKENS = 8192
+"""Tokens of prompts that vLLM feeds at once."""
+KINDS = ("weights", "gradients", "moments", "gathered head", "activations", "KV cache", "CUDA context")
+EMBEDDED: Literal["embedded"] = "embedded"
+HERE = "here"
+
+
+Machines = Mapping[str, tuple[str, ...]]
+"""The GPUs of each machine as CUDA_VISIBLE_DEVICES names them, in the order in which a process counts them. The first
+machine is this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A process of a run."""
+
+    name: str
+    """learner-0, or an engine's name in events and messages."""
+    kind: Literal["learner", "torch", "vllm", "embedded"]
+    asked_by: str
+    """The setting that asks for it, with its value."""
+    needs: int = 1
+    """GPUs; 0 on CPUs."""
+    threads: int = 1
+    """Cores that Ray is asked for."""
+    bytes: Mapping[str, float]
+    """By kind (KINDS), on each of its GPUs."""
+    kv_tokens: int | None = None
+    """Tokens of an engine's KV cache; None where the engine counts for itself: on CPUs, and for a model whose shape is
+    not known."""
+    room_tokens: int = 0
+    """Tokens that its GPUs have room for."""
+    machine: str = ""
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The table."""
+
+    processes: Sequence[Placed]
+    machines: Machines
+    gpu: str
+    """What a GPU is called in messages."""
+    gpu_bytes: float
+    """Memory of each GPU, of the smallest where they differ; 0 on CPUs."""
+    refusals: Sequence[str] = ()
+    """Why this cannot run, in words; empty where it can."""
+
+    def __getitem__(self, name: str) -> Placed:
+        return next(process for process in self.processes if process.name == name)
+
+    @property
+    def learners(self) -> list[Placed]:
+        return [process for process in self.processes if process.kind == "learner"]
+
+    @property
+    def engines(self) -> list[Placed]:
+        return [process for process in self.processes if process.kind != "learner"]
+
+    @property
+    def servers(self) -> list[Placed]:
+        """Those that Ray may place: vLLM servers."""
+        return [process for process in self.processes if process.kind == "vllm"]
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """By learner: the number of its GPU among those that a process of its machine sees; 0 on CPUs."""
+        return [
+            self.machines[one.machine].index(one.gpus[0]) if one.gpus else rank
+            for rank, one in enumerate(self.learners)
+        ]
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a GPU that are shared out."""
+        return (1 - LEFT_FREE) * self.gpu_bytes
+
+    def taken(self) -> dict[tuple[str, str], list[Placed]]:
+        """Processes by machine and GPU."""
+        found: dict[tuple[str, str], list[Placed]] = {
+            (name, gpu): [] for name, gpus in self.machines.items() for gpu in gpus
+        }
+        for process in self.processes:
+            for gpu in process.gpus:
+                found[process.machine, gpu].append(process)
+        return found
+
+    def share(self, process: Placed) -> float | None:
+        """Of each of its GPUs' memory that a process takes; None where that is not known."""
+        return process.total / self.gpu_bytes if process.bytes and self.gpu_bytes else None
+
+    def refuse(self) -> Placement:
+        """Raises ConfigError with the first reason why this cannot run."""
+        for reason in self.refusals:
+            raise ConfigError(reason)
+        return self
+
+    def on(self, machines: Machines) -> Placement:
+        """The same processes on these machines; several GPUs of a process are of one machine. Raises ConfigError where
+        there are too few."""
+        free = {name: list(gpus) for name, gpus in machines.items()}
+        placed: list[Placed] = []
+        for process in self.processes:
+            if process.kind == EMBEDDED and placed:
+                placed.append(replace(process, machine=placed[0].machine, gpus=placed[0].gpus))
+                continue
+            there = next((name for name, gpus in free.items() if len(gpus) >= process.needs), None)
+            if there is None:
+                raise ConfigError(self._too_few(machines))
+            taken = tuple(free[there][: process.needs])
+            del free[there][: process.needs]
+            placed.append(replace(process, machine=there, gpus=taken))
+        return replace(self, processes=placed, machines=machines)
+
+    def _too_few(self, machines: Machines) -> str:
+        own = [process for process in self.processes if process.kind != EMBEDDED]
+        asking = " and ".join(dict.fromkeys(process.asked_by for process in own))
+        there = " and ".join(f"{len(gpus)} on {name}" for name, gpus in machines.items())
+        need = sum(process.needs for process in own)
+        return f"{asking} need {need} GPUs and there are {there}; lower one of them, or take more GPUs"
+
+    def notes(self) -> Iterator[str]:
+        """GPUs that would do nothing, or nothing while attempts are written, in words."""
+        idle = [gpu for (_, gpu), processes in self.taken().items() if not processes]
+        if idle and self.learners:
+            yield f"warning: GPU {', '.join(idle)} has nothing to do; raise cluster.learners, or count of an [[engine]]"
+        others = len(self.learners) - 1
+        alone = [gpu for process in self.processes if process.kind == EMBEDDED for gpu in process.gpus]
+        for gpu in alone if others > 0 else ():
+            yield (
+                f"warning: without [[engine]] one engine on GPU {gpu} writes all attempts while the other {others} "
+                "learners' GPUs wait; give some of the GPUs to [[engine]] entries"
+            )
+
+    def table(self) -> str:
+        """For people: a line a process, in GB on each of its GPUs, and what is left of them."""
+        names = ("weights", "gradients", "moments", "head", "activ.", "KV cache", "context")
+        width = max([7, *(len(process.name) for process in self.processes)]) + 2
+        place = max([7, *(len(process.machine) for process in self.processes)]) + 2
+        lines = [f"{'process':{width}}{'machine':{place}}{'GPU':8}{''.join(f'{name:>10}' for name in names)}{'GB':>8}"]
+        for process in self.processes:
+            sizes = "".join(f"{process.bytes.get(kind, 0) / 1e9:10.1f}" for kind in KINDS)
+            where = f"{process.name:{width}}{process.machine:{place}}{','.join(process.gpus):8}"
+            lines.append(f"{where}{sizes}{process.total / 1e9:8.1f}")
+        return "\n".join([*lines, f"of {self.usable / 1e9:.1f} GB: {LEFT_FREE:.0%} of {self.gpu} stay free"])
+
+
+NOWHERE = Placement(processes=(), machines={}, gpu="", gpu_bytes=0.0)
+"""Where nothing runs."""
+
+
+def place(
+    recipe: Recipe,
+    shape: Shape | None,
+    machines: Machines,
+    gpu_bytes: float,
+    *,
+    positions: int = 0,
+    learns: bool = True,
+    ranks_here: int | str | None = None,
+    gpu: str = "a GPU here",
+) -> Placement:
+    """The table for a recipe. No GPUs on the machines: it computes on CPUs. shape: None for a model whose memory is not
+    known. gpu_bytes: of each GPU. positions: tokens of the longest attempt, prompt included, as far as known. learns:
+    whether there are learners. ranks_here: of those learners, how many torchrun has started on this machine.
+
+    Raises ConfigError where there are too few GPUs, and for engines that no GPU can be kept for; what does not fit is
+    in `refusals`."""
+    cluster, on_gpus = recipe.cluster, any(machines.values())
+    if on_gpus and cluster.launcher == "ray" and any(entry.kind == "torch" for entry in recipe.engine):
+        raise ConfigError(
+            "Ray keeps no GPU for engines of kind 'torch'; take kind 'vllm' or cluster.launcher 'processes'"
+        )
+    usable, needs = (1 - LEFT_FREE) * gpu_bytes, int(on_gpus)
+    known = shape if on_gpus else None
+    here = cluster.learners if ranks_here is None else int(ranks_here)
+    learner = {} if known is None else _learner(recipe, known, cluster.learners)
+    asked = f"cluster.learners {cluster.learners}"
+    first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner)
+    found = [replace(first, name=f"learner-{rank}") for rank in range(here * learns)]
+    started = [entry for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
+    engines: list[tuple[str, TorchEngines | VllmEngines | None]] = [(EMBEDDED, None)] * (not recipe.engine)
+    engines += [(name, entry) for entry in started for name in entry.names]
+    for name, entry in engines:
+        vllm = entry if isinstance(entry, VllmEngines) else None
+        several, threads = (vllm.tensor_parallel, vllm.threads) if vllm else (1, 1)
+        asked = "the embedded engine" if entry is None else f"engine.{entry.name}.count {entry.count}"
+        asked += f" x tensor_parallel {several}" if several > 1 else ""
+        kind: Any = EMBEDDED if entry is None else entry.kind
+        made = Placed(name=name, kind=kind, asked_by=asked, needs=needs * several, threads=threads, bytes={})
+        if known is not None:
+            room = usable - sum(learner.values()) * (entry is None and learns)
+            most = None if vllm else recipe.rollout.engine_rows * positions or None
+            made = _engine(made, recipe.rollout, known, _itemsize(recipe.model), room, most)
+        found.append(made)
+    table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus)
+    if known is not None:
+        told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response)
+        table = replace(table, refusals=tuple(dict.fromkeys(told)))
+    return table.on(machines)
+
+
+def _itemsize(model: ModelSection) -> int:
+    """Bytes of a number in forward passes on GPUs."""
+    return 4 if model.dtype == "float32" else 2
+
+
+def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
+    """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts)."""
+    offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe.model)
+    sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
+    each = 0.0 if offload else FP32 * shape.parameters / ranks
+    head = shape.hidden * shape.vocabulary
+    layer = (shape.parameters - head * (1 if shape.tied else 2)) / shape.layers
+    copies = item * (2 * layer + head) if sharded else item * shape.parameters * (item < FP32)
+    # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
+    passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
+    tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
+    recomputed = recipe.model.gradient_checkpointing
+    layers = CHECKPOINT_BYTES * shape.layers + LAYER_BYTES if recomputed else LAYER_BYTES * shape.layers
+    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
+    optimizer = max((moments(stage, shape) for stage in recipe.stage), default=0.0)
+    return {
+        "weights": each * (1 + reference) + copies,
+        "gradients": each,
+        "moments": 0.0 if offload else optimizer / ranks,
+        "gathered head": 2.0 * FP32 * head * sharded,
+        "activations": layers * shape.hidden * tokens * item / 2 + LOGITS * FP32 * CHUNK_ELEMENTS,
+        "CUDA context": CONTEXT_BYTES,
+    }
+
+
+def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room: float, most: int | None) -> Placed:
+    """An engine with the KV cache that its GPUs have room for. item: bytes of a number. room: bytes of each GPU. most:
+    tokens that it can use."""
+    rows, several = rollout.engine_rows, made.needs
+    parts = {
+        "weights": item * shape.parameters / several,
+        "activations": item * FED_TOKENS * (2 * shape.intermediate + 4 * shape.hidden) / several
+        + LOGITS * FP32 * rows * shape.vocabulary,
+        "CUDA context": 0.0 if made.kind == EMBEDDED else CONTEXT_BYTES,
+    }
+    each = replace(shape, kv_heads=-(-shape.kv_heads // several)).kv_bytes(item)
+    there = max(0, int((room - sum(parts.values())) / each))
+    tokens = min(there, rollout.kv_tokens or most or there)
+    return replace(made, bytes={**parts, "KV cache": float(each * tokens)}, kv_tokens=tokens, room_tokens=there)
+
+
+def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Iterator[str]:
+    """asked: tokens of a cache. longest: tokens of a response."""
+    for process in table.learners:
+        if process.total > table.usable:
+            part = max(process.bytes, key=lambda kind: process.bytes[kind])
+            yield (
+                f"a learner needs {process.total / 1e9:.0f} GB and {table.gpu} gives {table.usable / 1e9:.0f} GB; the "
+                f"largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: take more GPUs, "
+                "model.gradient_checkpointing, cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
+            )
+    for process in table.engines:
+        if shape.heads % process.needs:
+            yield (
+                f"{process.asked_by} cannot share the model's {shape.heads} attention heads; take a number of GPUs "
+                "that divides them"
+            )
+        elif process.room_tokens < max(2 * longest if table.learners else 1, asked):
+            wanted = f"rollout.kv_tokens {asked}" if asked > 2 * longest else f"two attempts of {longest} tokens"
+            yield (
+                f"an engine's KV cache would hold {process.room_tokens:,} tokens beside the weights on {table.gpu}, "
+                f"less than {wanted}; take GPUs with more memory, engine.NAME.tensor_parallel or a lower cap"
+            )
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def placed_here(recipe: Recipe, model: Path | None, positions: int, *, learns: bool = True) -> Placement:
+    """The table for the GPUs that this process sees; for Ray, which is not asked yet, as if it had as many machines
+    like this one as are needed. model: folder; None for random weights. positions, learns: of `place`. Raises
+    ConfigError."""
+    names, least = _gpus_here(recipe.model.device)
+    ranks_here: str | None = None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        size = os.environ["WORLD_SIZE"]
+        cluster = recipe.cluster.model_copy(update={"learners": int(size)})
+        recipe, ranks_here = recipe.model_copy(update={"cluster": cluster}), os.environ.get("LOCAL_WORLD_SIZE", size)
+    machines = {HERE: names}
+    if recipe.cluster.launcher == "ray":
+        processes = recipe.cluster.learners + sum(entry.count for entry in recipe.engine)
+        machines |= {f"machine {number}": names for number in range(1, processes)}
+    shape = known_shape(recipe.model, model)
+    return place(recipe, shape, machines, least, positions=positions, learns=learns, ranks_here=ranks_here)
+
+
+def _gpus_here(device: str) -> tuple[tuple[str, ...], float]:
+    """Names of the GPUs that a model of this `model.device` may use, and the memory of the smallest."""
+    if device == "cpu" or (device == "auto" and not any(Path(file).exists() for file in ACCELERATORS)):
+        return (), 0.0
+    need("train")
+    from rocstar.learning.models import gpus  # torch, which is loaded for nothing less than this question
+
+    cards = gpus()
+    return tuple(card.id for card in cards), min((card.bytes for card in cards), default=0.0)

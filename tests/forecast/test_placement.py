@@ -1,0 +1,251 @@
+"""Which process takes which GPU, with GPUs that are only numbers: nothing is taken twice, everything fits or is refused
+in words, and what is started is what the table says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import Recipe
+from rocstar.engines.process import EngineSettings, ProcessEngine
+from rocstar.engines.vllm import VllmEngine
+from rocstar.engines.vllm_server import VllmServer, VllmSettings, _options
+from rocstar.errors import ConfigError
+from rocstar.forecast.plan import shared_out
+from rocstar.parts import placement
+from rocstar.parts.build import named_engines
+from rocstar.parts.placement import EMBEDDED, Machines, Placement, place, placed_here
+from rocstar.parts.shape import PUBLISHED, Shape, shape_of
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+NAMES = sorted(str(file.relative_to(RECIPES)) for file in RECIPES.rglob("*.toml") if file.parent.name != "data")
+GB = 1e9
+SMALL = PUBLISHED["Qwen/Qwen2.5-1.5B-Instruct"]
+
+
+def machines(count: int, each: int = 8) -> Machines:
+    found = [range(min(each, count - first)) for first in range(0, count, each)]
+    return {f"m{number}": tuple(map(str, gpus)) for number, gpus in enumerate(found)}
+
+
+def shape_for(recipe: Recipe) -> Shape:
+    """Where nobody knows the model, as SmolLM2's folder that is not here, a small one."""
+    return shape_of(recipe.model) if recipe.model.path is None or recipe.model.path in PUBLISHED else SMALL
+
+
+def check(table: Placement) -> None:
+    """No GPU is taken twice but by the embedded engine, and each GPU's bytes are at most what it has."""
+    for (machine, gpu), processes in table.taken().items():
+        own = [process for process in processes if process.kind != EMBEDDED]
+        assert len(own) <= 1, f"GPU {gpu} of {machine} is taken by {[process.name for process in own]}"
+        assert table.refusals or sum(process.total for process in processes) <= table.usable * (1 + 1e-9)
+    for process in table.processes:
+        assert len(process.gpus) == process.needs == len(set(process.gpus))
+    assert len({process.name for process in table.processes}) == len(table.processes)
+
+
+@pytest.mark.parametrize("memory", [24, 80, 141])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+def test_every_recipe_fits_or_is_refused_in_words(gpus: int, memory: int) -> None:
+    """As it stands, and in its own proportion on so many GPUs; 16: two machines."""
+    for name in NAMES:
+        recipe = load_recipe(RECIPES / name)
+        shape, there = shape_for(recipe), machines(gpus)
+        for layout in (lambda recipe=recipe: recipe, lambda recipe=recipe: shared_out(recipe, gpus)):
+            try:
+                table = place(layout(), shape, there, memory * GB, positions=recipe.longest_response)
+            except ConfigError as error:
+                assert re.search(r"need \d+ GPUs and there are \d|GPU is too few", str(error))
+            else:
+                check(table)
+                assert all(re.search(r"\d", told) for told in table.refusals)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "memory"),
+    [("7b-8gpu.toml", 8, 80), ("release.toml", 8, 80), ("paper/stage3.toml", 64, 192), ("paper/stage3.toml", 64, 141)],
+)
+def test_recipes_fit_what_they_say_they_are_for(name: str, gpus: int, memory: int) -> None:
+    """release.toml was refused on 8 H100 by rocstar's own plan, and both named GPUs 0 to 3 twice."""
+    recipe = load_recipe(RECIPES / name)
+    table = place(recipe, shape_for(recipe), machines(gpus), memory * GB, positions=recipe.longest_response)
+    check(table)
+    assert not table.refusals and all(table.taken().values())
+
+
+def recipe(learners: int = 1, *engines: Mapping[str, Any], **changes: Any) -> Recipe:
+    base = load_recipe(RECIPES / "quickstart.toml")
+    cluster = base.cluster.model_copy(update={"learners": learners, **changes})
+    entries = Recipe.model_validate({"engine": list(engines)}).engine
+    return base.model_copy(update={"engine": entries, "cluster": cluster})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
+    draw = data.draw
+    counts, several = st.integers(1, 6), st.sampled_from([1, 2, 4])
+    engines = [
+        {"name": f"e{n}", "kind": "vllm", "count": draw(counts), "tensor_parallel": draw(several)}
+        if draw(st.booleans())
+        else {"name": f"e{n}", "kind": "torch", "count": draw(counts)}
+        for n in range(draw(st.integers(0, 3)))
+    ]
+    asked = recipe(draw(st.integers(1, 8)), *engines, offload_optimizer=draw(st.booleans()))
+    kv_tokens = draw(st.none() | st.integers(1000, 2_000_000))
+    asked = asked.model_copy(update={"rollout": asked.rollout.model_copy(update={"kv_tokens": kv_tokens})})
+    there = machines(draw(st.integers(1, 24)), draw(st.sampled_from([1, 4, 8])))
+    shape = draw(st.sampled_from(list(PUBLISHED.values())))
+    try:
+        table = place(asked, shape, there, draw(st.sampled_from([24, 80, 141])) * GB, learns=draw(st.booleans()))
+    except ConfigError as error:
+        assert "GPUs and there are" in str(error)
+    else:
+        check(table)
+        for engine in table.engines:
+            assert table.refusals or kv_tokens is None or engine.kv_tokens == kv_tokens
+
+
+def test_a_cache_has_what_is_left_unless_less_is_asked_for() -> None:
+    """Unset, it was forced to engine_rows sequences of full length: 135 GB for 7B."""
+    seven = load_recipe(RECIPES / "7b-8gpu.toml")
+
+    def cache(**rollout: Any) -> Placement:
+        asked = seven.model_copy(update={"rollout": seven.rollout.model_copy(update=rollout)})
+        return place(asked, shape_of(asked.model), machines(8), 80 * GB, positions=8192)
+
+    left, less = cache()["vllm-0"], cache(kv_tokens=100_000)["vllm-0"]
+    assert left.total == pytest.approx(0.92 * 80 * GB, rel=1e-4) and less.kv_tokens == 100_000
+    assert left.bytes["KV cache"] < 80 * GB < 256 * 8192 * shape_of(seven.model).kv_bytes(2)
+    (told,) = cache(kv_tokens=10**7).refusals
+    assert re.search(r"KV cache would hold \d[\d,]+ tokens .* less than rollout.kv_tokens 10000000", told)
+
+
+def test_what_is_started_is_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CUDA_VISIBLE_DEVICES=4,5,6,7 servers went to GPU 0; server n and learner n took the same GPU."""
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", sys.executable)
+    asked = recipe(1, {"name": "v", "kind": "vllm", "tensor_parallel": 2}, {"name": "t", "kind": "torch"})
+    table = place(asked, SMALL, {"here": ("4", "5", "6", "7")}, 24 * GB)
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128}'
+    )
+    made = EngineSettings(
+        folder=str(tmp_path), device="cuda", dtype="bfloat16", rows=8, positions=512, vocab_size=9, kv_tokens=None
+    )
+    engines = named_engines(asked.engine, made, tmp_path, VllmServer.start, table)
+    vllm, torch = engines["v-0"], engines["t-0"]
+    assert isinstance(vllm, VllmEngine) and isinstance(torch, ProcessEngine) and isinstance(vllm._place, VllmSettings)
+    assert table.local_ranks == [0] and table["learner-0"].gpus == ("4",)
+    assert vllm._place.gpus == ("5", "6") == table["v-0"].gpus
+    assert torch._settings.gpus == ("7",)
+    options = dict(option[2:].split("=", 1) for option in _options(vllm._place, 1) if "=" in option)
+    assert options["tensor-parallel-size"] == "2"
+    assert float(options["gpu-memory-utilization"]) == pytest.approx(table["v-0"].total / (24 * GB), abs=1e-3)
+    block = 2 * 28 * 1 * 128 * 2 * 16  # one of the two key heads on each GPU
+    assert abs(int(options["kv-cache-memory-bytes"]) - table["v-0"].bytes["KV cache"]) <= block
+
+
+def test_ranks_take_the_gpus_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = pytest.importorskip("rocstar.learning.ranks")
+    begun: list[str] = []
+
+    class Alive:
+        def ended(self, seconds: float) -> None:
+            return None
+
+    def begin(variables: Mapping[str, str]) -> Alive:
+        begun.append(variables["LOCAL_RANK"])
+        return Alive()
+
+    def joined(rank: int, local_rank: int, *rest: Any) -> Any:
+        begun.insert(0, str(local_rank))
+        return ranks.Ranks()
+
+    monkeypatch.setattr(ranks, "_begin_process", begin)
+    monkeypatch.setattr(ranks, "_joined", joined)
+    table = place(recipe(3, {"name": "v", "kind": "vllm"}), SMALL, {"here": ("7", "2", "5", "1")}, 80 * GB)
+    ranks.start(recipe(3).cluster, recipe().model, {}, table.local_ranks)
+    assert begun == ["0", "1", "2"] and [one.gpus for one in table.processes] == [("7",), ("2",), ("5",), ("1",)]
+
+
+def test_more_learners_than_gpus_are_refused_with_the_numbers() -> None:
+    """Rank 0 waited for them for 30 minutes without a word."""
+    with pytest.raises(ConfigError, match=r"^cluster.learners 8 need 8 GPUs and there are 4 on m0; lower one of them"):
+        place(recipe(8), SMALL, machines(4), 80 * GB)
+    wide = recipe(1, {"name": "v", "kind": "vllm", "count": 4, "tensor_parallel": 2})
+    told = r"cluster.learners 1 and engine.v.count 4 x tensor_parallel 2 need 9 GPUs and there are 8 on m0"
+    with pytest.raises(ConfigError, match=told):
+        place(wide, SMALL, machines(8), 80 * GB)
+    with pytest.raises(ConfigError, match=r"cluster.learners 4 need 4 GPUs and there are 2 on here"):
+        place(recipe(4), SMALL, {"here": ("a", "b")}, 80 * GB)
+
+
+def test_two_machines_of_eight_are_counted_as_ray_counts_them() -> None:
+    paper = load_recipe(RECIPES / "paper/stage3.toml", ["cluster.learners=8", "engine.vllm.count=4"])
+    wide = shared_out(paper, 12).model_copy(update={"cluster": paper.cluster})
+    table = place(wide, shape_of(wide.model), machines(16), 141 * GB, positions=20480)
+    check(table)
+    assert {process.machine for process in table.learners} == {"m0"} != {process.machine for process in table.servers}
+    odd = recipe(3, {"name": "v", "kind": "vllm", "count": 2, "tensor_parallel": 4}, launcher="ray")
+    split = place(odd, SMALL, machines(8, each=4) | {"m2": ("0", "1", "2", "3")}, 80 * GB)
+    assert [process.machine for process in split.servers] == ["m1", "m2"], "one server is on one machine"
+    with pytest.raises(ConfigError, match="need 11 GPUs and there are 4 on m0 and 4 on m1"):
+        split.on(machines(8, each=4))
+    with pytest.raises(ConfigError, match="Ray keeps no GPU for engines of kind 'torch'"):
+        place(recipe(1, {"name": "t", "kind": "torch"}, launcher="ray"), SMALL, machines(8), 80 * GB)
+
+
+def test_heads_that_gpus_cannot_share_are_refused() -> None:
+    table = place(recipe(1, {"name": "v", "kind": "vllm", "tensor_parallel": 5}), SMALL, machines(8), 80 * GB)
+    assert "x tensor_parallel 5 cannot share the model's 12 attention heads" in table.refusals[0]
+
+
+def test_gpus_that_would_wait_or_do_nothing_are_named() -> None:
+    """Eight learners and no [[engine]]: seven GPUs waited while one wrote, and no word was said."""
+    (told,) = place(recipe(8), SMALL, machines(8), 80 * GB).notes()
+    assert "one engine on GPU 0 writes all attempts while the other 7 learners' GPUs wait" in told
+    (told,) = place(recipe(1), SMALL, machines(3), 80 * GB).notes()
+    assert told.startswith("warning: GPU 1, 2 has nothing to do")
+
+
+def test_the_gpus_that_this_process_sees_are_placed_and_the_table_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_gpus_here", lambda device: (("4", "6"), 24 * GB))
+    table = placed_here(recipe(1, {"name": "v", "kind": "vllm"}), None, 512).refuse()
+    assert [process.gpus for process in table.processes] == [("4",), ("6",)]
+    lines = table.table().splitlines()
+    assert lines[0].split()[:3] == ["process", "machine", "GPU"] and len(lines) == 4
+    assert lines[1].split()[:3] == ["learner-0", "here", "4"] and lines[2].split()[:3] == ["v-0", "here", "6"]
+    monkeypatch.setattr(placement, "_gpus_here", lambda device: ((), 0.0))
+    on_cpus = placed_here(recipe(2, {"name": "v", "kind": "vllm"}), None, 512)
+    assert not on_cpus.gpu_bytes and on_cpus["v-0"].kv_tokens is None and on_cpus.local_ranks == [0, 1]
+
+
+def test_torchrun_says_how_many_learners_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(placement, "_gpus_here", lambda device: (tuple("01234567"), 80 * GB))
+    table = placed_here(recipe(1, {"name": "v", "kind": "vllm", "count": 4}), None, 512)
+    assert [len(table.learners), table["v-0"].gpus] == [4, ("4",)]
+    alone = place(recipe(4), shape_of(recipe().model), machines(8), 80 * GB)
+    assert table["learner-0"].bytes["moments"] == pytest.approx(alone["learner-0"].bytes["moments"] / 4)
+
+
+def test_a_gathered_head_and_what_is_offloaded_are_counted() -> None:
+    """4.4 GB at 7B and 6.2 GB at 14B were left out."""
+    seven = load_recipe(RECIPES / "7b-8gpu.toml")
+    parts = place(seven, shape_of(seven.model), machines(8), 80 * GB)["learner-0"].bytes
+    assert parts["gathered head"] == pytest.approx(4.36 * GB, rel=0.01)
+    light = seven.model_copy(update={"cluster": seven.cluster.model_copy(update={"offload_optimizer": True})})
+    spared = place(light, shape_of(seven.model), machines(8), 80 * GB)["learner-0"].bytes
+    gone = sum(parts.values()) - sum(spared.values())
+    assert gone == pytest.approx(16 * shape_of(seven.model).parameters / 4), "FSDP2 offloads all of it"
+    assert replace(SMALL, kv_heads=1).kv_bytes(2) * 2 == SMALL.kv_bytes(2)
