@@ -80,6 +80,16 @@ class Policy:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
 
+    def without_dropout(self) -> Any:
+        """The model, in no pass of which chance has a say: an update computes the log-probabilities that `score` does.
+        Layers that are computed again are told that they train, since transformers looks there."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        for module in self.model.eval().modules():
+            if self.recomputes and isinstance(module, GradientCheckpointingLayer):
+                module.training = True
+        return self.model
+
     @classmethod
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
         """The same policy on a rank above 0."""
@@ -130,8 +140,8 @@ class Policy:
     def publish(self, folder: Path | None = None) -> Weights:
         """The current weights for engines. Without a folder they are for one in this process: the live tensors where
         nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
-        a Hugging Face model in the dtype of the forward pass; raises OSError, and RunHalted for weights that are not
-        finite.
+        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; raises OSError, and RunHalted
+        for weights that are not finite.
 
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
@@ -139,7 +149,7 @@ class Policy:
         give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
-        tensors = self._tensors(self.dtype)
+        tensors = self._tensors(self.dtype, vectors=torch.float32)
         if not self.ranks.rank:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
@@ -179,8 +189,9 @@ class Policy:
         if not all(_finite(parameter) for parameter in self.parameters):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
-    def _tensors(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-        """Whole tensors by name, tied ones once; empty on ranks above 0."""
+    def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        """Whole tensors by name, tied ones once; empty on ranks above 0. vectors: the dtype of those with one
+        dimension, where it is another."""
         if dtype is not None:
             self.require_finite()
         tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
@@ -189,7 +200,7 @@ class Policy:
             if name not in tied:
                 whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
                 if not self.ranks.rank:
-                    tensors[name] = whole if dtype is None else whole.to(dtype)
+                    tensors[name] = whole if dtype is None else whole.to(dtype if whole.ndim > 1 else vectors or dtype)
         return tensors
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rocstar.config.sections import (
     BY_EPOCHS,
+    STALE_CAP,
     Recipe,
     RlStage,
     SftStage,
@@ -152,7 +153,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*told, *_stale(recipe), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -274,6 +275,17 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
             if most < least:
                 told.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
     return told
+
+
+def _stale(recipe: Recipe) -> Iterator[str]:
+    """How the tokens of older weights are corrected where the recipe leaves it to us."""
+    for stage in recipe.rl_stages:
+        most, cap = stage.rollout.max_staleness_steps, stage.learning.importance_cap
+        if most and cap == STALE_CAP:
+            yield (
+                f"stage {stage.name}: tokens may be {plural(most, 'step')} older than what learns from them, so their "
+                f"loss is weighed by their probability now over that then, at most {cap:g} (learning.importance_cap)"
+            )
 
 
 def _unasked(material: Material) -> Iterator[str]:
