@@ -559,8 +559,7 @@ class SftStage(StageSection):
 
 
 STALE_CAP = 2.0
-"""learning.importance_cap where tokens may be stale: with one update a step the loss's own ratio is 1 and bounds nothing.
-Source: TIS (docs/learning.md); AReaL and verl take 2 to 5."""
+"""learning.importance_cap where tokens may be stale: with one update a step the loss's own ratio is 1 for all."""
 
 
 class RlStage(StageSection):

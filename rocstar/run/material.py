@@ -164,6 +164,11 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
+        if facts.window and positions > facts.window + 1:  # its last token is only predicted
+            raise ConfigError(
+                f"attempts may have {positions} tokens and {facts.folder} attends over a sliding window of "
+                f"{facts.window}, which the learner does not do; lower rollout.max_response_tokens"
+            )
         material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
         read = {
             name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
@@ -395,7 +400,7 @@ def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequenc
 
 def _pretrained(path: str, torch_engine: bool) -> Pretrained:
     folder = find_model(path)
-    facts, codec = model_facts(folder, torch_engine=torch_engine), Codec.load(folder)
+    facts, codec = model_facts(folder, torch_engine=torch_engine, trained=True), Codec.load(folder)
     covered = codec.covered(facts.embeddings)
     if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(
