@@ -15,7 +15,7 @@ layers in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -267,8 +267,8 @@ def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
     changes nothing, when they can't be read or names or shapes differ; tied weights may stand there once or twice."""
-    tensors = _read(weights) if weights.tensors is None else weights.tensors
     own = model.state_dict()
+    tensors = _read(weights, model, own.keys()) if weights.tensors is None else weights.tensors
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     wrong = sorted(
         name
@@ -286,11 +286,18 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     return tensors
 
 
-def _read(weights: Weights) -> Mapping[str, torch.Tensor]:
+def _read(weights: Weights, model: Any, names: Set[str]) -> Mapping[str, torch.Tensor]:
+    """Under these names where the folder has all there is under others: a tensor for each expert, say."""
     try:
         tensors: dict[str, torch.Tensor] = load_file(f"{weights.folder}/model.safetensors")
+        if tensors.keys() <= names:
+            return tensors
+        options = {"dtype": model.dtype, "output_loading_info": True}
+        loaded, told = type(model).from_pretrained(weights.folder, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(
             f"weights {weights.version} could not be read from {weights.folder}: {error}"
         ) from error
-    return tensors
+    if told["missing_keys"] or told["mismatched_keys"]:
+        return tensors
+    return {**loaded.state_dict(), **{name: tensor for name, tensor in tensors.items() if name in names}}

@@ -19,33 +19,33 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3681, 22),
     "cli": (3319, 23),
     "cluster": (678, 8),
-    "config": (1908, 11),
+    "config": (1930, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
-    "engines": (3360, 18),
+    "engines": (3400, 18),
     "errors": (48, 1),
     "evaluation": (3802, 23),
     "forecast": (2453, 12),
-    "learning": (3230, 19),
-    "parts": (1021, 7),
+    "learning": (3295, 19),
+    "parts": (1057, 7),
     "protocols": (271, 1),
     "record": (2841, 17),
     "rollout": (1870, 12),
-    "run": (3181, 20),
+    "run": (3216, 20),
     "sandbox": (8235, 43),
     "serving": (823, 5),
     "support": (1294, 9),
     "tools": (658, 8),
     "train": (201, 1),
-    "types": (518, 1),
+    "types": (528, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 560, 3872
+CLASSES, FUNCTIONS = 560, 3887
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 7500
+BENCHMARK_LINES = 7630
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
