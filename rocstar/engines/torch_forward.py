@@ -90,9 +90,10 @@ def _each_alone(model: Any, sequences: int) -> torch.Tensor:
 
 def _logits(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     """[T, V] of ids [1, T] by the model's own code, in the precision of a learner."""
-    embedded = model.get_input_embeddings()(ids).float()
-    with torch.autocast(model.device.type, model.dtype, enabled=model.dtype != torch.float32):
-        logits: torch.Tensor = model(inputs_embeds=embedded, **options).logits[0]
+    coarse = model.dtype != torch.float32
+    given = {"inputs_embeds": model.get_input_embeddings()(ids).float()} if coarse else {"input_ids": ids}
+    with torch.autocast(model.device.type, model.dtype, enabled=coarse):
+        logits: torch.Tensor = model(**given, **options).logits[0]
     return logits
 
 

@@ -174,7 +174,8 @@ class Policy:
         bounds = (getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window"))
         most = min([*filter(None, bounds), *CANARY_TOKENS[-1:]])
         rows = [[chance.randrange(self._known) for _ in range(min(count, most))] for count in CANARY_TOKENS]
-        found, noises = self._canary_logprobs(rows, self.autocast()), [None] * len(rows)
+        found = self._canary_logprobs(rows, self.autocast())
+        noises: list[float | None] = [None] * len(rows)
         if self.dtype != torch.float32:
             exact = self._canary_logprobs(rows, nullcontext())
             noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]

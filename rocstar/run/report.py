@@ -141,11 +141,15 @@ def _by_age(
 ) -> tuple[list[BatchRow], list[BatchRow]]:
     """Rows with the tokens alone that `version` wrote, and rows with those of older weights. An engine computes what it
     writes after an exchange of weights from the new ones alone."""
-    fresh, stale = [], []
+    fresh: list[BatchRow] = []
+    stale: list[BatchRow] = []
     for row in rows:
         number, _, place = row.identity.partition("/")
         completions = [turn.completion for turn in groups[int(number)].group.trajectories[int(place)].turns]
         spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
+        if all(span.version == version for span in spans):
+            fresh.append(row)
+            continue
         old = chain.from_iterable(repeat(span.version != version, span.tokens) for span in spans)
         is_old = [mine and next(old, False) for mine in row.loss_mask]
         for some, masked in ((stale, is_old), (fresh, list(map(xor, row.loss_mask, is_old)))):

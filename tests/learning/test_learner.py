@@ -334,7 +334,15 @@ def test_gradient_checkpointing_changes_no_number() -> None:
         learner(),
         GrpoLearner(policy(gradient_checkpointing=True), LearningSection(warmup_steps=0, learning_rate=1e-3)),
     )
+    calls = {id(each): 0 for each in (plain, saving)}
+
+    def count(each: GrpoLearner) -> None:
+        calls[id(each)] += 1
+
+    for each in (plain, saving):
+        each._policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *given, each=each: count(each))
     assert plain.update(Batch(rows=rows())) == saving.update(Batch(rows=rows()))
+    assert calls[id(saving)] == 2 * calls[id(plain)] > 0
     assert all(torch.equal(a, b) for a, b in zip(parameters(plain), parameters(saving), strict=True))
 
 
