@@ -89,7 +89,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 def served(model: Any, row: Canary) -> list[float]:
     ids = torch.tensor([row.token_ids])
     laws = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-    found: list[float] = laws.gather(1, ids[0, 1:, None]).squeeze(1).tolist()
+    found: list[float] = laws.gather(1, ids[0, 1:, None]).squeeze(1)[-len(row.logprobs) :].tolist()
     return found
 
 

@@ -168,7 +168,7 @@ class Canary:
     token_ids: tuple[int, ...]
     """[n]"""
     logprobs: tuple[float, ...]
-    """[n-1] of each token but the first, from a plain forward of the weights at temperature 1."""
+    """[k] of its last tokens, k < n, from a plain forward of the weights at temperature 1."""
     noise: float | None = None
     """Nats by which those of these weights in fp32 differ in the mean; None where that is what they are."""
 

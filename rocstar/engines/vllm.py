@@ -458,8 +458,8 @@ def _suitable(told: list[dict[str, Any]], known: int, url: str) -> VllmFacts:
 
 
 def too_far(row: Canary, ours: Sequence[float], dtype: str) -> str | None:
-    """How far a server in `dtype` is from a canary row, in words, where that is further than a right one."""
-    found = gaps(ours, row.logprobs)
+    """How far `ours` ([n-1], of a server in `dtype`) are from a canary row, in words, where a right server's are not."""
+    found = gaps(ours[-len(row.logprobs) :], row.logprobs)
     if row.noise is None:
         gap, allowed, told = max(found), TOLERANCES[dtype], "by up to"
     else:

@@ -41,8 +41,9 @@ from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, 
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
-CANARY_TOKENS = 32, 32, 512
-"""Of each canary row. Where a frequency was rounded, an angle at position 512 is wrong by up to a radian."""
+CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
+"""Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
+1,000 is wrong by up to two radians."""
 
 
 class Policy:
@@ -186,12 +187,12 @@ class Policy:
         )
 
     def _canary_logprobs(self, rows: list[list[int]], precision: AbstractContextManager[Any]) -> list[list[float]]:
-        counted = [[place > 0 for place in range(len(row))] for row in rows]
+        counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
         with self.head(1.0) as head, precision:
             (micro,) = pack(rows, counted, sum(map(len, rows)), self.device, share=False)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
             logprobs, _ = score_tokens(head, hidden.to(head.weight.dtype), micro.targets_K)
-        parts = dict(zip(micro.indices, logprobs.split(list(micro.counts)), strict=True))
+        parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))
         return [parts[index].tolist() for index in range(len(rows))]
 
     @together
@@ -241,7 +242,7 @@ def tied(model: Any) -> set[str]:
 
 def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor in a model folder; empty where it holds no safetensors."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(Path(name).glob("*.safetensors")) if name else ():
         with safe_open(file, "pt") as tensors:
             shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118

@@ -153,7 +153,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *_stale(recipe), *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -282,9 +282,9 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
     return told
 
 
-def _stale(recipe: Recipe) -> Iterator[str]:
+def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
     """How the tokens of older weights are corrected where the recipe leaves it to us."""
-    for stage in recipe.rl_stages:
+    for stage in stages:
         most, cap = stage.rollout.max_staleness_steps, stage.learning.importance_cap
         if most and cap == STALE_CAP:
             yield (
