@@ -319,3 +319,16 @@ def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_en
             material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
     with pytest.raises(ConfigError, match=why):
         material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
+
+
+def test_how_stale_tokens_are_weighed_is_told_where_the_recipe_does_not_say_it(
+    tmp_path: Path, pretrained: dict[str, Any]
+) -> None:
+    def ahead(**learning: Any) -> list[str]:
+        stage = {**RL, "rollout": {"max_response_tokens": 60, "max_staleness_steps": 1}, "learning": learning}
+        plain = {"rollout": {"template": "compact", "max_turns": 1}}
+        return list(material(imitating(tmp_path), stage, **pretrained, **plain).notes)
+
+    (told,) = ahead()
+    assert told.startswith("stage rl: tokens may be 1 step older") and told.endswith("2 (learning.importance_cap)")
+    assert ahead(importance_cap=0) == []
