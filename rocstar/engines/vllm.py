@@ -52,7 +52,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """In nats, for one token of a canary row, where the learner computes in fp32. A server in fp32 differs by 2e-6."""
 NOISES, LEAST_NOISE = 2.5, 2e-3
 """Times what rounding does to the very model, and nats of that at least, where the learner computes in bf16 itself. A
-right server gives 0.8 to 1.4 times that, whatever the model (benchmarks/canary.py)."""
+right server gives 0.8 to 1.2 times that, whatever the model (benchmarks/canary.py)."""
 
 
 class VllmFacts(msgspec.Struct):
