@@ -31,7 +31,7 @@ from rocstar.evaluation.intervals import wilson
 
 WAYS = {
     "on-policy": [],
-    "ahead 1": ["rollout.max_staleness_steps=1"],
+    "ahead 1": ["rollout.max_staleness_steps=1", "learning.importance_cap=0"],
     "ahead 1, TIS": ["rollout.max_staleness_steps=1", "learning.importance_cap=2"],
     "ahead 2, TIS": ["rollout.max_staleness_steps=2", "learning.importance_cap=2"],
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 # -- What is asked, and the names and seeds that follow from it.
@@ -167,7 +168,16 @@ class Canary:
     token_ids: tuple[int, ...]
     """[n]"""
     logprobs: tuple[float, ...]
-    """[n-1] of each token but the first, from a plain forward of the weights at temperature 1."""
+    """[k] of its last tokens, k < n, from a plain forward of the weights at temperature 1."""
+    noise: float | None = None
+    """Nats by which those of these weights in fp32 differ in the mean; None where that is what they are."""
+
+
+def gaps(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Differences of log-probabilities, nats; one infinite one where any is missing or not a number."""
+    if not ours or len(ours) != len(theirs) or not all(map(isfinite, (*ours, *theirs))):
+        return [inf]
+    return [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -357,6 +357,16 @@ def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -
     assert complaint("parent.toml", override).startswith(f"override {override!r}: ")
 
 
+def test_stale_tokens_are_weighed_unless_the_recipe_says_otherwise(folder: Path) -> None:
+    """At 4ca74a3 they got no correction: with one update a step the loss's own ratio is 1."""
+    for settings, cap in (([], None), ([""], 2), (["=0"], 0), (["=3"], 3)):
+        ahead = ["rollout.max_staleness_steps=1"] * bool(settings)
+        recipe = load_recipe("parent.toml", ahead + [f"learning.importance_cap{value}" for value in settings if value])
+        assert stage(recipe, "stage1").learning.importance_cap == cap
+        assert Recipe.model_validate(recipe.resolved()) == recipe
+    assert "learning.importance_cap 0.5 would cap tokens" in complaint("parent.toml", "learning.importance_cap=0.5")
+
+
 def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> None:
     """At d725079: 4e-4 without warm-up, Muon at 0.02, 256 characters of feedback, a checkpoint a minute, 512 rows."""
     (tmp_path / "mine.toml").write_text("[model]\npath = 'x'\n[[stage]]\nname = 'a'\nkind = 'rl'\nsteps = 1\n")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.config.values import (
@@ -354,10 +354,10 @@ class LearningSection(Section):
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
     6)."""
-    importance_cap: float | None = Field(default=None, ge=1)
+    importance_cap: float | None = Field(default=None, ge=0)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
-    learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger.
-    Unset: no such factor."""
+    learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
+    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps`, else 0."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
@@ -372,6 +372,15 @@ class LearningSection(Section):
     pass of its own."""
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
+
+    @model_validator(mode="after")
+    def a_fresh_token_counts_in_full(self) -> LearningSection:
+        if self.importance_cap and self.importance_cap < 1:
+            raise ValueError(
+                f"learning.importance_cap {self.importance_cap:g} would cap tokens that nothing is wrong with, whose "
+                "ratio is 1; take 1 or more, or 0 for no such factor"
+            )
+        return self
 
     @model_validator(mode="after")
     def dual_clip_leaves_the_first_update_alone(self) -> LearningSection:
@@ -549,6 +558,10 @@ class SftStage(StageSection):
         return self
 
 
+STALE_CAP = 2.0
+"""learning.importance_cap where tokens may be stale: with one update a step the loss's own ratio is 1 for all."""
+
+
 class RlStage(StageSection):
     name: Word
     """Name of the stage, unlike that of any other."""
@@ -562,6 +575,15 @@ class RlStage(StageSection):
     learning: LearningSection
     end: EndSection
     learner_section: ClassVar[str] = "learning"
+
+    @field_validator("learning")
+    @classmethod
+    def stale_tokens_are_weighed(cls, learning: LearningSection, info: ValidationInfo) -> LearningSection:
+        rollout = info.data.get("rollout")  # absent where it is wrong itself
+        if learning.importance_cap is None and rollout and rollout.max_staleness_steps:
+            return learning.model_copy(update={"importance_cap": STALE_CAP})
+        return learning
+
     update_rows_from: ClassVar[str] = "rollout.problems_per_step x resample.keep / learning.updates_per_step"
 
     @model_validator(mode="after")

@@ -65,8 +65,8 @@ class PagedCache:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take keys and values of the new tokens, each [T, kv_heads, head_dim]."""
         pages, offsets = self.aim.pages, self.aim.positions % PAGE
-        self.keys[layer][pages, :, :, offsets] = keys
-        self.values[layer][pages, :, offsets] = values
+        self.keys[layer][pages, :, :, offsets] = keys.to(self.keys.dtype)
+        self.values[layer][pages, :, offsets] = values.to(self.values.dtype)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *unused: Any, **more: Any
@@ -143,6 +143,7 @@ class PagedAttention:
 
     def __call__(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         aim, keys, values = self._cache.aim, self._cache.keys[layer], self._cache.values[layer]
+        query = query.to(keys.dtype)
         if self._compiled is None:
             return _gathered(query, keys, values, aim, scaling)
         tokens, heads, width = query.shape

@@ -24,6 +24,7 @@ from rocstar.engines.pages import PAGE
 from rocstar.engines.process import EngineSettings, run
 from rocstar.engines.torch_cache import refuse_what_does_not_fit
 from rocstar.engines.torch_decoder import PagedDecoder
+from rocstar.engines.torch_forward import lowered
 from rocstar.engines.torch_table import Work
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
@@ -51,7 +52,7 @@ class TorchEngine:
             )
         pages = kv_pages(kv_tokens, rows, positions)
         refuse_what_does_not_fit(model, pages * PAGE)
-        model.eval().requires_grad_(False)
+        lowered(model, model.dtype).eval().requires_grad_(False)
         self._decoder = PagedDecoder(model, rows=rows, positions=positions, pages=pages, vocab_size=vocab_size)
         self._open = True
         self._asked: set[asyncio.Future[Completion]] = set()

@@ -8,11 +8,14 @@ On a CPU the compact forward keeps the matrices in the order in which oneDNN rea
 gives its own copy up. A plain product reorders the weights each time, which is expensive in a step with few tokens:
 without that 64 tokens run 1.2 to 1.5 times as fast, 8 tokens twice as fast. A row of a product has the same bits
 whatever stands in the other rows, from two rows up (tests/engines/test_torch_linear.py).
+
+In bf16 both compute what a learner does under autocast: products in bf16; norms, rotary angles and the sums between
+layers in fp32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +46,18 @@ class Forward(Protocol):
         ...
 
 
+def lowered(model: Any, dtype: torch.dtype) -> Any:
+    """The model with matrices in `dtype`, on its device. Norms, rotary frequencies and what its family keeps in fp32
+    stay or become that: an angle at position 4,000 whose frequency was rounded to bf16 is another one."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        for each, parameter in own.items():
+            is_kept = any(part in f"{name}.{each}" for part in kept) or all(other.ndim < 2 for other in own.values())
+            parameter.data = parameter.data.to(torch.float32 if is_kept else dtype)
+    return model
+
+
 def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
     """The fastest forward there is for `model` and sequences of at most `positions` tokens. Raises ConfigError for
     models whose layers do not all attend fully, or whose own code does something else than our attention."""
@@ -69,8 +84,17 @@ def _each_alone(model: Any, sequences: int) -> torch.Tensor:
     """[T, V] probabilities of sequences of CHECK tokens by the model's own code."""
     model.set_attn_implementation("sdpa")
     rows = torch.arange(sequences * CHECK, device=model.device).view(sequences, 1, CHECK)
-    logits = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
+    logits = [_logits(model, row, use_cache=False) for row in rows]
     return torch.cat(logits).float().softmax(-1)
+
+
+def _logits(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    """[T, V] of ids [1, T] by the model's own code, in the precision of a learner."""
+    coarse = model.dtype != torch.float32
+    given = {"inputs_embeds": model.get_input_embeddings()(ids).float()} if coarse else {"input_ids": ids}
+    with torch.autocast(model.device.type, model.dtype, enabled=coarse):
+        logits: torch.Tensor = model(**given, **options).logits[0]
+    return logits
 
 
 @torch.inference_mode()
@@ -96,15 +120,15 @@ class _LibraryForward:
         self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # given, so that none is made
 
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model(
-            input_ids=ids_T.unsqueeze(0),
+        return _logits(
+            self._model,
+            ids_T.unsqueeze(0),
             position_ids=self._cache.aim.positions.unsqueeze(0),
             attention_mask=self._mask,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=wanted_N,
-        ).logits
-        return logits[0]
+        )
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Nothing to do: the model has them."""
@@ -122,7 +146,7 @@ class CompactForward:
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
         with torch.inference_mode():
             everywhere = torch.arange(positions, device=model.device).unsqueeze(0)
-            cos, sin = base.rotary_emb(cache.keys, everywhere)
+            cos, sin = base.rotary_emb(torch.zeros(0, device=model.device), everywhere)  # fp32
         half = cos.shape[-1] // 2
         self._cos = cos[0].unsqueeze(1)
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).unsqueeze(1)
@@ -130,7 +154,7 @@ class CompactForward:
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
         places = self._cache.aim.positions
         cos, sin = self._cos[places], self._sin[places]
-        hidden = F.embedding(ids_T, self._embedding.weight)
+        hidden = F.embedding(ids_T, self._embedding.weight).float()
         for layer in self._layers:
             hidden = layer(hidden, cos, sin)
         return self._head(_normed(hidden[wanted_N], self._norm))
@@ -168,14 +192,15 @@ class _Layer:
 
     def _attend(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         projected = self._project(normed).view(len(normed), -1, self._width)
-        turned = projected[:, : self._heads + self._kv_heads]
+        turned, values = projected.tensor_split((self._heads + self._kv_heads,), 1)
+        turned = turned.float()
         if self._head_norms:
             for norm, part in zip(self._head_norms, turned.tensor_split((self._heads,), 1), strict=True):
                 part.copy_(_normed(part, norm))
         torch.addcmul(turned * cos, turned.roll(self._width // 2, -1), sin, out=turned)
-        keys, values = projected[:, self._heads :].chunk(2, 1)
+        queries, keys = turned.tensor_split((self._heads,), 1)
         self._cache.write(self._place, keys, values)
-        return self._attend_to_pages(self._place, projected[:, : self._heads], self._scaling).flatten(1)
+        return self._attend_to_pages(self._place, queries, self._scaling).flatten(1)
 
 
 def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
@@ -196,6 +221,7 @@ class Product:
         biases = [part.bias for part in parts]
         self._bias = None if biases[0] is None else _one_of(biases)
         self._weight = _one_of([part.weight for part in parts])
+        self._dtype = self._weight.dtype
         self._packs = packs(self._weight)
         if self._packs:
             self.renew([self._weight])
@@ -205,10 +231,11 @@ class Product:
     def renew(self, weights: Sequence[torch.Tensor]) -> None:
         """The layers have these new weights."""
         if self._packs:
-            whole = torch.cat([weight.detach().to(self._weight.dtype) for weight in weights])
+            whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
             self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.to(self._dtype)
         if not self._packs:
             return F.linear(tokens, self._weight, self._bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
@@ -241,8 +268,8 @@ def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
     changes nothing, when they can't be read or names or shapes differ; tied weights may stand there once or twice."""
-    tensors = _read(weights) if weights.tensors is None else weights.tensors
     own = model.state_dict()
+    tensors = _read(weights, model, own.keys()) if weights.tensors is None else weights.tensors
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     wrong = sorted(
         name
@@ -260,11 +287,18 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     return tensors
 
 
-def _read(weights: Weights) -> Mapping[str, torch.Tensor]:
+def _read(weights: Weights, model: Any, names: Set[str]) -> Mapping[str, torch.Tensor]:
+    """Under these names where the folder has all there is under others: a tensor for each expert, say."""
     try:
         tensors: dict[str, torch.Tensor] = load_file(f"{weights.folder}/model.safetensors")
+        if tensors.keys() <= names:
+            return tensors
+        options = {"dtype": model.dtype, "output_loading_info": True}
+        loaded, told = type(model).from_pretrained(weights.folder, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(
             f"weights {weights.version} could not be read from {weights.folder}: {error}"
         ) from error
-    return tensors
+    if told["missing_keys"] or told["mismatched_keys"]:
+        return tensors
+    return {**loaded.state_dict(), **{name: tensor for name, tensor in tensors.items() if name in names}}

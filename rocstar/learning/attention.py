@@ -158,9 +158,11 @@ def packed_sdpa(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     with torch.autocast(query.device.type, enabled=False):
-        parts = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
+        # Under autocast rotated queries and keys are fp32, values are not, and a kernel takes one dtype.
+        dtype = min((query.dtype, key.dtype, value.dtype), key=lambda each: each.itemsize)
         if query.device.type == "cpu":  # the bf16 kernel's backward pass takes ten times as long as the fp32 one's
-            parts = [part.float() for part in parts]
+            dtype = torch.float32
+        parts = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]  # [T, heads, D]
         documents = [_documents(part, layout) for part in parts]
         outputs = [call(*qkv).transpose(1, 2).flatten(0, 1) for qkv in zip(*documents, strict=True)]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -44,8 +44,15 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
                 f"{kind}: rows packed into one sequence get log-probabilities that differ by {gap:.2g} from those of "
                 "each row alone"
             )
+    model.get_input_embeddings().register_forward_hook(_coarse)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
+
+
+def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
+    """Under autocast an embedding is as coarse as all other matrices: engines hold it so."""
+    kind = embedded.device.type
+    return embedded.to(torch.get_autocast_dtype(kind)).float() if torch.is_autocast_enabled(kind) else embedded
 
 
 def shares_tokens(model: Any) -> bool:

@@ -17,11 +17,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # type: ignore[attr-defined]
@@ -30,17 +31,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import RunHalted
+from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.forward import hidden_states, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, together
-from rocstar.types import Canary, Weights
+from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
-CANARY_ROWS, CANARY_TOKENS = 3, 32
+CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
+"""Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
+1,000 is wrong by up to two radians."""
 
 
 class Policy:
@@ -73,12 +76,25 @@ class Policy:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
             model.to(self.device if ranks.mesh is None else "cpu")
             prepare(model, self.device, self.dtype)
+            self._came_as = layout_of_folder(model.name_or_path)
+            there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
+            self._as_published(there, model)
         with ranks.guarded("sharding the model"):
             self._known: int = ranks.share(codec and codec.vocab_size)
             self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
         if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def without_dropout(self) -> Any:
+        """The model, in no pass of which chance has a say: an update computes the log-probabilities that `score` does.
+        Layers that are computed again are told that they train, since transformers looks there."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        for module in self.model.eval().modules():
+            if self.recomputes and isinstance(module, GradientCheckpointingLayer):
+                module.training = True
+        return self.model
 
     @classmethod
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
@@ -108,7 +124,7 @@ class Policy:
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
         for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
             if whole is not None and whole.grad is not None:
-                share = reduced(whole.grad, parameter)
+                share = reduced(whole.grad, parameter).to(parameter.device)  # that of offloaded weights is another
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
     # -- leaving ----------------------------------------------------------------------------------------------------
@@ -124,14 +140,14 @@ class Policy:
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.save_pretrained(folder)
         self.codec.save(folder, self._template)
-        _write_weights(folder / "model.safetensors", tensors)
+        _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
 
     @together
     def publish(self, folder: Path | None = None) -> Weights:
         """The current weights for engines. Without a folder they are for one in this process: the live tensors where
         nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
-        a Hugging Face model in the dtype of the forward pass; raises OSError, and RunHalted for weights that are not
-        finite.
+        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; raises OSError, and RunHalted
+        for weights that are not finite.
 
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
@@ -139,11 +155,11 @@ class Policy:
         give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
-        tensors = self._tensors(self.dtype)
+        tensors = self._tensors(self.dtype, vectors=torch.float32)
         if not self.ranks.rank:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
-            _write_weights(folder / "model.safetensors", tensors)
+            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
         return Weights(version=self.version, folder=str(folder), canary=self.canary())
 
     @together
@@ -153,21 +169,31 @@ class Policy:
         engines that could hold other weights unnoticed.
 
         Source: ours. What they find: weights that did not arrive, arrived in part, or are computed from an older copy
-        (vLLM's tied LM head on CPUs). Not found: a difference smaller than the engine's tolerance, as one step's at a
-        low rate."""
-        chance = random.Random(0)
-        rows = [[chance.randrange(self._known) for _ in range(CANARY_TOKENS)] for _ in range(CANARY_ROWS)]
-        counted = [[place > 0 for place in range(CANARY_TOKENS)]] * CANARY_ROWS
-        with self.head(1.0) as head, self.autocast():
-            (micro,) = pack(rows, counted, CANARY_ROWS * CANARY_TOKENS, self.device, share=False)
-            hidden = hidden_states(self.model.eval(), micro)
-            logprobs, _ = score_tokens(head, hidden[micro.places_K], micro.targets_K)
+        (vLLM's tied LM head on CPUs), and other angles. Not found: a difference that is as small as what rounding
+        does, as one step's at a low rate (benchmarks/canary.py)."""
+        chance, config = random.Random(0), self.model.config.get_text_config()
+        bounds = (getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window"))
+        most = min([*filter(None, bounds), *CANARY_TOKENS[-1:]])
+        rows = [[chance.randrange(self._known) for _ in range(min(count, most))] for count in CANARY_TOKENS]
+        found = self._canary_logprobs(rows, self.autocast())
+        noises: list[float | None] = [None] * len(rows)
+        if self.dtype != torch.float32:
+            exact = self._canary_logprobs(rows, nullcontext())
+            noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]
         reshard(self.model)
-        given = logprobs.reshape(CANARY_ROWS, CANARY_TOKENS - 1).tolist()
         return tuple(
-            Canary(token_ids=tuple(rows[index]), logprobs=tuple(numbers))
-            for index, numbers in zip(micro.indices, given, strict=True)
+            Canary(token_ids=tuple(row), logprobs=tuple(numbers), noise=noise)
+            for row, numbers, noise in zip(rows, found, noises, strict=True)
         )
+
+    def _canary_logprobs(self, rows: list[list[int]], precision: AbstractContextManager[Any]) -> list[list[float]]:
+        counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
+        with self.head(1.0) as head, precision:
+            (micro,) = pack(rows, counted, sum(map(len, rows)), self.device, share=False)
+            hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
+            logprobs, _ = score_tokens(head, hidden.to(head.weight.dtype), micro.targets_K)
+        parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))
+        return [parts[index].tolist() for index in range(len(rows))]
 
     @together
     def restore(self, folder: Path) -> None:
@@ -179,18 +205,48 @@ class Policy:
         if not all(_finite(parameter) for parameter in self.parameters):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
-    def _tensors(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-        """Whole tensors by name, tied ones once; empty on ranks above 0."""
+    def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        """Whole tensors by name, tied ones once; empty on ranks above 0. vectors: the dtype of those with one
+        dimension, where it is another."""
         if dtype is not None:
             self.require_finite()
-        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
-        tensors = {}
+        tensors, left_out = {}, tied(self.model)
         for name, value in self.model.state_dict().items():
-            if name not in tied:
+            if name not in left_out:
                 whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
                 if not self.ranks.rank:
-                    tensors[name] = whole if dtype is None else whole.to(dtype)
+                    tensors[name] = whole if dtype is None else whole.to(dtype if whole.ndim > 1 else vectors or dtype)
         return tensors
+
+    def _as_published(self, tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+        """Tensors under the names of the folder that the model came from, which vLLM knows: transformers holds the
+        experts of a layer as one. Raises ConfigError for names or shapes that are not there."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        found: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
+        shapes = {name.removeprefix(f"{model.base_model_prefix}."): tuple(each.shape) for name, each in found.items()}
+        came_as = {name.removeprefix(f"{model.base_model_prefix}."): shape for name, shape in self._came_as.items()}
+        other = sorted(name for name, shape in shapes.items() if came_as.get(name) != shape)
+        if came_as and other:
+            raise ConfigError(
+                f"a model of type {model.config.model_type} would be saved in another layout than {model.name_or_path} "
+                f"has: {len(other)} of its {len(shapes)} tensors, such as {other[0]}, are not there or of another shape"
+            )
+        return found
+
+
+def tied(model: Any) -> set[str]:
+    """Names of tensors that are others' too."""
+    return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+
+
+def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in a model folder; empty where it holds no safetensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(name).glob("*.safetensors")) if name else ():
+        with safe_open(file, "pt") as tensors:
+            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -397,6 +397,8 @@ def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) ->
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32)
     prepare(empty, device, dtype)
     empty.config.dtype, empty.generation_config = config.dtype, generation
+    if model is not None:  # what tells the names of its folder
+        empty._weight_conversions = getattr(model, "_weight_conversions", None)
     settings: dict[str, Any] = {
         "mesh": ranks.mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),

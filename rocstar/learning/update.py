@@ -100,7 +100,7 @@ class Updater:
         not finite and weights were left alone).
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
-        self.policy.model.train()
+        self.policy.without_dropout()
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         found: Found = []

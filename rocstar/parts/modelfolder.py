@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
 OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_state", "linear_num_key_heads")
 """Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
+OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Keys that say what is done to logits; at 1 nothing is."""
+SINKS = ("gpt_oss",)
+"""Families whose layers attend to a learnt sink too, which no key tells."""
 HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -28,6 +33,8 @@ class ModelFacts:
     """Longest sequence that the model was made for, tokens."""
     embeddings: int
     """Rows of its embedding: token ids it knows."""
+    window: int | None
+    """Tokens that some of its layers attend to at most; None where all attend to all."""
     cache: tuple[int, int, int] | None
     """Layers, key heads and width of a head; None where config.json does not say them in the usual words."""
 
@@ -95,8 +102,9 @@ def model_name(folder: Path) -> str:
     return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
 
 
-def model_facts(folder: Path, *, torch_engine: bool = True) -> ModelFacts:
-    """torch_engine: whether it is to run there. Raises ConfigError for a model that cannot be run."""
+def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = False) -> ModelFacts:
+    """torch_engine: whether it is to run there. trained: whether it is to learn. Raises ConfigError for a model that
+    cannot."""
     config = _config(folder)
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
     kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
@@ -110,9 +118,15 @@ def model_facts(folder: Path, *, torch_engine: bool = True) -> ModelFacts:
             f"{kind}, which has {why}; the torch engine runs decoders like Qwen2.5, Qwen3 and Llama, so take one of "
             "those or an [[engine]] of kind 'vllm'"
         )
+    if trained and (why := _untrainable(config)):
+        raise ConfigError(
+            f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
+        )
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
-    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
+    return ModelFacts(
+        folder=folder, positions=positions, embeddings=embeddings, window=_window(config), cache=_cache(config)
+    )
 
 
 def _unfit(config: dict[str, Any]) -> str | None:
@@ -121,14 +135,36 @@ def _unfit(config: dict[str, Any]) -> str | None:
     layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
     if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - {"full_attention"})):
         return f"layers of kind {', '.join(other)}"
-    if not layers and config.get("sliding_window") and config.get("use_sliding_window", True):
-        return f"a sliding window of {config['sliding_window']} tokens"
+    if window := _window(config):
+        return f"a sliding window of {window} tokens"
     if config.get("kv_lora_rank"):
         return f"compressed keys and values (kv_lora_rank {config['kv_lora_rank']})"
     if values and cache and values != cache[2]:
         return f"values of another width ({values}) than keys ({cache[2]})"
-    named = (name for name in OTHER_ATTENTION if config.get(name))
-    return next((f"{name} {config[name]}" for name in named), None)
+    return next(_named(config, OTHER_ATTENTION), None)
+
+
+def _untrainable(config: dict[str, Any]) -> str | None:
+    """What the learner has no form for: layers attend to all tokens, or to a window that no attempt exceeds, and logits
+    are the output embeddings applied to the last hidden states. What config.json does not tell is found when the model
+    is loaded (`learning/forward.py`)."""
+    layers = config.get("layer_types")
+    if isinstance(layers, list) and (other := sorted(set(layers) - {"full_attention", "sliding_attention"})):
+        return f"layers of kind {', '.join(other)}"
+    if config.get("model_type") in SINKS:
+        return "attention sinks"
+    return next(_named(config, (*OTHER_ATTENTION, *OTHER_LOGITS)), None)
+
+
+def _named(config: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    there = (key for key in keys if config.get(key))
+    return (f"{key} {config[key]}" for key in there if config[key] is True or config[key] != 1)
+
+
+def _window(config: dict[str, Any]) -> int | None:
+    layers, window = config.get("layer_types"), config.get("sliding_window")
+    slides = "sliding_attention" in layers if layers else config.get("use_sliding_window", True)
+    return window if window and slides else None
 
 
 def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:

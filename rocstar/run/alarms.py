@@ -122,6 +122,14 @@ LEVELS = (
         action="look at [[engine]] dtype and version; learning.importance_cap limits the harm",
     ),
     Level(
+        metric="staleness/logprob_gap",
+        name="stale logprob gap",
+        least=0.2,
+        says="tokens of older weights differ by {:.2f} nats from the learner's logprob in the mean, more than a few "
+        "updates change",
+        action="lower rollout.max_staleness_steps or learning.learning_rate, or look at [[engine]] dtype and version",
+    ),
+    Level(
         metric="learn/skipped",
         name="skipped updates",
         least=0.2,

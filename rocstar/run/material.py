@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rocstar.config.sections import (
     BY_EPOCHS,
+    STALE_CAP,
     Recipe,
     RlStage,
     SftStage,
@@ -152,7 +153,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -163,6 +164,11 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
+        if facts.window and positions > facts.window + 1:  # its last token is only predicted
+            raise ConfigError(
+                f"attempts may have {positions} tokens and {facts.folder} attends over a sliding window of "
+                f"{facts.window}, which the learner does not do; lower rollout.max_response_tokens"
+            )
         material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
         read = {
             name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
@@ -279,6 +285,17 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
     return told
 
 
+def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
+    """How the tokens of older weights are corrected where the recipe leaves it to us."""
+    for stage in stages:
+        most, cap = stage.rollout.max_staleness_steps, stage.learning.importance_cap
+        if most and cap == STALE_CAP:
+            yield (
+                f"stage {stage.name}: tokens may be {plural(most, 'step')} older than what learns from them, so their "
+                f"loss is weighed by their probability now over that then, at most {cap:g} (learning.importance_cap)"
+            )
+
+
 def _unasked(material: Material) -> Iterator[str]:
     """Whether RL begins with a model that nobody has shown or told how answers are written."""
     first, verifier = next(iter(material.recipe.stage), None), material.recipe.evaluate.verifier
@@ -386,7 +403,7 @@ def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequenc
 
 def _pretrained(path: str, torch_engine: bool) -> Pretrained:
     folder = find_model(path)
-    facts, codec = model_facts(folder, torch_engine=torch_engine), Codec.load(folder)
+    facts, codec = model_facts(folder, torch_engine=torch_engine, trained=True), Codec.load(folder)
     covered = codec.covered(facts.embeddings)
     if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(

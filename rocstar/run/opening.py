@@ -19,6 +19,7 @@ from rocstar.cluster.here import Machines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype, random_model
@@ -237,7 +238,7 @@ def _embedded(material: Material, made: OpenedModel, positions: int, local_rank:
     """An engine over a copy of the model: the learner's own is sharded and changes under way."""
     section, rollout = material.recipe.model, material.recipe.rollout
     device = device_of(section, local_rank)
-    model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(section, device))
+    model = lowered(copy.deepcopy(made.model), compute_dtype(section, device)).to(device)
     rows, tokens = rollout.engine_rows, material.placement[EMBEDDED].kv_tokens or rollout.kv_tokens
     return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from operator import xor
 from statistics import fmean
 
 from rocstar.answers.extract import boxed_answer, boxes
@@ -19,7 +21,7 @@ from rocstar.learning.advantages import identity
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.run.pools import is_solved
-from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict
+from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
 DROPPED = "dropped."  # how the values of reasons begin that drop an attempt
@@ -52,11 +54,11 @@ def _fault_of(problem: Problem, trajectory: Trajectory) -> str | None:
 
 def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version: int | None = None) -> dict[str, float]:
     """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter. version: of the weights
-    that learnt from them, which alone say how far engine and learner differ; None where they wrote all of it."""
+    that learnt from them: tokens of others differ by what was learnt since too; None where they wrote all of it."""
     attempts = max(len(r.group.trajectories) for r in groups)
     decided_PR = [[o for t in r.group.trajectories if (o := t.outcome) and o.verdict in DECIDED] for r in groups]
     summary = summarise([r.group for r in groups], attempts)
-    fresh = rows if version is None else _written_by(version, groups, rows)
+    fresh, stale = (rows, ()) if version is None else _by_age(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
@@ -79,6 +81,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "policy/entropy": mean_entropy(rows) if rows else None,
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
+        "staleness/logprob_gap": engine_gap(stale)[0] if stale else None,
         **penalties(groups),
         **{f"drop/{r.value.removeprefix(DROPPED)}": reasons[r] for r in Reason if r.value.startswith(DROPPED)},
     }
@@ -133,16 +136,26 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
     }
 
 
-def _written_by(version: int, groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> list[BatchRow]:
-    """Rows of attempts without a token of older weights."""
-    stale = {
-        identity(number, choice.index)
-        for number, resampled in enumerate(groups)
-        for choice in resampled.choices
-        for turn in resampled.group.trajectories[choice.index].turns
-        if any(span.version != version for span in turn.completion.version_spans)
-    }
-    return [row for row in rows if row.identity not in stale]
+def _by_age(
+    version: int, groups: Sequence[Resampled], rows: Sequence[BatchRow]
+) -> tuple[list[BatchRow], list[BatchRow]]:
+    """Rows with the tokens alone that `version` wrote, and rows with those of older weights. An engine computes what it
+    writes after an exchange of weights from the new ones alone."""
+    fresh: list[BatchRow] = []
+    stale: list[BatchRow] = []
+    for row in rows:
+        number, _, place = row.identity.partition("/")
+        completions = [turn.completion for turn in groups[int(number)].group.trajectories[int(place)].turns]
+        spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
+        if all(span.version == version for span in spans):
+            fresh.append(row)
+            continue
+        old = chain.from_iterable(repeat(span.version != version, span.tokens) for span in spans)
+        is_old = [mine and next(old, False) for mine in row.loss_mask]
+        for some, masked in ((stale, is_old), (fresh, list(map(xor, row.loss_mask, is_old)))):
+            if any(masked):
+                some.append(replace(row, loss_mask=masked))
+    return fresh, stale
 
 
 def attempt_records(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
-from rocstar.config.sections import LearningSection
+from rocstar.config.sections import LearningSection, ModelSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.attention import Document, DocumentLayout, layout_of
+from rocstar.learning import attention
+from rocstar.learning.attention import PACKED_SDPA, Document, DocumentLayout, layout_of, packed_sdpa
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.types import Batch, BatchRow
@@ -90,6 +94,34 @@ def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[s
     (total / sum(sum(row.loss_mask) for row in batch)).backward()
     for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama", "Mistral", "Olmo2", "Phi3", "Gemma", "Granite", "Mixtral"])
+def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 4ca74a3 queries and keys came in fp32 and values in bf16, which SDPA refuses; on a CPU all become fp32. The
+    GPU is played by meta tensors, which SDPA checks as it checks those of a GPU."""
+    calls: list[set[torch.dtype]] = []
+
+    def spy(*qkv: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append({tensor.dtype for tensor in qkv})
+        return scaled_dot_product_attention(*qkv, **options)
+
+    def as_on_a_gpu(module: Any, *given: Any, layout: DocumentLayout, **options: Any) -> Any:
+        there = [tensor.detach().to("meta") for tensor in given[:3]]
+        whole = layout_of([Document(parts=((0, there[0].shape[2]),), new=1)], torch.device("meta"))
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "autocast", lambda device, enabled: nullcontext())  # there is none for meta tensors
+            patch.setattr(attention, "scaled_dot_product_attention", spy)
+            packed_sdpa(module, *there, None, layout=whole, **options)
+        return packed_sdpa(module, *given, layout=layout, **options)
+
+    mine = Policy(causal_lm(kind, sliding_window=None), codec(), TEMPLATE, ModelSection(dtype="bfloat16"))
+    AttentionInterface.register(PACKED_SDPA, as_on_a_gpu)
+    try:
+        GrpoLearner(mine, LearningSection()).update(Batch(rows=rows()))
+    finally:
+        AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+    assert calls and all(found == {torch.bfloat16} for found in calls)
 
 
 def test_a_row_longer_than_the_sliding_window_is_refused() -> None:

@@ -12,13 +12,15 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from rocstar.config.sections import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, ModelSection, SftSection
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.advantages import question_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
 from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
+from rocstar.learning.policy import Policy
 from rocstar.types import Batch, BatchRow
 from tests.learning import examples
 from tests.learning.examples import policy, rows
@@ -332,8 +334,30 @@ def test_gradient_checkpointing_changes_no_number() -> None:
         learner(),
         GrpoLearner(policy(gradient_checkpointing=True), LearningSection(warmup_steps=0, learning_rate=1e-3)),
     )
+    calls = {id(each): 0 for each in (plain, saving)}
+
+    def count(each: GrpoLearner) -> None:
+        calls[id(each)] += 1
+
+    for each in (plain, saving):
+        each._policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *given, each=each: count(each))
     assert plain.update(Batch(rows=rows())) == saving.update(Batch(rows=rows()))
+    assert calls[id(saving)] == 2 * calls[id(plain)] > 0
     assert all(torch.equal(a, b) for a, b in zip(parameters(plain), parameters(saving), strict=True))
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_dropout_of_the_model_itself_is_in_no_pass(recomputed: bool) -> None:
+    """At 4ca74a3 the update of a GPT-2 shape had its dropout and the score pass had not: log-probabilities differed by
+    up to 1.7, and two updates of one batch from one another."""
+    torch.manual_seed(0)
+    made = GPT2LMHeadModel(GPT2Config(vocab_size=104, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+    assert made.config.resid_pdrop == 0.1
+    mine = Policy(made, examples.codec(), template_named("compact"), ModelSection(gradient_checkpointing=recomputed))
+    scored = GrpoLearner(mine, LearningSection()).score(rows())
+    updated = GrpoLearner(mine, LearningSection()).update(Batch(rows=rows())).rows
+    for before, within in zip(scored, updated, strict=True):
+        assert within.old_logprobs == pytest.approx(before.old_logprobs, abs=1e-5)
 
 
 def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:

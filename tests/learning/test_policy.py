@@ -8,26 +8,32 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
+from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
+from rocstar.learning import policy as policies
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import Policy, layout_of_folder
+from rocstar.learning.ranks import Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder
 from rocstar.types import Batch
 from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
+from tests.learning.test_attention import causal_lm
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -99,6 +105,62 @@ def test_untied_heads_are_published_too() -> None:
     )
     weights = Policy(LlamaForCausalLM(config), policy().codec, template_named("compact")).publish()
     assert weights.tensors and "lm_head.weight" in weights.tensors
+
+
+def experts(seed: int = 0) -> Any:
+    size = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
+    torch.manual_seed(seed)
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=104, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **size
+        )
+    )
+
+
+def test_a_mixture_of_experts_goes_out_in_the_layout_that_it_came_in(tmp_path: Path) -> None:
+    """At 4ca74a3 one tensor of three dimensions was saved for the experts of a layer, which vLLM's loader does not
+    know."""
+    experts().save_pretrained(tmp_path / "source")
+    came_as = layout_of_folder(str(tmp_path / "source"))
+    assert any("experts.3.up_proj" in name for name in came_as)
+    mine = Policy(load_model(tmp_path / "source"), codec(), template_named("compact"))
+    mine.save(tmp_path / "saved")
+    weights = mine.publish(tmp_path / "published")
+    assert layout_of_folder(str(tmp_path / "saved")) == layout_of_folder(str(tmp_path / "published")) == came_as
+    other = experts(1)
+    tensors = take_weights(other, weights)
+    assert all(
+        torch.equal(a, b) for a, b in zip(other.state_dict().values(), mine.model.state_dict().values(), strict=True)
+    )
+    assert tensors.keys() == mine.model.state_dict().keys()
+
+
+def test_a_model_that_would_be_saved_in_another_layout_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    made = model()
+    made.save_pretrained(tmp_path)
+    made.name_or_path = str(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.gate.weight"] = tensors.pop("model.layers.0.mlp.gate_proj.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"of type qwen3 would be saved in another .*: 1 of its .*mlp.gate_proj.wei"):
+        Policy(made, codec(), template_named("compact"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_gradient_of_a_gathered_head_goes_where_offloaded_weights_are(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cluster.offload_optimizer`: at 4ca74a3 it was assigned across devices, which torch refuses. The other device is
+    played by meta tensors."""
+    made = Policy(causal_lm("Qwen2", tie_word_embeddings=tied), codec(), template_named("compact"))
+    made.model.to("meta")
+    made.ranks = cast(Ranks, SimpleNamespace(mesh=object()))
+    monkeypatch.setattr(policies, "full", lambda tensor, device: torch.zeros(tensor.shape, device=device))
+    monkeypatch.setattr(policies, "reduced", lambda whole, like: whole)
+    for _ in range(2):
+        with made.head(1.0) as head:
+            head.weight.grad = torch.ones_like(head.weight)
+    assert made.model.get_output_embeddings().weight.grad.device.type == "meta"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -291,3 +291,44 @@ def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_
     assert "a tool call, its reply and" in told and capped(least).notes == [] != capped(least - 1).notes
     with pytest.raises(ConfigError, match="takes 2 with its end"):  # nobody knows its tokens yet
         material(imitating(tmp_path), {**RL, "rollout": {"max_response_tokens": 1}}, data=pretrained["data"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0; the learner trains"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+        ({"logits_scaling": 8.0}, "logits_scaling 8.0"),  # Granite
+        ({"model_type": "gpt_oss"}, "attention sinks"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of kind linear_attention"),  # Qwen3-Next
+        ({"layer_types": ["sliding_attention"], "sliding_window": 16}, r"have \d+ tokens and .* window of 16,"),
+    ],
+)
+def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_engine_writes(
+    tmp_path: Path, pretrained: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    """At 4ca74a3 with vLLM alone as the engine they passed the dry run and failed when they were loaded, Gemma 3's
+    windows at the first longer attempt."""
+    rollout = {"rollout": {"template": "compact", "max_turns": 1}}
+    server = {"engine": [{"name": "v", "kind": "vllm", "url": "http://127.0.0.1:8000"}]}
+    harmless = {"logits_scaling": 1.0, "layer_types": ["sliding_attention"], "sliding_window": 4096}
+    for written in (harmless, changes):
+        file = Path(pretrained["model"]["path"], "config.json")
+        file.write_text(json.dumps({**json.loads(file.read_text()), **written}))
+        if written is harmless:
+            material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
+    with pytest.raises(ConfigError, match=why):
+        material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
+
+
+def test_how_stale_tokens_are_weighed_is_told_where_the_recipe_does_not_say_it(
+    tmp_path: Path, pretrained: dict[str, Any]
+) -> None:
+    def ahead(**learning: Any) -> list[str]:
+        stage = {**RL, "rollout": {"max_response_tokens": 60, "max_staleness_steps": 1}, "learning": learning}
+        plain = {"rollout": {"template": "compact", "max_turns": 1}}
+        return list(material(imitating(tmp_path), stage, **pretrained, **plain).notes)
+
+    (told,) = ahead()
+    assert told.startswith("stage rl: tokens may be 1 step older") and told.endswith("2 (learning.importance_cap)")
+    assert ahead(importance_cap=0) == []

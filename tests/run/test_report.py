@@ -110,23 +110,35 @@ def test_a_token_past_the_bound_is_a_bug_that_ends_the_run_and_a_strict_stage_te
     assert staleness_metrics([written_by((10, 1))], 10, stage(0, 2), 0.0) == {}
 
 
-def test_attempts_with_stale_tokens_say_nothing_of_the_gap_between_engine_and_learner() -> None:
-    """One attempt by version 4 alone, one by version 3; the learner is 0.1 from the first and 0.5 from the other."""
-    group = written_by((4, 10), (3, 10))
+def test_the_gap_between_engine_and_learner_is_told_of_fresh_and_of_stale_tokens_alone() -> None:
+    """An attempt of four tokens by version 4 and one of which two are by version 3 and two by version 4. At 4ca74a3 one
+    stale token hid its attempt, and a step without an attempt of present weights alone told nothing."""
+    group, spans = written_by((4, 4), (3, 4)), ((VersionSpan(4, 4),), (VersionSpan(3, 2), VersionSpan(4, 2)))
     verdicts = (Verdict.RIGHT, Verdict.WRONG)
     attempts = tuple(
-        replace(attempt, index=place, outcome=trajectory(place, verdict=verdict).outcome)
-        for place, (attempt, verdict) in enumerate(zip(group.trajectories[:2], verdicts, strict=True))
+        replace(
+            attempt,
+            index=place,
+            outcome=trajectory(place, verdict=verdict).outcome,
+            turns=(Turn(completion=replace(attempt.turns[0].completion, version_spans=of)),),
+        )
+        for place, (attempt, verdict, of) in enumerate(zip(group.trajectories[:2], verdicts, spans, strict=True))
     )
     kept = tuple(choice(place, True, Reason.KEPT_ALL) for place in range(2))
     groups = [Resampled(group=replace(group, trajectories=attempts), choices=kept)]
-    rows = [
-        replace(row, old_logprobs=[value + gap for value in row.sampled_logprobs], entropies=[0.5] * len(row.token_ids))
-        for row, gap in zip(rows_of(groups, advantages), (0.1, 0.5), strict=True)
-    ]
-    assert step_metrics(groups, rows, 4)["policy/logprob_gap"] == pytest.approx(0.1)
-    assert step_metrics(groups, rows)["policy/logprob_gap"] == pytest.approx(0.3)
-    assert "policy/logprob_gap" not in step_metrics(groups, rows, 5)
+    rows = []
+    for row, gaps in zip(rows_of(groups, advantages), ((0.1,) * 4, (0.5, 0.5, 0.3, 0.3)), strict=True):
+        left, old = iter(gaps), row.sampled_logprobs
+        off = [value + next(left) if mine else value for value, mine in zip(old, row.loss_mask, strict=True)]
+        rows.append(replace(row, old_logprobs=off, entropies=[0.5] * len(row.token_ids)))
+
+    def gaps_by(version: int | None) -> tuple[float | None, float | None]:
+        metrics = step_metrics(groups, rows, version)
+        return metrics.get("policy/logprob_gap"), metrics.get("staleness/logprob_gap")
+
+    assert gaps_by(4) == (pytest.approx(1 / 6), pytest.approx(0.5))  # four of 0.1 and two of 0.3; two of 0.5
+    assert gaps_by(None) == (pytest.approx(0.25), None)
+    assert gaps_by(5) == (None, pytest.approx(0.25))
 
 
 def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
