@@ -1,0 +1,299 @@
+"""Does rocstar compute right on this GPU, does it take the memory that its placement table says, and how fast is it?
+Each check with its expectation; prints a table, writes --out, and ends with 1 where one fails. Needs no network.
+
+    scripts/gpu_check                 on a GPU, at most ten minutes
+    scripts/gpu_check --rehearse      the same checks on a CPU, small: are they in order themselves? (in .ci/run)
+
+What a machine cannot do (two ranks on one GPU, vLLM where ROCSTAR_VLLM_PYTHON names no environment) is said, and is no
+failure. Never run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from frame import ROOT, parser, report, rocstar
+
+from rocstar.config.sections import LearningSection, ModelSection, Recipe
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import random_model
+from rocstar.learning.policy import Policy
+from rocstar.parts.placement import place
+from rocstar.parts.shape import known_shape
+from rocstar.types import Batch, BatchRow, Sampling
+
+TINY = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+TINY |= {"intermediate_size": 128, "max_positions": 8192}
+HALF = {"vocab_size": 151936, "hidden_size": 896, "num_layers": 24, "num_heads": 14, "num_kv_heads": 2}
+HALF |= {"intermediate_size": 4864, "max_positions": 4096}
+"""The shape of Qwen2.5-0.5B."""
+SETTINGS = "run.name=gpu stage.sft.steps=24 sft.batch_rows=16 stage.stage1.steps=5 stage.stage2.steps=0"
+SETTINGS += " stage.stage3.steps=0 data.pool=40 evaluate.problems=20"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    check: str
+    value: str
+    expected: str
+    passed: bool | None
+    """None: this machine cannot do it."""
+    seconds: float = 0.0
+
+
+def model_of(shape: dict[str, int], device: str, dtype: str) -> tuple[ModelSection, Any]:
+    section = ModelSection(**shape, device=device, dtype=dtype)  # type: ignore[arg-type]
+    return section, random_model(section, 0).to(device)
+
+
+def rows_of(vocabulary: int, count: int, prompt: int, length: int) -> tuple[BatchRow, ...]:
+    rng = random.Random(0)
+    draw = [[rng.randrange(vocabulary) for _ in range(prompt + length)] for _ in range(count)]
+    mask = [t >= prompt for t in range(prompt + length)]
+    zeros = [0.0] * (prompt + length)
+    return tuple(
+        BatchRow(token_ids=ids, loss_mask=mask, sampled_logprobs=zeros, advantage=rng.choice((-1.0, 1.0)))
+        for ids in draw
+    )
+
+
+def learner_of(shape: dict[str, int], device: str, dtype: str) -> tuple[GrpoLearner, Any]:
+    section, model = model_of(shape, device, dtype)
+    return GrpoLearner(Policy(model, None, "", section), LearningSection()), model  # type: ignore[arg-type]
+
+
+def worst(left: Any, right: Any) -> float:
+    return max(abs(a - b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def learner_is_exact(device: str, dtype: str, most: float) -> tuple[str, str, bool]:
+    """One update here and on the CPU: the logprobs of the pass, then those of the new weights."""
+    rows, gaps = rows_of(TINY["vocab_size"], 8, 16, 200), []
+    pairs = [learner_of(TINY, where, kind)[0] for where, kind in (("cpu", "float32"), (device, dtype))]
+    for _ in range(2):
+        scored = [[row.old_logprobs for row in learner.score(rows)] for learner in pairs]
+        gaps.append(worst(*scored))
+        for learner in pairs:
+            learner.update(Batch(rows=rows))
+    return f"{max(gaps):.1e} nats", f"at most {most:g} before and after an update", max(gaps) <= most
+
+
+def engine_is_exact(device: str, dtype: str, most: float) -> tuple[str, str, bool]:
+    """The engine's logprobs of what it samples against the learner's."""
+    learner, model = learner_of(TINY, device, dtype)
+    copied = copy.deepcopy(model).to(getattr(torch, dtype))
+    engine = TorchEngine(copied, rows=8, positions=1024)
+    prompts = [list(row.token_ids[:16]) for row in rows_of(TINY["vocab_size"], 8, 16, 1)]
+
+    async def sample() -> list[Any]:
+        asked = (
+            engine.generate(ids, Sampling(max_new_tokens=300, seed=n), request_id=f"{n}", session_id=f"{n}")
+            for n, ids in enumerate(prompts)
+        )
+        done = await asyncio.gather(*asked)
+        await engine.close()
+        return list(done)
+
+    done = asyncio.run(sample())
+    rows = tuple(
+        BatchRow(
+            token_ids=[*ids, *each.token_ids],
+            loss_mask=[False] * len(ids) + [True] * len(each.token_ids),
+            sampled_logprobs=[0.0] * len(ids) + list(each.logprobs),
+            advantage=1.0,
+        )
+        for ids, each in zip(prompts, done, strict=True)
+    )
+    gap = worst([row.old_logprobs for row in learner.score(rows)], [row.sampled_logprobs for row in rows])
+    return f"{gap:.1e} nats", f"at most {most:g}", gap <= most
+
+
+def memory_is_foretold(device: str) -> tuple[str, str, bool | None]:
+    """A whole update of the 0.5B shape against the learner of the placement table."""
+    if device != "cuda":
+        return "no GPU", "within 10% of the table", None
+    section = ModelSection(**HALF, device=device, dtype="bfloat16")  # type: ignore[arg-type]
+    recipe = Recipe.model_validate({"model": section.model_dump(), "stage": [{"name": "rl", "kind": "rl", "steps": 1}]})
+    here = torch.cuda.get_device_properties(0).total_memory
+    table = place(recipe, known_shape(section, None), {"here": ("0",)}, float(here))
+    told = table["learner-0"].total - table["learner-0"].bytes["CUDA context"]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    learner, _ = learner_of(HALF, device, "bfloat16")
+    length = recipe.stage[0].learner.tokens_per_microbatch // 4 - 64
+    learner.update(Batch(rows=rows_of(HALF["vocab_size"], 8, 64, length)))
+    peak = torch.cuda.max_memory_allocated() - before
+    return f"{peak / 1e9:.2f} GB", f"{told / 1e9:.2f} GB, within 10%", abs(peak / told - 1) <= 0.1
+
+
+def learner_is_fast(device: str, dtype: str) -> tuple[str, str, bool]:
+    """FLOP of an update (6 for each weight and token, without attention) over the best matrix product."""
+    shape = HALF if device == "cuda" else TINY
+    count, length = (16, 1024) if device == "cuda" else (4, 128)
+    learner, model = learner_of(shape, device, dtype)
+    rows = rows_of(shape["vocab_size"], count, 64, length)
+    learner.update(Batch(rows=rows))
+    taken = timed(device, lambda: learner.update(Batch(rows=rows)))
+    weights = sum(p.numel() for p in model.parameters())
+    rate, peak = 6 * weights * count * (64 + length) / taken, peak_rate(device, dtype)
+    least = 0.3 if device == "cuda" else 0.0
+    return f"{rate / peak:.0%} of {peak / 1e12:.3g} TFLOP/s", f"at least {least:.0%}", rate >= least * peak
+
+
+def decode_is_fast(device: str, dtype: str) -> tuple[str, str, bool]:
+    """Tokens a second of 64 rows over what reading all weights once a token allows."""
+    shape, length = (HALF, 256) if device == "cuda" else (TINY, 32)
+    _, model = model_of(shape, device, dtype)
+    model = model.to(getattr(torch, dtype))
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    engine, rows = TorchEngine(model, rows=64, positions=1024), 64
+
+    async def all_of_them() -> None:
+        sampling = [Sampling(max_new_tokens=length, seed=n) for n in range(rows)]
+        asked = (engine.generate([n + 1] * 16, sampling[n], request_id=f"{n}", session_id=f"{n}") for n in range(rows))
+        done = await asyncio.gather(*asked)
+        made.append(sum(len(each.token_ids) for each in done))
+
+    made: list[int] = []
+    taken = timed(device, lambda: asyncio.run(all_of_them()), rounds=1)
+    bound, least = rows * read_rate(device) / weights, 0.2 if device == "cuda" else 0.0
+    share = made[-1] / taken / bound
+    return f"{made[-1] / taken:,.0f} tokens/s, {share:.0%} of the bound", f"at least {least:.0%}", share >= least
+
+
+def five_steps_learn(device: str, *settings: str) -> tuple[str, str, bool]:
+    """The quickstart, shortened, as a user starts it."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", "recipes/quickstart.toml", f"run.folder={folder}", f"model.device={device}"]
+        command = rocstar(*words, *SETTINGS.split(), *settings)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        if done.returncode:
+            return f"exit {done.returncode}: {done.stderr.strip()[-200:]}", "exit 0", False
+        lines = Path(folder, "gpu", "metrics.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if "reward/mean" in row]
+    gap = max((row["policy/logprob_gap"] for row in steps if "policy/logprob_gap" in row), default=math.inf)
+    return f"{len(steps)} RL steps, gap {gap:.1e}", "5 RL steps, gap at most 0.05 nats", len(steps) == 5 and gap <= 0.05
+
+
+def two_ranks_learn(device: str) -> tuple[str, str, bool | None]:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        return "one GPU", "two ranks over NCCL", None
+    return five_steps_learn(device, "cluster.learners=2")
+
+
+def vllm_serves(device: str) -> tuple[str, str, bool | None]:
+    """The contract suite of engines over a real server on this GPU."""
+    if not os.environ.get("ROCSTAR_VLLM_PYTHON"):
+        return "no vLLM (ROCSTAR_VLLM_PYTHON)", "the engine contract suite", None
+    command = [sys.executable, "-m", "pytest", "-q", "tests/contracts/test_engine.py", "-k", "vllm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    return done.stdout.strip().splitlines()[-1], "the engine contract suite", done.returncode == 0
+
+
+# -- measures --------------------------------------------------------------------------------------------------------
+
+
+def timed(device: str, work: Callable[[], object], rounds: int = 3) -> float:
+    """Seconds of the fastest round."""
+    best = math.inf
+    for _ in range(rounds):
+        synchronise(device)
+        started = time.perf_counter()
+        work()
+        synchronise(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def peak_rate(device: str, dtype: str) -> float:
+    """FLOP/s of the best product of square matrices."""
+    size = 8192 if device == "cuda" else 512
+    matrix = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
+    return 2 * size**3 / timed(device, lambda: matrix @ matrix, 10)
+
+
+def read_rate(device: str) -> float:
+    """Bytes a second that a sum reads."""
+    numbers = torch.ones(2**28 if device == "cuda" else 2**22, device=device)
+    return 4 * numbers.numel() / timed(device, numbers.sum, 10)
+
+
+@contextmanager
+def noted(found: list[Found], name: str) -> Iterator[Callable[[tuple[str, str, bool | None]], None]]:
+    """A check that raises has failed, and the others go on."""
+    started = time.perf_counter()
+
+    def note(result: tuple[str, str, bool | None]) -> None:
+        found.append(Found(name, *result, time.perf_counter() - started))
+        print(f"{name}: {result[0]}", file=sys.stderr, flush=True)
+
+    try:
+        yield note
+    except Exception as error:
+        traceback.print_exc()
+        note((f"{type(error).__name__}: {str(error)[:150]}", "to run", False))
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--rehearse", action="store_true", help="on a CPU, small")
+    arguments.add_argument("--out", type=Path, default=Path("gpu_check.json"))
+    asked = arguments.parse_args()
+    if not asked.rehearse and not torch.cuda.is_available():
+        print("torch finds no GPU here; --rehearse runs what can run on a CPU", file=sys.stderr)
+        return 3
+    device = "cpu" if asked.rehearse else "cuda"
+    checks: dict[str, Callable[[], tuple[str, str, bool | None]]] = {
+        "learner, fp32, against a CPU": lambda: learner_is_exact(device, "float32", 2e-4),
+        "learner, bf16, against a CPU in fp32": lambda: learner_is_exact(device, "bfloat16", 0.15),
+        "engine to learner, fp32": lambda: engine_is_exact(device, "float32", 2e-4),
+        "engine to learner, bf16": lambda: engine_is_exact(device, "bfloat16", 0.15),
+        "memory of an update, 0.5B": lambda: memory_is_foretold(device),
+        "learner's speed, bf16": lambda: learner_is_fast(device, "bfloat16"),
+        "engine's speed, bf16, 64 rows": lambda: decode_is_fast(device, "bfloat16"),
+        "five RL steps": lambda: five_steps_learn(device),
+        "two ranks": lambda: two_ranks_learn(device),
+        "vLLM": lambda: vllm_serves(device),
+    }
+    found: list[Found] = []
+    for name, check in checks.items():
+        with noted(found, name) as note:
+            note(check())
+    words = {True: "yes", False: "NO", None: "cannot here"}
+    rows = [{"check": f.check, "passed": words[f.passed], "value": f.value, "expected": f.expected} for f in found]
+    for row in rows:
+        print(f"{row['check']:38}{row['passed']:12}{row['value']} (expected: {row['expected']})")
+    name = torch.cuda.get_device_name(0) if device == "cuda" else "CPU, rehearsed"
+    told = {"device": name, "torch": torch.__version__, "checks": [asdict(each) for each in found]}
+    asked.out.write_text(json.dumps(told, indent=1) + "\n")
+    report(**told)
+    return 1 if any(each.passed is False for each in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
