@@ -180,6 +180,17 @@ def test_the_resolved_recipe_survives_json(folder: Path) -> None:
     assert resolved_from_json("resolved.json") == recipe
 
 
+def test_a_run_begun_before_stale_tokens_were_weighed_goes_on_without(folder: Path) -> None:
+    values = load_recipe("child.toml", ["rollout.max_staleness_steps=1"]).resolved()
+    begun = [one for one in values["stage"] if one.get("rollout")]
+    assert begun and all(one["learning"]["importance_cap"] == 2 for one in begun)
+    for one in begun:
+        one["learning"]["importance_cap"] = None
+    (folder / "resolved.json").write_text(json.dumps(values))
+    later = resolved_from_json("resolved.json")
+    assert {each.learning.importance_cap for each in later.rl_stages} == {0.0}
+
+
 def test_paths_are_those_of_the_folder_a_run_starts_in_wherever_it_goes_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,10 @@ Not here: what the keys mean (`sections.py`) and what is done with them (`train.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,13 +80,24 @@ def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
 def resolved_from_json(path: str | Path) -> Recipe:
     """Read `config.resolved.json` back. Raises ConfigError when it is missing or was not written by this version."""
     try:
-        return Recipe.model_validate_json(Path(path).read_bytes())
+        return Recipe.model_validate_json(_as_it_began(Path(path).read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); only a run folder can be resumed") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path} does not fit this version of rocstar: {key}: {first['msg']}") from None
+
+
+def _as_it_began(settings: bytes) -> bytes:
+    """A run begun before importance_cap had a default goes on without the factor."""
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        values = json.loads(settings)
+        for stage in values["stage"]:
+            if stage.get("rollout", {}).get("max_staleness_steps") and stage["learning"]["importance_cap"] is None:
+                stage["learning"]["importance_cap"] = 0.0
+        return json.dumps(values).encode()
+    return settings
 
 
 def recipe_text(path: str | Path, overrides: Sequence[str] = ()) -> str:

@@ -190,7 +190,9 @@ class LocalModel:
     ) -> Mapping[str, OwnedEngine]:
         placement = self.placement
         if not self.recipe.engine:
-            return self._embedded(positions, rows, placement[EMBEDDED].kv_tokens or kv_tokens, vocabulary)
+            if room := placement[EMBEDDED].kv_tokens:
+                kv_tokens = min(room, rows * positions)  # no more than this evaluation can use
+            return self._embedded(positions, rows, kv_tokens, vocabulary)
         _refuse_strangers(self.recipe)
         settings = EngineSettings(
             folder=self.name,

@@ -32,6 +32,7 @@ from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, RunHalted
+from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import give_back
@@ -178,7 +179,10 @@ class Policy:
         found = self._canary_logprobs(rows, self.autocast())
         noises: list[float | None] = [None] * len(rows)
         if self.dtype != torch.float32:
+            kept = self.model.config._attn_implementation
+            self.model.set_attn_implementation(PACKED_SDPA)  # flash attention knows no fp32
             exact = self._canary_logprobs(rows, nullcontext())
+            self.model.set_attn_implementation(kept)
             noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]
         reshard(self.model)
         return tuple(
@@ -243,7 +247,7 @@ def tied(model: Any) -> set[str]:
 def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor in a model folder; empty where it holds no safetensors."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(name).glob("*.safetensors")) if name else ():
+    for file in sorted(Path(name).glob("model*.safetensors")) if name else ():
         with safe_open(file, "pt") as tensors:
             shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     return shapes

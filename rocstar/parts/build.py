@@ -235,9 +235,11 @@ def _engine(
 ) -> ProcessEngine | VllmEngine:
     if isinstance(entry, VllmEngines) and entry.url:
         return VllmEngine(entry.url, vocab_size=settings.vocab_size)
-    placed = placement[name]
+    placed = next(each for each in placement.engines if each.name == name)
     settings = with_fields(settings, gpus=placed.gpus, kv_tokens=placed.kv_tokens or settings.kv_tokens)
     if isinstance(entry, TorchEngines):
+        if placed.kv_tokens:
+            settings = with_fields(settings, kv_tokens=min(placed.kv_tokens, settings.rows * settings.positions))
         return ProcessEngine(settings)
     server = VllmSettings(
         model=Path(settings.folder),

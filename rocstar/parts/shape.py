@@ -103,6 +103,8 @@ def known_shape(model: ModelSection, folder: Path | None) -> Shape | None:
 
 
 def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
+    if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise ConfigError(f"{file} is a mixture of experts; only dense decoders can be planned")
     try:
         heads = config["num_attention_heads"]
         return Shape(

@@ -226,6 +226,8 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
 
     slots: int = 2
     """Programs that run at once, sessions excluded."""
+    daemons: int = 1
+    """With as many slots each, on the same cores."""
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
     """The daemon refuses to start below this level; L0 permits no walls at all."""

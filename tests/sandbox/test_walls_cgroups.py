@@ -78,6 +78,23 @@ def test_only_controllers_that_are_offered_are_asked_for(tmp_path: Path) -> None
     assert cgroups.offered(tree) == {"memory", "pids"}
 
 
+def test_a_refused_share_of_the_cpu_costs_no_other_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Version 2, as where a real-time process lives: cpu is offered and cannot be enabled."""
+
+    def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
+        if "cpu" in controllers:
+            raise OSError
+        return tmp_path, os.open(tmp_path, os.O_RDONLY)
+
+    found = [Tree(2, cgroups.CONTROLLERS, tmp_path / name) for name in ("own", "parent")]
+    monkeypatch.setattr(cgroups, "trees", lambda own, mounts: found)
+    monkeypatch.setattr(cgroups, "offered", lambda tree: tree.controllers)
+    monkeypatch.setattr(cgroups, "make_folder", make_folder)
+    groups = cgroups.found()
+    assert groups.folders == {"memory": tmp_path, "pids": tmp_path}
+    os.close(groups.locks[0])
+
+
 def test_all_slots_together_weigh_as_much_as_a_process_a_core(counted: Groups) -> None:
     if "cpu" not in counted.folders:
         pytest.skip("no group of the cpu controller can be made here")

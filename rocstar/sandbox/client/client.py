@@ -92,7 +92,9 @@ class SandboxClient:
         """Start daemons and wait until they serve. Raises SandboxDown when one cannot: a preload that does not import,
         less isolation than `min_isolation`, no way to fork."""
         isolation = Isolation(min_isolation)
-        settings = DaemonSettings(slots=slots, preload=tuple(preload), min_isolation=isolation, node=node)
+        settings = DaemonSettings(
+            slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
+        )
         return cls(settings, daemons=daemons)._served()
 
     @classmethod

@@ -143,7 +143,8 @@ class Pool:
         self.zygotes = 0
         group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
         worker = self.workers[number] = Worker(number, ours, hello, group)
-        worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / self.pools.settings.slots)
+        settings = self.pools.settings
+        worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost

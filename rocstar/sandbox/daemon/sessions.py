@@ -196,8 +196,8 @@ class Sessions:
         return session
 
     def make_room(self, owner: int) -> bool:
-        """If there is no room for one more of this owner, end an idle one: the owner's own, or of one who has more; of
-        whom has most the one idle longest. Whether there is room then."""
+        """If there is no room for one more of this owner, end an idle one: the owner's own, or of one who would have no
+        fewer; of whom has most the one idle longest. Whether there is room then."""
         if len(self.alive) < self.settings.session_slots:
             return True
         has = Counter(session.owner for session in self.alive.values())
@@ -205,7 +205,7 @@ class Sessions:
         idle = [
             each
             for each in self.alive.values()
-            if each.is_idle() and (each.owner == owner or has[each.owner] > has[owner])
+            if each.is_idle() and (each.owner == owner or has[each.owner] >= has[owner])
         ]
         if idle:
             self.end(min(idle, key=lambda session: (-has[session.owner], session.used)))

@@ -119,7 +119,8 @@ def is_full(folder: str) -> bool:
     """Whether its disk has less room than one program may write into a file."""
     with suppress(OSError):
         disk = os.statvfs(folder)
-        return disk.f_bavail * disk.f_frsize < FILE_BYTES or not disk.f_favail
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems count neither
+        return no_room or (disk.f_files > 0 and not disk.f_favail)
     return False
 
 

@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
@@ -371,9 +373,11 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_passed = True, None
             self.timer.cancel()
-            disk = self.worker.disk if response and response.outcome in FAILED else ""
-            if disk and watch.is_full(disk):  # by whomever: the program might have ended otherwise
-                response = verdict.fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
+            disk = self.worker.disk
+            if response is not None and response.outcome in FAILED and disk and watch.is_full(disk):
+                # by whomever: the program might have ended otherwise
+                full = verdict.fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
+                response = structs.replace(full, state_lost=response.state_lost)
             self.done(response)
 
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:

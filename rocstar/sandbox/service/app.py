@@ -157,7 +157,8 @@ class Application:
         is_mcp = (kind, path) == ("http", "/mcp")
         endpoint, name = (None, "") if is_mcp else self.find(scope.get("method", kind), path)
         with Hold(self.service.budget, scope["too_slow"]) as held:
-            body = await read(receive, headers.get(b"content-length", b""), held)
+            is_open = path in OPEN_PATHS  # nobody has said who they are, so nothing is held for them
+            body = b"" if is_open else await read(receive, headers.get(b"content-length", b""), held)
             if endpoint is None:
                 await self.mcp(scope, again(body, receive), partial(self.counted, send))
                 return

@@ -124,6 +124,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             preload=self.preload,
             min_isolation=Isolation(self.min_isolation),
             apart=True,
+            daemons=self.daemons,
             session_slots=self.session_slots,
             session_idle_seconds=self.session_idle_seconds,
             max_queue=self.max_queue,
@@ -201,7 +202,7 @@ class Budget:
         for held in sorted(self.holders, key=lambda held: held.moved):
             if self.size <= self.most or time.monotonic() - held.moved < STALLED_SECONDS:
                 break
-            if held.close is not None:
+            if held.close is not None and held.size > SMALL_BYTES:
                 held.close()
                 held.resize(0)
         return self.size <= self.most
@@ -351,7 +352,6 @@ class Service:
         counts from now on. Cancelling, or an error of `told`, ends what runs."""
         arrived, rest = time.monotonic(), iter(enumerate(items))
         results: dict[int, Result] = {}
-        self.held_back += len(items)
 
         async def work() -> None:
             for index, item in rest:
@@ -366,6 +366,7 @@ class Service:
                 results[index] = told(item, response)
 
         window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
+        self.held_back += len(items)
         workers = [asyncio.create_task(work()) for _ in range(window)]
         try:
             await asyncio.gather(*workers)

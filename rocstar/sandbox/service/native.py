@@ -368,7 +368,7 @@ class FrameConnection:
                     for frame in reader.feed(await self.socket.receive_bytes()):
                         self._take(frame)
                     if reader.size > core.SMALL_BYTES or self.arriving.size:
-                        self.arriving.resize(reader.size)
+                        await self._make_room_for(reader.size)
         except BadRequest as error:
             core.LOG.warning("rocstar: a client's connection was closed: %s", error)
             await self.socket.close(1013)
@@ -391,7 +391,19 @@ class FrameConnection:
         try:
             self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False)
         except BadRequest:
-            self.close()
+            if time.monotonic() - self.unread.moved > core.STALLED_SECONDS:
+                self.close()
+
+    async def _make_room_for(self, arriving: int) -> None:
+        """Read no more while others hold all there is. Raises BadRequest where that lasts."""
+        since = time.monotonic()
+        while True:
+            try:
+                return self.arriving.resize(arriving)
+            except BadRequest:
+                if time.monotonic() - since > core.STALLED_SECONDS:
+                    raise
+                await asyncio.sleep(0.1)
 
     async def _send(self) -> None:
         while True:
@@ -423,7 +435,8 @@ class FrameConnection:
 
     async def _answer(self, number: int, body: bytes) -> None:
         """Exactly one RESPONSE or LOST, whatever happens."""
-        if caller := wire.caller_of(number):  # whom a gateway calls for
+        first = self.service.tokens.first()  # a gateway's, who says whom it calls for
+        if (caller := wire.caller_of(number)) and (not first or CALLER.get() == caller_named(first.encode())):
             CALLER.set(caller_named(CALLER.get(), caller))
         try:
             with Hold(self.service.budget) as held:
