@@ -47,6 +47,11 @@ def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(htt
     assert all(result["stdout"] == f"{result['id']}\n" for result in answer["results"])
 
 
+def test_a_batch_of_one_is_a_batch(http: Http) -> None:
+    status, answer = http.post("/v1/batch", {"calls": [{"code": "print(1)"}]})
+    assert (status, [result["stdout"] for result in answer["results"]]) == (200, ["1\n"])
+
+
 @pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/run_jupyter"])
 def test_hanging_up_ends_the_programs_and_frees_their_slots(http: Http, path: str) -> None:
     message: dict[str, Any] = SLEEPER if path == "/v1/run" else {"calls": [SLEEPER]}

@@ -146,8 +146,7 @@ async def batch(asked: Asked) -> HttpReply:
 
     calls, settings = decode(asked.body, CallBatch).calls, asked.service.settings
     results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
-    results[0], results[-1] = b'{"results":[' + results[0], results[-1] + b"]}"
-    return HttpReply(b",".join(results))
+    return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
