@@ -166,20 +166,19 @@ def found() -> Groups:
     """The groups of a new daemon; also removes what dead daemons left. Empty where none can be made."""
     groups = Groups()
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
-        missing: frozenset[str] = frozenset()
+        if tree.version == 2 and 2 in groups.versions.values():
+            continue  # a process is in one group of that version only
         with suppress(OSError):
             missing = offered(tree) - groups.folders.keys()
-            if tree.version == 2 and 2 in groups.versions.values():
-                missing = frozenset()  # a process is in one group of that version only
             if missing:
                 sweep(tree.folder)
-        for wanted in filter(None, (missing, missing - {"cpu"})):  # a share of the CPU must not cost the other two
-            with suppress(OSError):
-                folder, lock = make_folder(tree, wanted)
-                groups.locks.append(lock)
-                groups.folders |= dict.fromkeys(sorted(wanted), folder)
-                groups.versions |= dict.fromkeys(wanted, tree.version)
-                break
+            for wanted in filter(None, (missing, missing - {"cpu"})):  # a share of the CPU must not cost the other two
+                with suppress(OSError):
+                    folder, lock = make_folder(tree, wanted)
+                    groups.locks.append(lock)
+                    groups.folders |= dict.fromkeys(sorted(wanted), folder)
+                    groups.versions |= dict.fromkeys(wanted, tree.version)
+                    break
     return groups
 
 
