@@ -3,9 +3,12 @@
     python benchmarks/learner_speed.py
     python benchmarks/learner_speed.py --against ../rocstar-d725079        # a git worktree of that commit
 
-Two cases, one torch thread, CPU seconds, the best of several updates:
+    python benchmarks/learner_speed.py --cases 135m --dtypes float32
+
+Cases, one torch thread, CPU seconds, the best of several updates:
 
     rl    8 prompts of 32 tokens with 8 attempts of 128 each, Qwen3 shape of 3.7M parameters, one update
+    135m  4 prompts of 45 tokens with 8 attempts of 75 each, the shape of SmolLM2-135M, one update
     sft   the cold start of recipes/quickstart.toml: 32 rows of 25 to 70 tokens, 0.34M parameters, Muon
 
 FLOP are 6 for each weight of the layers and token that must be computed (a prompt once for its attempts), 6 for each
@@ -23,27 +26,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from frame import ROOT, Table, Worker, by_turns, parser, report, spent
 
 SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_positions")
 RL = {**dict(zip(SIZES, (2048, 256, 4, 4, 2, 768, 256), strict=True)), "rope_theta": 1000.0}
+SMOLLM2 = {**dict(zip(SIZES, (49152, 576, 30, 9, 3, 1536, 256), strict=True)), "rope_theta": 1e5}
 SFT = {**dict(zip(SIZES, (512, 96, 3, 3, 1, 256, 256), strict=True)), "rope_theta": 1000.0}
-UPDATES = {"rl": 1, "sft": 15}  # of one turn
+UPDATES = {"rl": 1, "sft": 15, "135m": 1}  # of one turn
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--against", help="root of another checkout")
     options.add_argument("--seconds", type=float, default=90, help="wall time after which no new round begins")
+    options.add_argument("--cases", nargs="+", choices=UPDATES, default=["rl", "sft"])
+    options.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     options.add_argument("--worker", nargs=2, help="one form, a turn for each line on stdin (internal)")
     arguments = options.parse_args()
     if arguments.worker:
         sys.path[0], dtype = arguments.worker
         take_turns(dtype)
         return
-    forms = {"own float32": (str(ROOT), "float32"), "own bfloat16": (str(ROOT), "bfloat16")}
+    forms = {f"own {dtype}": (str(ROOT), dtype) for dtype in arguments.dtypes}
     if arguments.against:
         forms = {"against float32": (arguments.against, "float32"), **forms}
     with ExitStack() as stack:
@@ -51,8 +58,10 @@ def main() -> None:
             name: stack.enter_context(Worker([sys.executable, __file__, "--worker", *form]))
             for name, form in forms.items()
         }
-        rounds = by_turns({name: both_cases(worker) for name, worker in workers.items()}, until(arguments.seconds))
-    found = {case: {name: best([each[name][case] for each in rounds]) for name in forms} for case in UPDATES}
+        rounds = by_turns(
+            {name: all_of(arguments.cases, worker) for name, worker in workers.items()}, until(arguments.seconds)
+        )
+    found = {case: {name: best([each[name][case] for each in rounds]) for name in forms} for case in arguments.cases}
     for case, results in found.items():
         print_case(case, results)
     report(**found)
@@ -64,8 +73,8 @@ def until(seconds: float) -> Iterator[None]:
         yield
 
 
-def both_cases(worker: Worker) -> Callable[[], dict[str, dict[str, float]]]:
-    return lambda: {case: json.loads(worker.ask(case)) for case in UPDATES}
+def all_of(cases: list[str], worker: Worker) -> Callable[[], dict[str, dict[str, float]]]:
+    return lambda: {case: json.loads(worker.ask(case)) for case in cases}
 
 
 def best(turns: list[dict[str, float]]) -> dict[str, float]:
@@ -90,9 +99,12 @@ def take_turns(dtype: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    cases = {"rl": rl(dtype), "sft": sft(dtype)}
+    makes = {"rl": partial(rl, RL, 8, 32, 128), "sft": sft, "135m": partial(rl, SMOLLM2, 4, 45, 75)}
+    cases: dict[str, tuple[Callable[[], Any], float]] = {}
     for line in sys.stdin:
         case = line.strip()
+        if case not in cases:
+            cases[case] = makes[case](dtype)
         update, gflop = cases[case]
         seconds, peaks = [], []
         for _ in range(UPDATES[case]):
@@ -125,36 +137,40 @@ def gflop_of(shape: dict[str, Any], lengths: list[int], computed: int, predicted
     return 6e-9 * (weights * computed + hidden * shape["vocab_size"] * predicted + scores)
 
 
-def rl(dtype: str) -> tuple[Callable[[], Any], float]:
+def rl(shape: dict[str, Any], count: int, asked: int, written: int, dtype: str) -> tuple[Callable[[], Any], float]:
+    """One update of `count` prompts of `asked` tokens with eight attempts each of `written`."""
     from rocstar.types import Batch, BatchRow
 
     rng = random.Random(0)
-    prompts = [[rng.randrange(RL["vocab_size"]) for _ in range(32)] for _ in range(8)]
-    old: dict[str, Any] = {"old_logprobs": [-7.6] * 160, "entropies": [0.0] * 160}
+    tokens = asked + written
+    prompts = [[rng.randrange(shape["vocab_size"]) for _ in range(asked)] for _ in range(count)]
+    old: dict[str, Any] = {"old_logprobs": [-7.6] * tokens, "entropies": [0.0] * tokens}
     rows = tuple(
         BatchRow(
-            token_ids=[*prompts[row // 8], *(rng.randrange(RL["vocab_size"]) for _ in range(128))],
-            loss_mask=[t >= 32 for t in range(160)],
-            sampled_logprobs=[0.0] * 160,
+            token_ids=[*prompts[row // 8], *(rng.randrange(shape["vocab_size"]) for _ in range(written))],
+            loss_mask=[t >= asked for t in range(tokens)],
+            sampled_logprobs=[0.0] * tokens,
             advantage=rng.choice((-1.0, 1.0)),
             **old,
         )
-        for row in range(64)
+        for row in range(8 * count)
     )
-    learner = rl_learner(dtype)
-    return lambda: learner.update(Batch(rows=rows)), gflop_of(RL, [159] * 64, 8 * 31 + 64 * 128, 64 * 128)
+    learner = rl_learner(shape, dtype)
+    learnt = 8 * count * written
+    gflop = gflop_of(shape, [tokens - 1] * 8 * count, count * (asked - 1) + learnt, learnt)
+    return lambda: learner.update(Batch(rows=rows)), gflop
 
 
-def rl_learner(dtype: str) -> Any:
+def rl_learner(shape: dict[str, Any], dtype: str) -> Any:
     from rocstar.learning import learner, policy
 
     if hasattr(learner, "LearnerSettings"):  # at d725079
-        made = policy.Policy(policy.random_model(policy.Shape(**RL), 0), None, "")
+        made = policy.Policy(policy.random_model(policy.Shape(**shape), 0), None, "")
         return learner.GrpoLearner(made, learner.LearnerSettings(), None)
     from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.learning.models import random_model
 
-    made = policy.Policy(random_model(ModelSection(**RL), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
+    made = policy.Policy(random_model(ModelSection(**shape), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
     return learner.GrpoLearner(made, LearningSection())
 
 

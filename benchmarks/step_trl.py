@@ -1,6 +1,7 @@
 """One whole RL step, rollout and update, beside TRL's GRPOTrainer: one thread, fp32, a Qwen3 shape of 3.7M parameters.
 
     python benchmarks/step_trl.py --trl-python PATH [--against CHECKOUT] [--rounds 5] [--only plain|conversation]
+                                  [--size 135M]      # a Qwen3 with SmolLM2-135M's sizes
 
 `plain`: 8 prompts x 8 attempts, 32 tokens and 128 new ones. `conversation`: three turns of 32 sampled tokens; the first
 two end with the same call of a tool that takes 50 ms, appended to what the model wrote on every side, and go on with
@@ -31,6 +32,7 @@ from frame import ROOT, Worker, by_turns, parser, qwen3, report, spent, spread
 
 PROMPT_TOKENS, NEW_TOKENS, TURN_TOKENS, PROMPTS, ATTEMPTS = 32, 128, 32, 8, 8
 TOOL_SECONDS = 0.05
+SIZES = {"3.7M": (2048, 256, 4, 4, 2, 768), "135M": (49152, 576, 30, 9, 3, 1536)}  # as frame.qwen3 takes them
 CALL = '<tool_call>\n{"name": "wait_and_add", "arguments": {"a": 1}}\n</tool_call>'
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -44,7 +46,7 @@ def main() -> None:
     figures: dict[str, Any] = {"rounds": options.rounds}
     for kind in [options.only] if options.only else ["plain", "conversation"]:
         with tempfile.TemporaryDirectory() as folder:
-            write_case(Path(folder), calls=2 if kind == "conversation" else 0)
+            write_case(Path(folder), calls=2 if kind == "conversation" else 0, size=SIZES[options.size])
             figures[kind] = compared(contestants(options, folder), options.rounds)
         for name, columns in figures[kind].items():
             print(kind, name, *(f"{column} {value}" for column, value in columns.items()), sep="  ", flush=True)
@@ -57,6 +59,7 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--against", help="another checkout of rocstar")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--only", choices=["plain", "conversation"])
+    arguments.add_argument("--size", choices=SIZES, default="3.7M")
     arguments.add_argument("--worker", help=argparse.SUPPRESS)
     arguments.add_argument("--folder", help=argparse.SUPPRESS)
     return arguments.parse_args()
@@ -117,14 +120,14 @@ def reply(tool_text: str) -> str:
     return f"\n{START}user\n<tool_response>\n{tool_text}\n</tool_response>{STOP}\n{START}assistant\n"
 
 
-def write_case(folder: Path, calls: int) -> None:
+def write_case(folder: Path, calls: int, size: tuple[int, int, int, int, int, int]) -> None:
     """Model, tokenizer, questions of exactly PROMPT_TOKENS tokens with their template, and the call."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     tokenizer = write_tokenizer(folder)
     stop = tokenizer.token_to_id(STOP)
-    qwen3(2048, 256, 4, 4, 2, 768, max_position_embeddings=1024, eos_token_id=stop).save_pretrained(folder)
+    qwen3(*size, max_position_embeddings=1024, eos_token_id=stop).save_pretrained(folder)
     questions = []
     for number in range(PROMPTS):
         question = str(number)

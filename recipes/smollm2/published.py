@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from word_variants import Asked, Variants
 
 from rocstar.config.sections import DataSection, TaskSection
 from rocstar.data.demonstrations import work_out
@@ -60,6 +61,8 @@ class Options(BaseModel):
     """Questions of the training files that are set aside and evaluated in place of the test files; 0: none."""
     cold_start: Literal["programs", "form"] = "programs"
     """What SFT shows: programs made from the published solutions, or only how calls and answers are written."""
+    variants: int = Field(default=0, ge=0)
+    """Most variants of each word problem that has a program, of those set aside too (`word_variants.py`)."""
 
 
 class Published(Task):
@@ -107,7 +110,18 @@ class Published(Task):
         found = self._read_all(self._data.train_files)
         order = sorted(found, key=lambda problem: problem.id)
         aside = {p.id for p in random.Random(seed_for("aside")).sample(order, min(self._options.holdout, len(order)))}
-        return [p for p in found if p.id not in aside], [p for p in found if p.id in aside]
+        kept = self.with_variants([p for p in found if p.id not in aside], self._options.variants)
+        trained = {problem.id for problem in kept}
+        others = self.with_variants([p for p in found if p.id in aside], self._options.variants)
+        return kept, [problem for problem in others if problem.id not in trained]
+
+    def with_variants(self, found: list[Problem], most: int) -> list[Problem]:
+        """The problems and at most so many variants of each. Raises ConfigError where a Task makes none."""
+        if most:
+            raise ConfigError(
+                f"data.options.variants = {most}, but {type(self).__name__} makes no variants; leave it out"
+            )
+        return found
 
     def _read_all(self, paths: Sequence[str]) -> list[Problem]:
         return list({problem.id: problem for path in paths for problem in self.read(Path(path))}.values())
@@ -121,6 +135,18 @@ class Published(Task):
 
 class WordProblems(Published):
     """MAWPS, ASDiv-A and SVAMP as CSV."""
+
+    def with_variants(self, found: list[Problem], most: int) -> list[Problem]:
+        rng = random.Random(seed_for("variants", len(found)))
+        draw = Variants([problem.question for problem in found])
+        new = {problem.id: problem for problem in found}
+        for problem in found if most else ():
+            if program := str(problem.metadata["program"]):
+                drawn = list(draw.of(Asked(problem.question, program[len("print(") : -1]), rng))
+                for one in rng.sample(drawn, min(most, len(drawn))):
+                    variant = _variant(one)
+                    new.setdefault(variant.id, variant)
+        return list(new.values())
 
     def read(self, path: Path) -> Iterator[Problem]:
         opener = gzip.open if path.suffix == ".gz" else open
@@ -163,6 +189,17 @@ def _word_problem(row: dict[str, str], where: str) -> Problem:
         answer=answer,
         source=where.rpartition("/")[2].partition(",")[0],
         metadata={"program": program if _prints(program, answer) else ""},
+    )
+
+
+def _variant(asked: Asked) -> Problem:
+    program = f"print({asked.expression})"
+    return Problem(
+        id=problem_id(asked.question),
+        question=asked.question,
+        answer=_shortest(_run(program)),
+        source="variant",
+        metadata={"program": program},
     )
 
 

@@ -12,6 +12,7 @@ import rocstar
 from rocstar.errors import ConfigError
 
 MODULE = re.compile(r'"(\w+):\w+"')
+IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 
 
 def recipes_folder() -> Path:
@@ -60,10 +61,13 @@ def _with_those_it_extends(file: Path) -> Iterator[Path]:
 
 
 def _modules_beside(recipe: Path) -> Iterator[Path]:
-    """Python files in a recipe's folder that it names as in `source = "published:Gsm8k"`."""
-    for name in set(MODULE.findall(recipe.read_text())):
-        if (file := recipe.parent.resolve() / f"{name}.py").is_file():
-            yield file
+    """Python files in a recipe's folder that it names as in `"published:Gsm8k"`, and those that they import."""
+    found, names = set[Path](), set(MODULE.findall(recipe.read_text()))
+    while names:
+        files = {file for name in names if (file := recipe.parent.resolve() / f"{name}.py").is_file()} - found
+        found |= files
+        names = {name for file in files for name in IMPORTED.findall(file.read_text())}
+    yield from found
 
 
 def _purpose(file: Path) -> str:

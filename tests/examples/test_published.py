@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import random
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocstar.config.sections import DataSection
 from rocstar.config.shipped import recipes_folder
 from rocstar.support.plugins import load
 
@@ -74,3 +77,66 @@ def test_all_but_a_few_word_problems_become_programs() -> None:
     with gzip.open(MAWPS, "rt") as lines:
         assert "number0" in lines.readlines()[1]
     assert not any("number0" in problem.question for problem in problems)
+
+
+STORIES = [
+    ("Sara picked 9 pears . Tim picked 5 pears . How many pears did they pick together ?", "9+5"),
+    ("There are 12 pears in a box . Dan takes 7 pears from it . How many pears are left ?", "12-7"),
+    ("Dan has 24 apples . He shares them among 4 friends . How many apples does each friend get ?", "24/4"),
+    ("Joan found 8 apples in 2 boxes . How many apples are in each box ?", "8/2"),
+    ("Tom made 6 pears . How many pears and apples did Tom make ?", "6"),
+    ("Tim bought 31 apples and 4 pears and ate 2 pears . How many pears are there now ?", "4-2"),
+]
+
+
+def variants_of(seed: int) -> list[tuple[str, str, str, str]]:
+    """(question, expression, its variant, the variant's expression) of every kind."""
+    variants = load("word_variants:Variants", folders=[recipes_folder() / "smollm2"])
+    asked = load("word_variants:Asked", folders=[recipes_folder() / "smollm2"])
+    draw, rng = variants([question for question, _ in STORIES]), random.Random(seed)
+    return [(*story, *found) for story in STORIES for found in draw.of(asked(*story), rng)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_variant_asks_for_a_positive_number_that_its_question_says(seed: int) -> None:
+    found = variants_of(seed)
+    assert len(found) > len(STORIES)
+    for question, expression, variant, new in found:
+        assert variant != question
+        assert set(re.findall(r"\d+", new)) <= set(re.findall(r"\d+", variant))
+        assert eval(new) > 0
+        assert eval(new) == int(eval(new)) or eval(expression) != int(eval(expression))
+
+
+def test_a_sentence_that_does_not_matter_changes_neither_question_nor_program() -> None:
+    variants = load("word_variants:Variants", folders=[recipes_folder() / "smollm2"])
+    asked = load("word_variants:Asked", folders=[recipes_folder() / "smollm2"])(*STORIES[0])
+    told = ["Sara picked 9 pears", "Tim picked 5 pears ."]
+    draw = variants([f"There are 3 {thing} in it" for thing in ("pears", "plums") for _ in range(3)])
+    for seed in range(20):
+        found = draw.distracted(asked, random.Random(seed))
+        assert found.expression == "9+5"
+        *sentences, last = found.question.split(" . ")
+        (new,) = [sentence for sentence in sentences if sentence not in told and f"{sentence} ." not in told]
+        assert re.fullmatch(r"(Sara|Tim) picked [2-9] plums", new)
+        assert last == "How many pears did they pick together ?"
+
+
+def test_variants_of_training_questions_are_trained_on_and_tested_apart(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    rows = [
+        f"Sara picked number0 pears . {name} picked number1 pears . How many did they pick ?,9 5,+ number0 number1,14"
+        for name in ("Tim", "Ann", "Bob", "Eve", "Kim", "Lee", "Max", "Zoe")
+    ]
+    file.write_text("\n".join(["Question,Numbers,Equation,Answer", *rows]))
+
+    def task(**options: Any) -> Any:
+        section = DataSection(source="published:WordProblems", train_files=[str(file)], options=options)
+        return published("WordProblems")(section, tool_name="python", seed=0, heldout=100)
+
+    plain, varied = task(holdout=3), task(holdout=3, variants=2)
+    assert [len(plain.problems()), len(plain.heldout())] == [5, 3]
+    assert [len(varied.problems()), len(varied.heldout())] == [15, 9]
+    assert {p.question for p in varied.problems()}.isdisjoint(p.question for p in varied.heldout())
+    assert varied.problems() == task(holdout=3, variants=2).problems()
+    assert len(varied.demonstrations(100)) == 15

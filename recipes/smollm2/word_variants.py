@@ -1,0 +1,182 @@
+"""Word problems asked in another way: variants of training questions, whose programs are known as we make the change.
+
+The kinds follow what SVAMP's authors say theirs do (arXiv 2103.07191, section 4): other numbers, a sentence that does
+not matter, another question, another unknown. Nothing here was made by looking at SVAMP's own questions.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)")
+COUNTED = re.compile(r"(?<![$%] )\b(\d+) ([a-z]+s)(?= (?:[.,]|and|in|on|at|from|for|to|of|with|that|which)(?: |$))")
+DEED = re.compile(
+    r"^(?!There|They|The|He|She|It|You|We)(?P<who>[A-Z][a-z]+) (?P<verb>[a-z]+) "
+    r"(?P<number>\d+) (?P<what>(?:[a-z]+ )?[a-z]+s)\b"
+)
+SENTENCES = re.compile(r"(?<= [.?]) ")
+NAMES = ("Alyssa", "Dan", "Fred", "Jack", "Joan", "Mary", "Mike", "Nancy", "Paul", "Robin", "Sara", "Tim", "Tom")
+BASES: Mapping[str, str] = {
+    "has": "have", "had": "have", "found": "find", "bought": "buy", "sold": "sell", "grew": "grow", "made": "make",
+    "ate": "eat", "got": "get", "saw": "see", "caught": "catch", "took": "take", "won": "win", "drew": "draw",
+    "gave": "give", "lost": "lose", "used": "use", "collected": "collect", "picked": "pick", "baked": "bake",
+    "planted": "plant",
+}  # fmt: skip
+LESS = ("gave {n} {what} to {other}", "lost {n} {what}", "sold {n} {what}", "used {n} {what}", "ate {n} {what}")
+MORE = ("bought {n} more {what}", "found {n} more {what}", "got {n} more {what} from {other}", "made {n} more {what}")
+
+
+class Asked(NamedTuple):
+    """A question, and the expression that answers it."""
+
+    question: str
+    expression: str
+
+
+class Variants:
+    """Draws variants of questions; `questions` are all there are, whose nouns it talks about."""
+
+    def __init__(self, questions: Sequence[str]) -> None:
+        counts = Counter(noun for question in questions for noun in {match[2] for match in COUNTED.finditer(question)})
+        self._things = sorted(noun for noun, count in counts.items() if count >= 3)
+
+    def of(self, asked: Asked, rng: random.Random) -> Iterator[Asked]:
+        """At most one of each kind. Half of them get a sentence that does not matter besides."""
+        kinds: Sequence[Callable[[Asked, random.Random], Asked | None]] = (
+            other_numbers,
+            other_question,
+            other_unknown,
+            comparison,
+        )
+        for found in (asked, *(kind(asked, rng) for kind in kinds)):
+            distracted = self.distracted(found, rng) if found and (found is asked or rng.random() < 0.5) else None
+            if distracted or (found and found is not asked):
+                yield distracted or found
+
+    def distracted(self, asked: Asked, rng: random.Random) -> Asked | None:
+        """One of its sentences stands there again, about a thing that the question does not ask for."""
+        *told, last = SENTENCES.split(asked.question)
+        needed = NUMBER.findall(asked.expression)
+        places = [
+            (place, match)
+            for place, sentence in enumerate(told)
+            for match in COUNTED.finditer(sentence)
+            if NUMBER.findall(sentence) == [match[1]] and match[1] in needed and f" {match[2]} " in last
+        ]
+        others = [thing for thing in self._things if thing not in asked.question]
+        if not places or not others:
+            return None
+        place, match = rng.choice(places)
+        sentence, number = told[place], _unlike(match[1], asked.question, rng)
+        again = f"{sentence[: match.start()]}{number} {rng.choice(others)}{sentence[match.end() :]}"
+        told.insert(place + rng.randrange(2), again)
+        return Asked(" ".join([*told, last]), asked.expression)
+
+
+def other_numbers(asked: Asked, rng: random.Random) -> Asked | None:
+    """The story with other numbers of as many digits; the answer stays positive, and whole if it was."""
+    written = list(dict.fromkeys(NUMBER.findall(asked.question)))
+    if any("." in number for number in written) or not {*NUMBER.findall(asked.expression)} <= {*written}:
+        return None
+    for _ in range(20):
+        new = {number: _like(number, rng) for number in written}
+        changed = Asked(*(_renamed(text, new) for text in asked))
+        answer = _value(changed.expression)
+        whole = answer.denominator == 1 or _value(asked.expression).denominator > 1
+        if len({*new.values()}) == len(new) and answer > 0 and whole and changed != asked:
+            return changed
+    return None
+
+
+def other_question(asked: Asked, rng: random.Random) -> Asked | None:
+    """Of two who did alike: how many more or fewer one did, or how many both."""
+    deed = DEED.match(asked.question)
+    if not deed or deed["verb"] not in BASES:
+        return None
+    who, verb, a, what = deed.groups()
+    other, b, base = _other_name(who, rng), _unlike(a, asked.question, rng), BASES[verb]
+    (low, less), (high, more) = sorted(((a, who), (b, other)), key=lambda pair: int(pair[0]))
+    do, does = ("do", "does") if verb == "has" else ("did", "did")
+    told = [f"{who} {verb} {a} {what} .", f"{other} {verb} {b} {what} ."]
+    rng.shuffle(told)
+    question, expression = rng.choice(
+        (
+            (f"How many more {what} {does} {more} {base} than {less} ?", f"{high}-{low}"),
+            (f"How many fewer {what} {does} {less} {base} than {more} ?", f"{high}-{low}"),
+            (f"How many {what} {do} they {base} together ?", f"{a}+{b}"),
+        )
+    )
+    return Asked(" ".join([*told, question]), expression)
+
+
+def other_unknown(asked: Asked, rng: random.Random) -> Asked | None:
+    """Somebody has things and gets or loses some: asked for the end, the start or the change."""
+    deed = DEED.match(asked.question)
+    if not deed or int(deed["number"]) < 2:
+        return None
+    who, a, what = deed["who"], int(deed["number"]), deed["what"]
+    less = rng.random() < 0.5
+    b = rng.randrange(1, a) if less else int(_like(deed["number"], rng))
+    deeds, end, sign, back = (LESS, a - b, "-", "+") if less else (MORE, a + b, "+", "-")
+    form, other = rng.choice(deeds), _other_name(who, rng)
+    change, some = (form.format(n=n, what=what, other=other) for n in (b, "some"))
+    start, ends = f"{who} had {a} {what} .", f"Now {who} has {end} {what} ."
+    how = f"How many {what}"
+    lost = f"{max(a, end)}-{min(a, end)}"
+    question, expression = rng.choice(
+        (
+            (f"{start} {who} {change} . {how} does {who} have now ?", f"{a}{sign}{b}"),
+            (f"{who} had some {what} . {who} {change} . {ends} {how} did {who} have at first ?", f"{end}{back}{b}"),
+            (f"{start} {who} {some} . {ends} {how} did {who} {BASES[form.split()[0]]} ?", lost),
+        )
+    )
+    return Asked(question.replace("some more", "some"), expression)
+
+
+def comparison(asked: Asked, rng: random.Random) -> Asked | None:
+    """One has so many more or fewer than another: asked for either."""
+    deed = DEED.match(asked.question)
+    if not deed or int(deed["number"]) < 3:
+        return None
+    who, a, what = deed["who"], deed["number"], deed["what"]
+    other, b = _other_name(who, rng), rng.randrange(2, int(a))
+    word, sign, back = rng.choice((("more", "+", "-"), ("fewer", "-", "+")))
+    told = [f"{who} has {a} {what} .", f"{other} has {b} {word} {what} than {who} ."]
+    if rng.random() < 0.5:
+        return Asked(f"{' '.join(told)} How many {what} does {other} have ?", f"{a}{sign}{b}")
+    told = [f"{other} has {a} {what} .", told[1]]
+    rng.shuffle(told)
+    return Asked(f"{' '.join(told)} How many {what} does {who} have ?", f"{a}{back}{b}")
+
+
+def _renamed(text: str, new: Mapping[str, str]) -> str:
+    return NUMBER.sub(lambda match: new[match[0]], text)
+
+
+def _other_name(who: str, rng: random.Random) -> str:
+    return rng.choice([name for name in NAMES if name != who])
+
+
+def _like(number: str, rng: random.Random) -> str:
+    """A whole number of as many digits, 2 at least."""
+    return str(rng.randrange(max(2, 10 ** (len(number) - 1)), 10 ** len(number)))
+
+
+def _unlike(number: str, question: str, rng: random.Random) -> str:
+    """The same, and one that the question does not hold."""
+    taken = {*NUMBER.findall(question)}
+    return next(new for _ in range(1000) if (new := _like(number, rng)) not in taken)
+
+
+def _value(expression: str) -> Fraction:
+    """Of sums that `infix` writes."""
+    exact = NUMBER.sub(lambda match: f"Fraction('{match[0]}')", expression)
+    try:
+        return Fraction(eval(exact, {"Fraction": Fraction}))  # our own text: numbers, brackets, + - * /
+    except ZeroDivisionError:
+        return Fraction(-1)
