@@ -4,7 +4,8 @@ problem pools, evaluations and final weights must be the same.
     PYTHONPATH=. python benchmarks/kill_stages.py --kills 30 --out runs/kills
 
 The recipe is the quickstart's course on the tiny model of the tests: a cold start and three stages with `[end]` rules,
-the hard-problem filter, an evaluation every other step, and a benchmark. Two kills in three come at a random moment;
+the hard-problem filter, an evaluation every other step, and a benchmark; `--recipe FILE` takes another one, with
+`--settings KEY=VALUE ...`. Two kills in three come at a random moment;
 the others are aimed at a choice of problems, an evaluation or the end of a stage that is under way."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ settings = ["rollout.max_response_tokens=48", "rollout.max_turns=2"]
 """
 LOOK_SECONDS = 0.003
 STARTUP = 4.0  # seconds that a process needs before its first step
-PATIENCE_SECONDS = 600
+PATIENCE_SECONDS = 3600
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class Place:
     """Where a run goes on."""
 
     folder: Path
+    recipe: Sequence[str] = ("tiny.toml", *SMALL)
+    """With its settings."""
 
     @property
     def run(self) -> RunFolder:
@@ -87,7 +90,7 @@ class Place:
 
     def start(self, log: Path) -> subprocess.Popen[bytes]:
         begun = (self.run.path / "run.json").exists()
-        words = ["--resume", "tiny"] if begun else ["tiny.toml", *SMALL]
+        words = ["--resume", "tiny"] if begun else self.recipe
         child = {"cwd": self.folder, "env": environment(), "start_new_session": True}
         with log.open("ab") as out:
             return subprocess.Popen(rocstar("train", *words), stdout=out, stderr=out, **child)
@@ -108,8 +111,11 @@ class Place:
         return "steps" if self.steps() else "start"
 
 
-def made(folder: Path) -> Place:
+def made(folder: Path, recipe: Path | None, settings: Sequence[str]) -> Place:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if recipe:
+        folder.mkdir()
+        return Place(folder=folder, recipe=[str(recipe.resolve()), "run.name=tiny", "run.folder=runs", *settings])
     workplace(folder)
     until_stage3 = RECIPE.split('[[stage]]\nname = "stage3"')[0]
     (folder / "tiny.toml").write_text(until_stage3 + STAGES)
@@ -190,11 +196,13 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--kills", type=int, default=30)
     arguments.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments.add_argument("--recipe", type=Path)
+    arguments.add_argument("--settings", nargs="+", default=[])
     arguments.add_argument("--out", type=Path, default=Path("runs/kills"))
     given = arguments.parse_args()
     shutil.rmtree(given.out, ignore_errors=True)
     log = given.out.resolve() / "log.txt"
-    calm, shaken = (made(given.out.resolve() / name) for name in ("calm", "shaken"))
+    calm, shaken = (made(given.out.resolve() / name, given.recipe, given.settings) for name in ("calm", "shaken"))
     whole = finished(calm, log)
     wanted = facts(calm)
     ends = {name: step for name, step, _, _ in wanted["stages"]}
@@ -204,7 +212,7 @@ def main() -> None:
     while kills.total() < given.kills:  # a run that ended before it was killed often enough is followed by another
         rounds += 1
         shutil.rmtree(shaken.folder)
-        shaken = made(shaken.folder)
+        shaken = made(shaken.folder, given.recipe, given.settings)
         draw = random.Random(given.seed + rounds)
         kills += killed(shaken, log, given.kills - kills.total(), whole, ends, draw)
         finished(shaken, log)

@@ -168,6 +168,9 @@ class StageDataSection(TaskSection):
     drop_solved_attempts: Count | None = None
     """Attempts of the current policy at each problem before the stage begins; problems that it solves every time are
     left out (8 in the paper's stage 3, §4.3). Unset: no problem is left out."""
+    drop_solved_problems: Count | None = None
+    """Ask and learn from this many problems alone, drawn when the stage begins, where a small run has no time to ask
+    all; unset: all."""
     drop_solved_age: int = Field(default=0, ge=0)
     """Attempts that this run has made already count among them if their weights are at most this many optimizer updates
     old."""

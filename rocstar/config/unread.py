@@ -96,7 +96,12 @@ RULES = (
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark),
     ),
     Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
-    Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
+    Rule(
+        section="data",
+        keys=("drop_solved_age", "drop_solved_problems"),
+        by=("data", "drop_solved_attempts"),
+        useless=lambda it: it is None,
+    ),
     Rule(
         section="data",
         keys=tuple(TaskSection.model_fields),

@@ -1,7 +1,7 @@
 /* Attention of single tokens over pages of keys and values on a CPU: the compiled twin of `torch_cache._gathered`.
 
-   Each token reads the pages of its own sequence where they lie, up to its own position and no further, and always in
-   the same order: its result has the same bits in a long prefill and in a decode step, whoever is computed beside it.
+   Each token reads the pages of its own sequence where they lie, from the first position in its window up to its own
+   and no further, and always in the same order: its result has the same bits in a long prefill and in a decode step, whoever is computed beside it.
 
    Not covered: threads, heads whose width is no multiple of PAGE (the caller takes the twin for them). */
 
@@ -33,7 +33,7 @@ struct batch {
     void *mixed;                         /* out: [tokens, heads, width] */
     const int32_t *tables;               /* [rows, table_width]: the pages of each sequence */
     const int64_t *rows, *positions;     /* [tokens]: its sequence, and its place in it */
-    int64_t table_width, tokens, query_stride, heads, kv_heads, width;
+    int64_t table_width, tokens, query_stride, heads, kv_heads, width, window; /* window: 0 for all positions */
     float scaling;
 };
 
@@ -105,6 +105,7 @@ INLINE void soften(float *scores, int64_t count)
         for (int64_t t = 0; t < b->tokens; t++) {                                                                      \
             const int32_t *table = b->tables + b->rows[t] * b->table_width;                                            \
             int64_t length = b->positions[t] + 1, pages = (length + PAGE - 1) / PAGE;                                  \
+            int64_t from = b->window && length > b->window ? length - b->window : 0, first = from / PAGE;              \
             for (int64_t k = 0; k < b->kv_heads; k++) {                                                                \
                 const NUMBER *asked = (const NUMBER *)b->queries + t * b->query_stride + k * together;                 \
                 NUMBER *mixed = (NUMBER *)b->mixed + (t * b->kv_heads + k) * together;                                 \
@@ -112,7 +113,7 @@ INLINE void soften(float *scores, int64_t count)
                     store_float(query + d, load_##NUMBER(asked + d) * b->scaling);                                     \
                     store_float(sums + d, (floats){0});                                                                \
                 }                                                                                                      \
-                for (int64_t p = 0; p < pages; p++) {                                                                  \
+                for (int64_t p = first; p < pages; p++) {                                                              \
                     const NUMBER *key = (const NUMBER *)b->keys + (table[p] * b->kv_heads + k) * head;                 \
                     const NUMBER *next =                                                                               \
                         (const NUMBER *)b->keys + (table[p + 1 < pages ? p + 1 : p] * b->kv_heads + k) * head;         \
@@ -131,10 +132,11 @@ INLINE void soften(float *scores, int64_t count)
                 }                                                                                                      \
                 for (int64_t g = 0; g < groups; g++) {                                                                 \
                     float *score = scores + g * pages * PAGE;                                                          \
+                    for (int64_t j = first * PAGE; j < from; j++) score[j] = -INFINITY;                                \
                     for (int64_t j = length; j < pages * PAGE; j++) score[j] = -INFINITY;                              \
-                    soften(score, pages * PAGE);                                                                       \
+                    soften(score + first * PAGE, (pages - first) * PAGE);                                              \
                 }                                                                                                      \
-                for (int64_t p = 0; p < pages; p++) {                                                                  \
+                for (int64_t p = first; p < pages; p++) {                                                              \
                     const NUMBER *value = (const NUMBER *)b->values + (table[p] * b->kv_heads + k) * head;             \
                     const NUMBER *next =                                                                               \
                         (const NUMBER *)b->values + (table[p + 1 < pages ? p + 1 : p] * b->kv_heads + k) * head;       \
@@ -160,11 +162,12 @@ static PyObject *attend(PyObject *self, PyObject *arguments)
 {
     struct batch b;
     unsigned long long queries, keys, values, mixed, tables, rows, positions;
-    long long table_width, tokens, query_stride, heads, kv_heads, width, longest = 0;
+    long long table_width, tokens, query_stride, heads, kv_heads, width, window, longest = 0;
     int half;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "pKKKKKKKLLLLLLf", &half, &queries, &keys, &values, &mixed, &tables, &rows,
-                          &positions, &table_width, &tokens, &query_stride, &heads, &kv_heads, &width, &b.scaling))
+    if (!PyArg_ParseTuple(arguments, "pKKKKKKKLLLLLLLf", &half, &queries, &keys, &values, &mixed, &tables, &rows,
+                          &positions, &table_width, &tokens, &query_stride, &heads, &kv_heads, &width, &window,
+                          &b.scaling))
         return NULL;
     if (kv_heads < 1 || heads % kv_heads || width < PAGE || width % PAGE) {
         PyErr_Format(PyExc_ValueError, "%lld heads over %lld key heads of width %lld", heads, kv_heads, width);
@@ -175,6 +178,7 @@ static PyObject *attend(PyObject *self, PyObject *arguments)
     b.tables = (const int32_t *)(uintptr_t)tables, b.rows = (const int64_t *)(uintptr_t)rows;
     b.positions = (const int64_t *)(uintptr_t)positions, b.table_width = table_width, b.tokens = tokens;
     b.query_stride = query_stride, b.heads = heads, b.kv_heads = kv_heads, b.width = width;
+    b.window = window;
     for (int64_t t = 0; t < tokens; t++) longest = b.positions[t] > longest ? b.positions[t] : longest;
     float *work = malloc(sizeof(float) * (heads / kv_heads) * (2 * width + longest + PAGE));
     if (!work) return PyErr_NoMemory();

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE = 16  # positions; also in _attention.c
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers, in transformers' words, that engine and learner compute."""
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ import torch
 from transformers import AttentionInterface
 
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import ATTENTION_LAYERS, PAGE
 from rocstar.errors import ConfigError
 
 NAME = "rocstar"
@@ -135,17 +135,18 @@ def refuse_what_does_not_fit(model: Any, tokens: int) -> None:
 
 
 class PagedAttention:
-    """(layer, query [T, heads, head_dim], scaling) -> [T, heads, head_dim], over the tokens that `cache.aim` names."""
+    """(layer, query [T, heads, head_dim], scaling, window) -> [T, heads, head_dim], over the tokens that `cache.aim`
+    names; window: how many positions each attends to, its own the last of them; 0 for all."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
         self._compiled = _compiled() if _fits_compiled(cache) else None
 
-    def __call__(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    def __call__(self, layer: int, query: torch.Tensor, scaling: float, window: int = 0) -> torch.Tensor:
         aim, keys, values = self._cache.aim, self._cache.keys[layer], self._cache.values[layer]
         query = query.to(keys.dtype)
         if self._compiled is None:
-            return _gathered(query, keys, values, aim, scaling)
+            return _gathered(query, keys, values, aim, scaling, window)
         tokens, heads, width = query.shape
         if query.stride()[1:] != (width, 1):
             query = query.contiguous()
@@ -159,6 +160,7 @@ class PagedAttention:
             heads,
             keys.shape[1],
             width,
+            window,
             scaling,
         )
         return mixed
@@ -176,7 +178,9 @@ def _fits_compiled(cache: PagedCache) -> bool:
     return keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16) and keys.shape[3] % PAGE == 0
 
 
-def _gathered(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, aim: Aim, scaling: float) -> torch.Tensor:
+def _gathered(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, aim: Aim, scaling: float, window: int
+) -> torch.Tensor:
     """The same in torch, over copies of the pages: sequences with one new token together, each other one by itself."""
     mixed = torch.empty_like(query)
     counts = torch.unique_consecutive(aim.rows, return_counts=True)[1]
@@ -190,12 +194,12 @@ def _gathered(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, aim
         pages = int(positions_NT.max()) // PAGE + 1
         table = aim.tables[aim.rows[tokens_NT[:, 0]], :pages].long()
         key, value = keys[table].permute(0, 2, 3, 1, 4).flatten(3), values[table].transpose(1, 2).flatten(2, 3)
-        mixed[tokens_NT] = _attend(query[tokens_NT].transpose(1, 2), key, value, positions_NT, scaling)
+        mixed[tokens_NT] = _attend(query[tokens_NT].transpose(1, 2), key, value, positions_NT, scaling, window)
     return mixed
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions_NT: torch.Tensor, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions_NT: torch.Tensor, scaling: float, window: int
 ) -> torch.Tensor:
     """query [N, H, T, D], key [N, K, D, L], value [N, K, L, D] -> [N, T, H, D]. Grouped heads are folded into the query
     axis, so keys are never repeated."""
@@ -204,8 +208,9 @@ def _attend(
     count = heads // kv_heads * steps
     folded = _at_least(MIN_QUERIES, (query * scaling).reshape(rows, kv_heads, count, width))
     scores = torch.matmul(folded, key)[:, :, :count].view(rows, kv_heads, -1, steps, length)
-    later = torch.arange(length, device=key.device) > positions_NT.unsqueeze(-1)
-    scores = scores.masked_fill(later[:, None, None], -torch.inf)
+    places, own = torch.arange(length, device=key.device), positions_NT.unsqueeze(-1)
+    unseen = (places > own) | (places <= own - (window or length))
+    scores = scores.masked_fill(unseen[:, None, None], -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     mixed = _mix(_at_least(MIN_QUERIES, weights.reshape(rows, kv_heads, count, -1)), value)[:, :, :count]
     return mixed.reshape(rows, heads, steps, width).transpose(1, 2)
@@ -227,15 +232,10 @@ def _mix(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def use_paged_attention(model: Any, attention: PagedAttention) -> None:
-    """Make `model` attend through `attention`. Raises ConfigError for models whose layers do not all attend fully."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-    if kinds != {"full_attention"}:
-        raise ConfigError(
-            f"the torch engine runs models with full attention in every layer, this one has {sorted(kinds)}; "
-            "use another engine for it"
-        )
+    """Make `model` attend through `attention`. Raises ConfigError for models with layers that attend in another way
+    than to all positions or to a window of the last ones."""
+    if other := sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS):
+        raise ConfigError(f"the torch engine has no layers of kind {', '.join(other)}; use another engine for it")
     AttentionInterface.register(NAME, _attend_in_library)
     model.set_attn_implementation(NAME)
     for module in model.modules():
@@ -244,7 +244,15 @@ def use_paged_attention(model: Any, attention: PagedAttention) -> None:
 
 
 def _attend_in_library(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **unused: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float,
+    sliding_window: int | None = None,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, head_dim] -> [1, T, heads, head_dim]; keys and values are in the cache already."""
-    return module.rocstar_attention(module.layer_idx, query[0].transpose(0, 1), scaling).unsqueeze(0), None
+    attend = module.rocstar_attention
+    return attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window or 0).unsqueeze(0), None

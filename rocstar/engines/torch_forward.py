@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape, use_paged_attention
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.support.windows import windows_of
 from rocstar.types import Weights
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
@@ -60,17 +61,18 @@ def lowered(model: Any, dtype: torch.dtype) -> Any:
 
 def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
     """The fastest forward there is for `model` and sequences of at most `positions` tokens. Raises ConfigError for
-    models whose layers do not all attend fully, or whose own code does something else than our attention."""
+    models whose own code does something else than our attention, by sequences that exceed its window, made narrow."""
     attention = PagedAttention(cache)
     if fits_compact(model.config):
         use_paged_attention(model, attention)
         return CompactForward(model, cache, attention, positions)
     kind = f"the torch engine cannot run a model of type {model.config.model_type}"
     try:
-        expected = _each_alone(model, min(2, cache.keys.shape[1] - 1))
-        use_paged_attention(model, attention)
-        forward = _LibraryForward(model, cache)
-        gap = float((_side_by_side(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
+        with windows_of(model, CHECK // 2):
+            expected = _each_alone(model, min(2, cache.keys.shape[1] - 1))
+            use_paged_attention(model, attention)
+            forward = _LibraryForward(model, cache)
+            gap = float((_side_by_side(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
     cache.clear()
@@ -109,7 +111,8 @@ def _side_by_side(forward: Forward, cache: PagedCache, tokens: int) -> torch.Ten
 def fits_compact(config: Any) -> bool:
     """Whether the compact forward computes what the model's own does."""
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return config.model_type in FAMILIES and rotation in STATIC_ROTATIONS and config.hidden_act == "silu"
+    whole = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    return whole and config.model_type in FAMILIES and rotation in STATIC_ROTATIONS and config.hidden_act == "silu"
 
 
 class _LibraryForward:

@@ -173,6 +173,7 @@ def _made(measured: Measured, work: Sequence[PlannedAttempt]) -> float:
 def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: int) -> Iterator[Phase]:
     rollout, attempts = stage.rollout, stage.rollout.attempts_per_problem
     lengths = drawn(measured.first, measured.last, share=_share(recipe, stage))
+    pool = min(pool, stage.data.drop_solved_problems or pool)
     problems = min(rollout.problems_per_step, pool)
     if (tried := stage.data.drop_solved_attempts) is not None:
         at_once = max(1, rollout.problems_per_step * attempts // tried)

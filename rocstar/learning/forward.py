@@ -15,6 +15,7 @@ from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import CPU_TOKENS, PassShape
 from rocstar.learning.models import compute_dtype, device_of, load_model
 from rocstar.learning.pack import MicroBatch, pack
+from rocstar.support.windows import windows_of
 
 CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
 CHECKED = 2  # tokens of each, the last ones
@@ -34,9 +35,10 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     if model.device.type != "meta":
         kind = f"a model of type {model.config.model_type} can't be trained here"
         try:
-            expected = _each_alone(model)
-            model.set_attn_implementation(PACKED_SDPA)
-            gap = (_packed(model) - expected).abs().max()
+            with windows_of(model, CHECKED):
+                expected = _each_alone(model)
+                model.set_attn_implementation(PACKED_SDPA)
+                gap = (_packed(model) - expected).abs().max()
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
         if not gap <= CHECK_TOLERANCE:

@@ -173,8 +173,7 @@ class Policy:
         (vLLM's tied LM head on CPUs), and other angles. Not found: a difference that is as small as what rounding
         does, as one step's at a low rate (benchmarks/canary.py)."""
         chance, config = random.Random(0), self.model.config.get_text_config()
-        bounds = (getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window"))
-        most = min([*filter(None, bounds), *CANARY_TOKENS[-1:]])
+        most = min(getattr(config, "max_position_embeddings", None) or CANARY_TOKENS[-1], CANARY_TOKENS[-1])
         rows = [[chance.randrange(self._known) for _ in range(min(count, most))] for count in CANARY_TOKENS]
         found = self._canary_logprobs(rows, self.autocast())
         noises: list[float | None] = [None] * len(rows)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocstar.engines.pages import ATTENTION_LAYERS
 from rocstar.errors import ConfigError
 from rocstar.record.branch import find_checkpoint
 from rocstar.record.folder import RunFolder
@@ -33,8 +34,6 @@ class ModelFacts:
     """Longest sequence that the model was made for, tokens."""
     embeddings: int
     """Rows of its embedding: token ids it knows."""
-    window: int | None
-    """Tokens that some of its layers attend to at most; None where all attend to all."""
     cache: tuple[int, int, int] | None
     """Layers, key heads and width of a head; None where config.json does not say them in the usual words."""
 
@@ -124,19 +123,18 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
         )
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
-    return ModelFacts(
-        folder=folder, positions=positions, embeddings=embeddings, window=_window(config), cache=_cache(config)
-    )
+    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
 
 
 def _unfit(config: dict[str, Any]) -> str | None:
     """What the torch engine has no form for: it keeps a key and a value of one width for each token of every layer, and
-    each token attends to all before it. What config.json does not tell the engine finds when it is opened."""
+    each token attends to all before it, or to a window of them. What config.json does not tell the engine finds when it
+    is opened."""
     layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
-    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - {"full_attention"})):
+    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - ATTENTION_LAYERS)):
         return f"layers of kind {', '.join(other)}"
-    if window := _window(config):
-        return f"a sliding window of {window} tokens"
+    if config.get("model_type") in SINKS:
+        return "attention sinks"
     if config.get("kv_lora_rank"):
         return f"compressed keys and values (kv_lora_rank {config['kv_lora_rank']})"
     if values and cache and values != cache[2]:
@@ -145,11 +143,11 @@ def _unfit(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(config: dict[str, Any]) -> str | None:
-    """What the learner has no form for: layers attend to all tokens, or to a window that no attempt exceeds, and logits
-    are the output embeddings applied to the last hidden states. What config.json does not tell is found when the model
-    is loaded (`learning/forward.py`)."""
+    """What the learner has no form for: layers attend to all tokens or to a window of the last ones, and logits are the
+    output embeddings applied to the last hidden states. What config.json does not tell is found when the model is
+    loaded (`learning/forward.py`)."""
     layers = config.get("layer_types")
-    if isinstance(layers, list) and (other := sorted(set(layers) - {"full_attention", "sliding_attention"})):
+    if isinstance(layers, list) and (other := sorted(set(layers) - ATTENTION_LAYERS)):
         return f"layers of kind {', '.join(other)}"
     if config.get("model_type") in SINKS:
         return "attention sinks"
@@ -159,12 +157,6 @@ def _untrainable(config: dict[str, Any]) -> str | None:
 def _named(config: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
     there = (key for key in keys if config.get(key))
     return (f"{key} {config[key]}" for key in there if config[key] is True or config[key] != 1)
-
-
-def _window(config: dict[str, Any]) -> int | None:
-    layers, window = config.get("layer_types"), config.get("sliding_window")
-    slides = "sliding_attention" in layers if layers else config.get("use_sliding_window", True)
-    return window if window and slides else None
 
 
 def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -164,11 +164,6 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
-        if facts.window and positions > facts.window + 1:  # its last token is only predicted
-            raise ConfigError(
-                f"attempts may have {positions} tokens and {facts.folder} attends over a sliding window of "
-                f"{facts.window}, which the learner does not do; lower rollout.max_response_tokens"
-            )
         material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
         read = {
             name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]

@@ -46,6 +46,7 @@ async def stage_pool(
     attempts = stage.data.drop_solved_attempts
     if attempts is None:
         return list(problems)
+    problems = _drawn(problems, stage.data.drop_solved_problems, seed_for(seed, "drawn", stage.name))
     record = run.pool(stage.name)
     journal = record.with_suffix(".jsonl")
     record.parent.mkdir(exist_ok=True)
@@ -66,6 +67,13 @@ async def stage_pool(
         _refuse_faults(stage.name, problems, rows, fault_budget)
         write_json(record, _summary(problems, rows, attempts=attempts, version=version))
     return _unsolved(problems, read_journal(journal, NEEDS))
+
+
+def _drawn(problems: Sequence[Problem], count: int | None, seed: int) -> Sequence[Problem]:
+    """So many of them, in order."""
+    if count is None or count >= len(problems):
+        return problems
+    return [problems[place] for place in sorted(random.Random(seed).sample(range(len(problems)), count))]
 
 
 async def _ask(

@@ -372,7 +372,6 @@ MODELS = [
             "kv_lora_rank 512": {"kv_lora_rank": 512},  # DeepSeek-V3
             "values of another width": {"v_head_dim": 999},
             "linear_attention": {"layer_types": ["linear_attention", "full_attention"]},  # Qwen3-Next
-            "sliding window of 8": {"layer_types": None, "sliding_window": 8, "use_sliding_window": True},
             "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
             "alibi": {"alibi": True},
         }.items()

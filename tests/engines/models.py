@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rocstar.types import Canary, Sampling, Weights
 
@@ -25,6 +25,7 @@ SHAPE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def qwen(seed: int = 0) -> Any:
@@ -33,13 +34,18 @@ def qwen(seed: int = 0) -> Any:
     return lively(Qwen3ForCausalLM(config), seed)
 
 
+def mistral(seed: int = 0) -> Any:
+    """Attends to the last 16 positions."""
+    return lively(MistralForCausalLM(MistralConfig(**SHAPE, **HEADS, sliding_window=16)), seed)
+
+
 def llama(seed: int = 0) -> Any:
     """Grouped heads, a head of its own for the output."""
     config = LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
     return lively(LlamaForCausalLM(config), seed)
 
 
-MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama}
+MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama, "mistral": mistral}
 
 
 def lively(model: Any, seed: int = 0) -> Any:

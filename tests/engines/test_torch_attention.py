@@ -39,17 +39,18 @@ class Sequences:
         self.rows, self.places = torch.tensor(rows), torch.tensor(places)
         self.query = torch.randn(len(rows), heads, width, generator=draw).to(dtype)
 
-    def attended(self, chosen: slice = slice(None)) -> torch.Tensor:
+    def attended(self, chosen: slice = slice(None), window: int = 0) -> torch.Tensor:
         pages = torch.zeros_like(self.rows)
         self.cache.aim = Aim(self.rows[chosen], self.places[chosen], pages[chosen], self.tables)
-        return PagedAttention(self.cache)(0, self.query[chosen], 0.3)
+        return PagedAttention(self.cache)(0, self.query[chosen], 0.3, window)
 
-    def plain(self) -> torch.Tensor:
+    def plain(self, window: int = 0) -> torch.Tensor:
         out = []
         for row, place, query in zip(self.rows, self.places, self.query, strict=True):
             groups = len(query) // len(self.keys[row])
-            key = self.keys[row][:, : place + 1].repeat_interleave(groups, 0).double()
-            value = self.values[row][:, : place + 1].repeat_interleave(groups, 0).double()
+            seen = slice(max(0, int(place) + 1 - window) if window else 0, int(place) + 1)
+            key = self.keys[row][:, seen].repeat_interleave(groups, 0).double()
+            value = self.values[row][:, seen].repeat_interleave(groups, 0).double()
             weights = torch.softmax(0.3 * (key @ query.double().unsqueeze(2)).squeeze(2), -1)
             out.append((weights.unsqueeze(1) @ value).squeeze(1))
         return torch.stack(out)
@@ -64,17 +65,19 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.parametrize("window", [0, 1, 16, 37, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 64), (6, 2, 32), (3, 3, 16), (8, 1, 128), (2, 2, 24)])
 def test_both_forms_give_what_the_formula_gives(
-    form: str, heads: int, kv_heads: int, width: int, dtype: torch.dtype
+    form: str, heads: int, kv_heads: int, width: int, dtype: torch.dtype, window: int
 ) -> None:
     sequences = Sequences(heads, kv_heads, width, dtype)
     if form == "torch" or width % PAGE:  # it multiplies what is masked by zero
         sequences.cache.keys.nan_to_num_()
         sequences.cache.values.nan_to_num_()
     tolerance = 5e-6 if dtype is torch.float32 else 5e-2
-    assert torch.allclose(sequences.attended().double(), sequences.plain(), atol=tolerance, rtol=tolerance)
+    found, expected = sequences.attended(window=window).double(), sequences.plain(window)
+    assert torch.allclose(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_compiled_each_token_is_computed_by_itself(form: str) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.engines import torch_cache
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Finish, Sampling, Weights
-from tests.engines.models import MODELS, VOCAB, naive_logprobs, qwen, saved, until
+from tests.engines.models import MODELS, VOCAB, mistral, naive_logprobs, qwen, saved, until
 
 SHORT = tuple(range(1, 12))
 LONG = tuple(n * 7 % VOCAB for n in range(90))
@@ -179,18 +180,11 @@ async def test_closing_the_engine_tells_whoever_waits() -> None:
             await late
 
 
-@pytest.mark.parametrize("layers", ["listed", "window only"])
-def test_a_model_with_sliding_windows_is_refused(layers: str) -> None:
-    from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    size = {"vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
-    if layers == "listed":
-        kinds = ["full_attention", "sliding_attention"]
-        model = Qwen3ForCausalLM(
-            Qwen3Config(**size, **heads, layer_types=kinds, use_sliding_window=True, sliding_window=8)
-        )
-    else:
-        model = MistralForCausalLM(MistralConfig(**size, **heads, sliding_window=8))
-    with pytest.raises(ConfigError, match="full attention in every layer"):
-        TorchEngine(model, rows=4, positions=64)
+def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check by rows within its window would not find that."""
+    untold = torch_cache._attend_in_library
+    monkeypatch.setattr(
+        torch_cache, "_attend_in_library", lambda *given, sliding_window, **more: untold(*given, **more)
+    )
+    with pytest.raises(ConfigError, match=r"cannot run a model of type mistral: .* next tokens would be others"):
+        TorchEngine(mistral(0), rows=4, positions=64)

@@ -25,9 +25,8 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import CompactForward
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
-from tests.engines.models import SHAPE, VOCAB, lively, llama, naive_logprobs, qwen
+from tests.engines.models import HEADS, SHAPE, VOCAB, lively, llama, mistral, naive_logprobs, qwen
 
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = tuple(n * 7 % VOCAB for n in range(50))
 
 
@@ -80,8 +79,15 @@ def tanh_gates(seed: int = 0) -> Any:
     return lively(LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, hidden_act="tanh")), seed)
 
 
+def windowed_qwen3(seed: int = 0) -> Any:
+    """Every other layer attends to the last seven positions."""
+    kinds = ["full_attention", "sliding_attention"] * SHAPE["num_hidden_layers"]
+    windows = {"layer_types": kinds[: SHAPE["num_hidden_layers"]], "use_sliding_window": True, "sliding_window": 7}
+    return lively(Qwen3ForCausalLM(Qwen3Config(**SHAPE, **HEADS, **windows)), seed)
+
+
 COMPACT: list[Callable[[int], Any]] = [qwen, grouped_qwen3, qwen2, llama, llama3]
-LIBRARY: list[Callable[[int], Any]] = [changing_rotation, tanh_gates]
+LIBRARY: list[Callable[[int], Any]] = [changing_rotation, tanh_gates, mistral, windowed_qwen3]
 
 
 async def written(model: Any, tokens: int = 20, vocab_size: int | None = None, **sampling: Any) -> Completion:

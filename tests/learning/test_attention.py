@@ -78,6 +78,11 @@ def with_a_system_message(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
         ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16}),
         ("Llama", {"tie_word_embeddings": False}),
         ("Mistral", {"sliding_window": 96}),
+        ("Mistral", {"sliding_window": 16}),
+        (
+            "Qwen3",
+            {"sliding_window": 7, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
     ],
 )
 def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[str, Any], begun: Any) -> None:
@@ -124,11 +129,16 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
     assert calls and all(found == {torch.bfloat16} for found in calls)
 
 
-def test_a_row_longer_than_the_sliding_window_is_refused() -> None:
-    learner = GrpoLearner(Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE), LearningSection())
-    learner.update(Batch(rows=rows((65,))))  # nothing attends to its last token
-    with pytest.raises(ConfigError, match="of 66 tokens or more is to be learned from and the model attends over a sl"):
-        learner.update(Batch(rows=rows((66,))))
+def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows within its window would be learnt from as they should, and longer ones not."""
+    Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE)
+    untold = lambda *given, sliding_window, **options: packed_sdpa(*given, **options)  # noqa: E731
+    monkeypatch.setattr("rocstar.learning.forward.packed_sdpa", untold)
+    try:
+        with pytest.raises(ConfigError, match="mistral can't be trained here: rows packed into one sequence"):
+            Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE)
+    finally:
+        AttentionInterface.register(PACKED_SDPA, packed_sdpa)
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:

@@ -110,6 +110,15 @@ async def test_a_stage_leaves_out_solved_problems_and_keeps_its_choice(tmp_path:
     assert record["right_of_attempts"] == {"7/8": 5, "8/8": 5}
 
 
+async def test_a_stage_may_ask_a_few_problems_alone(tmp_path: Path) -> None:
+    roller, folder = Scripted(), run(tmp_path)
+    chosen = await pool_of(folder, roller, drop_solved_problems=4)
+    asked = sorted({name for name, _ in roller.asked}, key=int)
+    assert len(asked) == 4 and chosen == [name for name in asked if int(name) % 2]
+    assert await pool_of(folder, roller, drop_solved_problems=4) == chosen
+    assert await pool_of(run(tmp_path / "all"), Scripted(), drop_solved_problems=99) == ["1", "3", "5", "7", "9"]
+
+
 async def test_no_more_attempts_are_under_way_than_in_a_step(tmp_path: Path) -> None:
     roller = Scripted()
     await pool_of(run(tmp_path), roller)

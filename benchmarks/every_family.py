@@ -1,0 +1,251 @@
+"""Every causal language model that the pinned transformers knows, made tiny with random weights: does it learn and run
+here as it does there, or is it refused, when and why?
+
+    python benchmarks/every_family.py                  # all: some minutes
+    python benchmarks/every_family.py llama gemma3     # some
+    python benchmarks/every_family.py --write docs/families.md
+
+`learner` and `engine` are the parts of a run. "runs" means: log-probabilities of rows of 3 to 40 tokens, packed and in
+pages, differ from transformers' own by at most 1e-5 nats (fp32). Refused "by its config" is refused by `--dry-run`;
+refused "by its weights" when the model is loaded, before the first step. Anything else is a fault and ends this with 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from frame import parser, report
+from transformers import AutoConfig, AutoModelForCausalLM, __version__
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from rocstar.engines.pages import PAGE
+from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_forward import Forward, forward_of
+from rocstar.errors import ConfigError
+from rocstar.learning.forward import hidden_states, prepare
+from rocstar.learning.head import Head, score_tokens
+from rocstar.learning.models import load_model
+from rocstar.learning.pack import pack
+from rocstar.parts.modelfolder import model_facts
+
+TOLERANCE = 1e-5  # nats
+OTHERWISE: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"head_dim": None},
+    {"num_key_value_heads": 4},
+    {"head_dim": None, "num_key_value_heads": 4},
+    {"hidden_size": 64, "head_dim": 16, "num_key_value_heads": 4},
+)
+"""Changes of those, tried in this order; None: the config's own."""
+PAGE_HEAD = """\
+# Model families
+
+Every causal language model of transformers {version}, made tiny with random weights (`python benchmarks/every_family.py
+--write docs/families.md`). *Runs* means that log-probabilities are transformers' own to 1e-5 nats, by rows that exceed
+sliding windows. *Refused by its config* is refused by `--dry-run`; *refused by its weights* when the model is loaded,
+before the first step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too.
+"""
+MOST_WEIGHTS = 20_000_000
+LENGTHS = (3, 17, 40)
+TINY: Mapping[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 128, "n_inner": 48, "d_model": 32, "num_layers": 2, "n_layers": 2, "n_heads": 4, "num_heads": 4,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "moe_intermediate_size": 16,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
+    "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1,
+    "topk_group": 1, "shared_expert_intermediate_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+"""Sizes of a tiny model; a config takes those that it has."""
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("families", nargs="*")
+    options.add_argument("--write", type=Path, help="a page with the table")
+    given = options.parse_args()
+    disable_progress_bar()
+    set_verbosity_error()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    names = given.families or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    rows: dict[str, dict[str, str]] = {}
+    for name in names:
+        rows[name] = verdict(name)
+        print(f"{name:24} {rows[name]['learner']:58.58} {rows[name]['engine']:58.58}", flush=True)
+    counts = {
+        part: dict(Counter(row[part].partition(":")[0] for row in rows.values())) for part in ("learner", "engine")
+    }
+    if given.write:
+        given.write.write_text(page(rows))
+    report(transformers=__version__, counts=counts, families=rows)
+    sys.exit(any(value.startswith("FAULT") for row in rows.values() for value in row.values()))
+
+
+def verdict(name: str) -> dict[str, str]:
+    why = ""
+    for change in OTHERWISE:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            try:
+                expected = write_tiny(name, place, change)
+            except Exception as error:
+                why = why or line_of(error)
+                continue
+            return {
+                "learner": tried(place, expected, learner_logprobs, torch_engine=False, trained=True),
+                "engine": tried(place, expected, engine_logprobs, torch_engine=True, trained=False),
+            }
+    return dict.fromkeys(("learner", "engine"), f"not made: {why}")
+
+
+def rows_of(ids: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(3, ids, (length,), generator=draw).tolist() for length in LENGTHS]
+
+
+@torch.no_grad()
+def write_tiny(name: str, folder: Path, change: Mapping[str, Any]) -> list[list[float]]:
+    """A folder as Hugging Face models come; the log-probability of each token but the first by the model's own code."""
+    torch.manual_seed(0)
+    config = tiny_config(name, change)
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config).num_parameters()
+    if weights > MOST_WEIGHTS:
+        raise ValueError(f"it has {weights / 1e6:.0f}M weights at the smallest sizes known here")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in model.parameters():  # so that attention matters and no expert is a tie
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    found = []
+    for row in rows_of(config.get_text_config().vocab_size):
+        ids = torch.tensor([row])
+        logprobs = again(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        found.append(logprobs.gather(1, ids[0, 1:, None]).squeeze(1).tolist())
+    return found
+
+
+def tiny_config(name: str, change: Mapping[str, Any]) -> Any:
+    """Those of TINY that a config of this kind has; a family that wants several sizes to agree gets what it can."""
+    default = AutoConfig.for_model(name)
+    has = {**default.to_dict(), **{key: True for key in getattr(default, "attribute_map", {})}}
+    sizes = {key: value for key, value in {**TINY, **change}.items() if key in has and value is not None}
+    if "layer_types" in has and isinstance(has["layer_types"], list):
+        kinds = list(dict.fromkeys(has["layer_types"]))
+        sizes["num_hidden_layers"] = max(2, len(kinds))
+        sizes["layer_types"] = (kinds * 2)[: sizes["num_hidden_layers"]]
+    return AutoConfig.for_model(name, **sizes)
+
+
+def tried(
+    folder: Path, expected: list[list[float]], logprobs: Callable[[Path], list[list[float]]], **asked: bool
+) -> str:
+    try:
+        model_facts(folder, **asked)
+    except ConfigError as error:
+        return f"refused by its config: {reason(error)}"
+    try:
+        found = logprobs(folder)
+    except ConfigError as error:
+        return f"refused by its weights: {reason(error)}"
+    except Exception as error:
+        return f"FAULT: {line_of(error)}"
+    gap = max(
+        abs(a - b) for mine, theirs in zip(found, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
+    )
+    return "runs" if gap <= TOLERANCE else f"FAULT: differs by {gap:.2g} nats"
+
+
+@torch.no_grad()
+def learner_logprobs(folder: Path) -> list[list[float]]:
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    prepare(model, torch.device("cpu"), torch.float32)
+    rows = rows_of(model.config.get_text_config().vocab_size)
+    (micro,) = pack(rows, [[t > 0 for t in range(len(row))] for row in rows], 999, torch.device("cpu"))
+    embeddings = model.get_output_embeddings()
+    head = Head(weight=embeddings.weight, bias=embeddings.bias)
+    flat = score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].tolist()
+    found: dict[int, list[float]] = {}
+    for index in micro.indices:
+        found[index], flat = flat[: len(rows[index]) - 1], flat[len(rows[index]) - 1 :]
+    return [found[index] for index in range(len(rows))]
+
+
+@torch.inference_mode()
+def engine_logprobs(folder: Path) -> list[list[float]]:
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32).eval()
+    rows = rows_of(model.config.get_text_config().vocab_size)
+    pages = -(-max(LENGTHS) // PAGE)
+    cache = PagedCache(model, pages * len(rows))
+    forward = forward_of(model, cache, max(LENGTHS))
+    return [in_pages(forward, cache, row, 1 + pages * place, pages) for place, row in enumerate(rows)]
+
+
+def in_pages(forward: Forward, cache: PagedCache, row: list[int], first: int, pages: int) -> list[float]:
+    """Half of a row, then the rest token by token, as an engine decodes."""
+    table, found = torch.arange(first, first + pages, dtype=torch.int32)[None], []
+    half = max(1, len(row) // 2)
+    for begin, end in ((0, half), *((place, place + 1) for place in range(half, len(row) - 1))):
+        places = torch.arange(begin, end)
+        cache.aim = Aim(
+            rows=torch.zeros_like(places), positions=places, pages=table[0, places // PAGE].long(), tables=table
+        )
+        laws = forward(torch.tensor(row[begin:end]), places - begin).float().log_softmax(-1)
+        found += laws.gather(1, torch.tensor(row[begin + 1 : end + 1])[:, None]).squeeze(1).tolist()
+    return found
+
+
+def page(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """Families by what becomes of them, then the reasons of those that are refused."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, row in rows.items():
+        groups.setdefault((row["learner"].partition(":")[0], row["engine"].partition(":")[0]), []).append(name)
+    table = [f"| {mine} | {engine} | {len(names)} | {', '.join(names)} |" for (mine, engine), names in groups.items()]
+    reasons = [
+        f"| {name} | {row['learner'].partition(': ')[2]} | {row['engine'].partition(': ')[2]} |"
+        for name, row in rows.items()
+        if any(": " in verdict for verdict in row.values())
+    ]
+    return "\n".join(
+        [
+            *PAGE_HEAD.format(version=__version__).splitlines(),
+            "| learner | torch engine | | families |",
+            "|---|---|---|---|",
+            *sorted(table, reverse=True),
+            "",
+            "## Why",
+            "",
+            "| family | learner | torch engine |",
+            "|---|---|---|",
+            *reasons,
+            "",
+        ]
+    )
+
+
+def reason(error: Exception) -> str:
+    """What is told after the family's name."""
+    told = " ".join(str(error).split())
+    for before in ("which has ", "whose ", "can't be trained here: "):
+        _, found, told_after = told.partition(before)
+        if found:
+            return told_after.partition("; ")[0]
+    return told.partition("cannot run a model of type ")[2].partition(": ")[2] or told
+
+
+def line_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+if __name__ == "__main__":
+    main()
