@@ -53,6 +53,8 @@ Every causal language model of transformers {version}, made tiny with random wei
 sliding windows. *Refused by its config* is refused by `--dry-run`; *refused by its weights* when the model is loaded,
 before the first step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too.
 """
+HYBRID: Mapping[str, Any] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
+"""What the defaults of a config leave out of its published models."""
 MOST_WEIGHTS = 20_000_000
 LENGTHS = (3, 17, 40)
 TINY: Mapping[str, Any] = {
@@ -136,15 +138,25 @@ def write_tiny(name: str, folder: Path, change: Mapping[str, Any]) -> list[list[
 
 
 def tiny_config(name: str, change: Mapping[str, Any]) -> Any:
-    """Those of TINY that a config of this kind has; a family that wants several sizes to agree gets what it can."""
+    """Sizes of TINY that a config of this kind and those within it have; layers of each kind that it lists."""
     default = AutoConfig.for_model(name)
-    has = {**default.to_dict(), **{key: True for key in getattr(default, "attribute_map", {})}}
+    inner = {
+        key: sizes_of(part.to_dict(), change)
+        for key in ("text_config", "vision_config", "audio_config")
+        if hasattr(part := getattr(default, key, None), "to_dict")
+    }
+    has = {**default.to_dict(), **dict.fromkeys(getattr(default, "attribute_map", {}))}
+    return AutoConfig.for_model(name, **{**sizes_of(has, change), **inner, **HYBRID.get(name, {})})
+
+
+def sizes_of(has: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {key: value for key, value in {**TINY, **change}.items() if key in has and value is not None}
-    if "layer_types" in has and isinstance(has["layer_types"], list):
-        kinds = list(dict.fromkeys(has["layer_types"]))
-        sizes["num_hidden_layers"] = max(2, len(kinds))
-        sizes["layer_types"] = (kinds * 2)[: sizes["num_hidden_layers"]]
-    return AutoConfig.for_model(name, **sizes)
+    for listed in ("layer_types", "mlp_layer_types"):
+        if isinstance(has.get(listed), list):
+            kinds = list(dict.fromkeys(has[listed]))
+            sizes["num_hidden_layers"] = max(2, len(kinds), sizes.get("num_hidden_layers", 0))
+            sizes[listed] = (kinds * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]]
+    return sizes
 
 
 def tried(
@@ -239,8 +251,8 @@ def reason(error: Exception) -> str:
     for before in ("which has ", "whose ", "can't be trained here: "):
         _, found, told_after = told.partition(before)
         if found:
-            return told_after.partition("; ")[0]
-    return told.partition("cannot run a model of type ")[2].partition(": ")[2] or told
+            return told_after.partition("; ")[0][:120]
+    return (told.partition("cannot run a model of type ")[2].partition(": ")[2] or told)[:120]
 
 
 def line_of(error: Exception) -> str:

@@ -106,10 +106,14 @@ class PagedCache:
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Layers, key heads and width of a head of a transformers config."""
+    """Layers, key heads and width of a head of a transformers config. Raises ConfigError where layers differ."""
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    try:
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    except Exception as error:  # of transformers' own, for what differs between layers
+        kind = f"the torch engine cannot run a model of type {config.model_type}"
+        raise ConfigError(f"{kind}: {str(error).partition('. ')[0]}") from error
     return text.num_hidden_layers, heads, width
 
 
@@ -248,11 +252,12 @@ def _attend_in_library(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: Any,
-    scaling: float,
+    mask: Any = None,
+    scaling: float | None = None,
     sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, head_dim] -> [1, T, heads, head_dim]; keys and values are in the cache already."""
     attend = module.rocstar_attention
+    scaling = scaling or query.shape[-1] ** -0.5  # as transformers' own functions have it
     return attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window or 0).unsqueeze(0), None

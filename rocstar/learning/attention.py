@@ -127,7 +127,7 @@ def packed_sdpa(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None = None,
     *,
     layout: DocumentLayout,
     scaling: float | None = None,
