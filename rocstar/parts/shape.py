@@ -46,7 +46,12 @@ class Shape:
         """Parameters of adapters of this rank; targets: names of linear layers, none for all."""
         hidden, inner, queries = self.hidden, self.intermediate, self.heads * self.head_width
         keys = self.kv_heads * self.head_width
-        ends = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
+        ends = {
+            "q_proj": hidden + queries,
+            "k_proj": hidden + keys,
+            "v_proj": hidden + keys,
+            "o_proj": queries + hidden,
+        }
         ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
         return self.layers * rank * sum(ends.get(name, 0) for name in targets or ends)
 

@@ -94,7 +94,10 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
     policy.save(tmp_path / "model")
     policy.save(tmp_path / "alone", merged=False)
     assert not (tmp_path / "alone" / "model.safetensors").exists()
-    kept, saved = load_file(tmp_path / "base" / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
+    kept, saved = (
+        load_file(tmp_path / "base" / "model.safetensors"),
+        load_file(tmp_path / "model" / "model.safetensors"),
+    )
     assert kept.keys() == saved.keys()
     assert {name for name in kept if not torch.equal(kept[name], saved[name])} == {n for n in kept if "_proj" in n}
     engine = load_model(tmp_path / "base")
@@ -141,7 +144,9 @@ def test_two_ranks_learn_what_one_learns(dtype: str, tmp_path: Path) -> None:
             assert mine == pytest.approx(other, abs=near)
         published: Any = both.publish()
         for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
-            torch.testing.assert_close(published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False)
+            torch.testing.assert_close(
+                published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
+            )
         both.save(tmp_path / "model")
         assert len(both.canary()) == len(alone.canary())
     finally:
