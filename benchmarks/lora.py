@@ -2,9 +2,9 @@
 
     python benchmarks/lora.py models/smollm2-135m --rank 32        # 135M: some minutes on one core
 
-Each form runs in a process of its own: three SFT updates of the same made-up rows, of which the last two are timed, weights
-for an engine in the same process after each, and a checkpoint. Peaks are of its resident set from when the model is loaded.
-Prints a table and last one JSON line.
+Each form runs in a process of its own: three SFT updates of the same made-up rows, of which the last two are timed,
+weights for an engine in the same process after each, and a checkpoint. Peaks are of its resident set, with the
+engine's model. Prints a table and last one JSON line.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def row(ids: list[int]) -> SftRow:
-    return SftRow(token_ids=ids, loss_mask=[True] * len(ids))
+    return SftRow(token_ids=tuple(ids), loss_mask=(True,) * len(ids))
 
 
 def peak_bytes() -> int:

@@ -125,8 +125,8 @@ def widened(model: nn.Module) -> Iterator[None]:
 
 
 def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
-    """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder whose
-    tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
+    """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder
+    whose tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
     from peft import PeftModel
 
     model = load_model(base)

@@ -295,7 +295,8 @@ def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Itera
             yield (
                 f"a learner needs {process.total / 1e9:.0f} GB and {table.gpu} gives {table.usable / 1e9:.0f} GB; the "
                 f"largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: take more GPUs, "
-                "model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller learning.tokens_per_microbatch"
+                "model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller "
+                "learning.tokens_per_microbatch"
             )
     for process in table.engines:
         if shape.heads % process.needs:
