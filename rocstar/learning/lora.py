@@ -133,8 +133,9 @@ def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in words of before
+            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
             merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {reason}") from error
     merged.to(model.config.dtype).save_pretrained(folder)

@@ -3,6 +3,7 @@ is not adapted stays as it is."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("peft")
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
@@ -25,6 +26,7 @@ from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy, names_in
 from rocstar.learning.ranks import ALONE, Ranks, start
 from rocstar.learning.sft import SftLearner
+from rocstar.parts.modelfolder import ADAPTER as FILES
 from rocstar.parts.modelfolder import find_model
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
@@ -116,6 +118,26 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
     assert (expected - logprobs(load_model(tmp_path / "base"), ids)).abs().max() > 0.1
     for form, made in forms.items():
         assert (logprobs(made, ids) - expected).abs().max() < 1e-5, form
+
+
+def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    """Of another model, of none, with tensors left out (PEFT only warns), and of itself."""
+    policy = adapted(base(tmp_path / "base"))
+    policy.save(tmp_path / "model", merged=False)
+    folder = tmp_path / "model" / "adapter"
+    tensors, config = load_file(folder / "adapter_model.safetensors"), json.loads((folder / FILES[0]).read_text())
+
+    def refused(told: str, tensors: Any = tensors, **changed: Any) -> None:
+        save_file(tensors, folder / FILES[1])
+        (folder / FILES[0]).write_text(json.dumps({**config, **changed}))
+        with pytest.raises(ConfigError, match=told):
+            find_model(str(tmp_path / "model"))
+
+    refused("no adapter that fits the model in .*: Found missing adapter keys", dict([*tensors.items()][1:]))
+    refused("no adapter that fits the model in ", {name: torch.ones(3, 3) for name in tensors})
+    refused("is an adapter of gone/away/model, which is needed and not there", base_model_name_or_path="gone/away/model")
+    refused("names None as base_model_name_or_path", base_model_name_or_path=None)
+    refused("which is no other model", base_model_name_or_path=str(folder))
 
 
 def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
