@@ -255,6 +255,7 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          2, ["stage.b: ", "resample.keep 4 needs"]),
         ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.model]\ndevice='cpu'\n", 5,
          ["unknown key stage.w.model; model holds for the whole run; set it in [model]"]),
+        ("[model]\nlora_alpha=8\n", 2, ["model.lora_alpha is not read where model.lora_rank is 0"]),
         ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[stage.rollout]\ntemplate='paper'\n", 6,
          ["stage.w.rollout.template; rollout.template holds for the whole run; set it in [rollout]"]),
         ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.rollout]\nmax_turns=2\n", 5,
@@ -277,6 +278,19 @@ def test_a_mistake_in_a_file_names_file_line_and_key(folder: Path, body: str, li
 def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
     (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
     assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("", "model.lora_rank 8 trains adapters .* set model.path"),
+        ("path='x'\n", "muon' of stage w .* set it to 'adamw'"),
+    ],
+)
+def test_adapters_are_refused_where_nothing_could_learn_by_them(folder: Path, model: str, told: str) -> None:
+    stage = "[[stage]]\nname='w'\nkind='sft'\nsteps=1\nsft.optimizer='muon'\n"
+    (folder / "bad.toml").write_text(f"[model]\nlora_rank=8\n{model}{stage}")
+    assert re.search(told, complaint("bad.toml"))
 
 
 def test_truncation_is_refused_where_vllm_would_draw(folder: Path) -> None:

@@ -93,6 +93,13 @@ class ModelSection(Section):
     optimizer state are always float32."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, a third more work."""
+    lora_rank: int = Field(default=0, ge=0, le=4096)
+    """Train adapters of this rank (LoRA, by the PEFT library) and leave the model's own weights as they are, which are
+    then kept in `dtype`. 0: train all weights."""
+    lora_alpha: float = Field(default=32.0, gt=0)
+    """What an adapter computes is multiplied by this over lora_rank."""
+    lora_targets: list[Word] = []
+    """Names of the linear layers that get adapters, such as q_proj. Left empty: all inside the model's layers."""
     hidden_size: int = Field(default=96, ge=1, le=65536)
     """Width of the model. This key and the following ones hold for random weights only."""
     num_layers: int = Field(default=3, ge=1, le=1000)
@@ -667,6 +674,20 @@ class Recipe(Section):
     def template_has_a_model(self) -> Recipe:
         if self.rollout.template == "model" and self.stage and self.model.path is None:
             raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self
+
+    @model_validator(mode="after")
+    def adapters_have_a_model(self) -> Recipe:
+        if self.model.lora_rank and self.stage and self.model.path is None:
+            raise ValueError(
+                f"model.lora_rank {self.model.lora_rank} trains adapters of a model that stays as it is, and random "
+                "weights are worth nothing as they are; set model.path, or lora_rank to 0"
+            )
+        if self.model.lora_rank and (muon := [s.name for s in self.sft_stages if s.sft.optimizer == "muon"]):
+            raise ValueError(
+                f"sft.optimizer 'muon' of stage {muon[0]} is for whole matrices, and model.lora_rank "
+                f"{self.model.lora_rank} trains factors of them; set it to 'adamw'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ RULES = (
         by=("model", "path"),
         useless=lambda it: it is not None,
     ),
+    Rule(section="model", keys=("lora_alpha", "lora_targets"), by=("model", "lora_rank"), useless=lambda it: not it),
     Rule(section="sandbox", keys=("slots", "preload"), by=("sandbox", "urls"), useless=bool),
     Rule(
         section="resample",

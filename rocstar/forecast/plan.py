@@ -201,7 +201,8 @@ def _stages(
     assumed: Assumptions,
 ) -> Iterator[StagePlan]:
     """gpu: what those of one engine do together."""
-    passes = 4.0 if recipe.model.gradient_checkpointing else 3.0  # forward, backward twice as much, forward again
+    passes = 2.0 + (not recipe.model.lora_rank)  # forward, backward, and the gradients of weights where they learn
+    passes += recipe.model.gradient_checkpointing  # forward again
     for stage in recipe.stage:
         if isinstance(stage, SftStage):
             tokens = stage.sft.batch_rows * assumed.demonstration_tokens
@@ -282,7 +283,8 @@ def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
     steps = DAY / max(longest.step_seconds, 1e-9)
     recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and recipe.run.save_rollouts else 0.0
     kept = recipe.run.keep_checkpoints + len(recipe.stage)
-    return recorded + kept * CHECKPOINT_BYTES * shape.parameters
+    merged = 2.0 * shape.parameters * len(recipe.stage) * (recipe.model.lora_rank > 0)
+    return recorded + kept * CHECKPOINT_BYTES * shape.trained(recipe.model) + merged
 
 
 def _limit(stages: Sequence[StagePlan]) -> str:

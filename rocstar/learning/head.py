@@ -31,7 +31,7 @@ class Head:
     """Output embeddings as a function of hidden states."""
 
     weight: torch.Tensor
-    """[V, D]; gradients are added to its `.grad`."""
+    """[V, D]; gradients are added to its `.grad` where it is trained."""
     bias: torch.Tensor | None
     """[V]; likewise."""
     temperature: float = 1.0
@@ -54,12 +54,12 @@ class Head:
         """Gradient of the logits after temperature -> of the hidden states, [C, D]; uses `gradient_CV` up."""
         if self.temperature != 1.0:
             gradient_CV /= self.temperature
-        if self.bias is not None:
+        if self.bias is not None and self.bias.requires_grad:
             _add(self.bias, gradient_CV.sum(0))
         narrow_CV = gradient_CV.to(hidden_CD.dtype)
-        if self.weight.grad is None or hidden_CD.dtype != self.weight.dtype:
+        if self.weight.requires_grad and (self.weight.grad is None or hidden_CD.dtype != self.weight.dtype):
             _add(self.weight, narrow_CV.T @ hidden_CD)
-        else:
+        elif self.weight.grad is not None:
             self.weight.grad.addmm_(narrow_CV.T, hidden_CD)  # a product of its own would need as much memory again
         return narrow_CV @ self.weight.to(hidden_CD.dtype)
 

@@ -24,7 +24,7 @@ from rocstar.learning.head import ChunkLoss
 from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
-from rocstar.learning.policy import Policy, load_state, save_state
+from rocstar.learning.policy import Policy, load_state, save_state, trained
 from rocstar.learning.ranks import Ranks, together
 from rocstar.learning.update import TokenNumbers, Updater
 from rocstar.protocols import PolicyTokens
@@ -189,17 +189,17 @@ class GrpoLearner:
 
 
 class Reference:
-    """The KL reference: a copy of this rank's weights, swapped with the current ones while it scores."""
+    """The KL reference: a copy of this rank's trained weights, swapped with the current ones while it scores."""
 
     FOLDER = "reference"
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._weights = {name: parameter.detach().clone() for name, parameter in trained(model)}
 
     def refresh(self) -> None:
         """Take the current weights."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in trained(self._model):
             _local(self._weights[name]).copy_(_local(parameter))
 
     @contextmanager
@@ -220,7 +220,7 @@ class Reference:
             load_state(folder / self.FOLDER, self._weights)
 
     def _swap(self) -> None:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in trained(self._model):
             mine, other = _local(parameter), _local(self._weights[name])
             kept = mine.clone()
             mine.copy_(other)

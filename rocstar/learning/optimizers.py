@@ -56,7 +56,7 @@ def _adamw(
 ) -> torch.optim.Optimizer:
     """Norms and biases do not decay: they scale and shift, and have no direction that a smaller norm would keep."""
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for parameter in parameters:
+    for parameter in (parameter for parameter in parameters if parameter.requires_grad):
         groups[parameter.ndim < 2].append(parameter)
     decays = [{"params": some, "weight_decay": own} for some, own in zip(groups, (decay, 0.0), strict=True) if some]
     return torch.optim.AdamW(decays, lr=rate, betas=betas, fused=True)

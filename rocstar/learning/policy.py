@@ -2,7 +2,7 @@
 writes and any other number reads (torch.distributed.checkpoint):
 
     learner/          .metadata and one .distcp file a rank
-        weights.NAME            fp32
+        weights.NAME            fp32; of what is trained
         moments.NAME.KEY        what the optimizer keeps for a parameter
         counters                int64: optimizer updates, policy version
 
@@ -16,6 +16,8 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,6 +37,7 @@ from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, prepare
 from rocstar.learning.head import Head, score_tokens
+from rocstar.learning.lora import Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.pack import pack
@@ -42,13 +45,15 @@ from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, 
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
+ADAPTER_FOLDER = "adapter"
 CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
 """Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
 1,000 is wrong by up to two radians."""
 
 
 class Policy:
-    """A model with its codec, on one rank or sharded over several; trained weights are always fp32.
+    """A model with its codec, on one rank or sharded over several; trained weights are always fp32. With
+    `model.lora_rank` these are adapters, and the model's own are kept in the dtype of the forward pass.
 
     With several ranks every rank makes one; those above 0 pass None for model and codec and are sent both."""
 
@@ -62,27 +67,32 @@ class Policy:
         section: ModelSection | None = None,
         *,
         ranks: Ranks = ALONE,
+        seed: int = 0,
     ) -> None:
-        """Raises ConfigError for a model that can't be trained packed."""
+        """seed: of adapters. Raises ConfigError for a model that can't be trained packed."""
         section = section or ModelSection()
         ranks.make(self, section)
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
-        self.recomputes = section.gradient_checkpointing
+        self.recomputes, self._adapts = section.gradient_checkpointing, section.lora_rank > 0
+        adapt = partial(add_adapters, section=section, dtype=self.dtype, seed=seed) if self._adapts else None
         self.learnt = 0, 0
         """Tokens of the update under way that are learnt from, and all of it."""
         self._template = template
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
-            model.to(self.device if ranks.mesh is None else "cpu")
+            model.to(self.device if ranks.mesh is None and not adapt else "cpu")
             prepare(model, self.device, self.dtype)
             self._came_as = layout_of_folder(model.name_or_path)
             there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
             self._as_published(there, model)
+            if adapt:
+                adapt(model)
+                model.to(self.device if ranks.mesh is None else "cpu")
         with ranks.guarded("sharding the model"):
             self._known: int = ranks.share(codec and codec.vocab_size)
-            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
+            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype, adapt)
         if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -120,8 +130,9 @@ class Policy:
         if self.ranks.mesh is None:
             yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=self._known)
             return
-        weight = full(embeddings.weight, self.device).requires_grad_()
-        bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_()
+        learns = embeddings.weight.requires_grad
+        weight = full(embeddings.weight, self.device).requires_grad_(learns)
+        bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_(learns)
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
         for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
             if whole is not None and whole.grad is not None:
@@ -131,17 +142,27 @@ class Policy:
     # -- leaving ----------------------------------------------------------------------------------------------------
 
     @together
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, merged: bool = True) -> None:
         """Fill `folder` as a Hugging Face one that transformers and vLLM load unchanged, weights in the dtype the model
-        came in. `runs.atomic.whole_folder` makes it durable, and a whole. Raises OSError, and RunHalted for weights
-        that are not finite."""
-        tensors = self._tensors(self.model.config.dtype or torch.float32)
+        came in. Adapters come beside it, in a folder of PEFT's format; merged: with the whole model too.
+        `runs.atomic.whole_folder` makes it durable, and a whole. Raises OSError, and RunHalted for weights that are not
+        finite."""
+        own: Mapping[str, torch.Tensor] = {}
+        tensors: Mapping[str, torch.Tensor] = {}
+        if self._adapts:
+            self.require_finite()
+            own = adapters(self.model)
+        if merged or not self._adapts:
+            tensors = self._tensors(self.model.config.dtype or torch.float32)
         if self.ranks.rank:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.save_pretrained(folder)
         self.codec.save(folder, self._template)
-        _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
+        if self._adapts:
+            save_adapters(self.model, own, folder / ADAPTER_FOLDER)
+        if tensors:
+            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
 
     @together
     def publish(self, folder: Path | None = None) -> Weights:
@@ -180,7 +201,8 @@ class Policy:
         if self.dtype != torch.float32:
             kept = self.model.config._attn_implementation
             self.model.set_attn_implementation(PACKED_SDPA)  # flash attention knows no fp32
-            exact = self._canary_logprobs(rows, nullcontext())
+            with widened(self.model):
+                exact = self._canary_logprobs(rows, nullcontext())
             self.model.set_attn_implementation(kept)
             noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]
         reshard(self.model)
@@ -192,36 +214,41 @@ class Policy:
     def _canary_logprobs(self, rows: list[list[int]], precision: AbstractContextManager[Any]) -> list[list[float]]:
         counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
         with self.head(1.0) as head, precision:
+            head = replace(head, weight=head.weight.float())
             (micro,) = pack(rows, counted, sum(map(len, rows)), self.device, share=False)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
-            logprobs, _ = score_tokens(head, hidden.to(head.weight.dtype), micro.targets_K)
+            logprobs, _ = score_tokens(head, hidden.float(), micro.targets_K)
         parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))
         return [parts[index].tolist() for index in range(len(rows))]
 
     @together
     def restore(self, folder: Path) -> None:
         """Take the fp32 weights that a learner's `save` left in `folder`, on any number of ranks. Raises OSError."""
-        load_state(folder, {f"weights.{name}": value for name, value in self.model.named_parameters()})
+        load_state(folder, {f"weights.{name}": value for name, value in trained(self.model)})
 
     def require_finite(self) -> None:
         """Raises RunHalted: weights that hold nan or inf are never written."""
         if not all(_finite(parameter) for parameter in self.parameters):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
-    def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
         """Whole tensors by name, tied ones once; empty on ranks above 0. vectors: the dtype of those with one
         dimension, where it is another."""
         if dtype is not None:
             self.require_finite()
         tensors, left_out = {}, tied(self.model)
-        for name, value in self.model.state_dict().items():
+        state = Merged(self.model, left_out) if self._adapts else self.model.state_dict()
+        if self._adapts and dtype is None and not self.ranks.mesh:
+            return state  # merged as the engine copies them, so that they never are a second model
+        for name, value in state.items():
             if name not in left_out:
                 whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
+                whole = whole.cpu() if self._adapts else whole  # its GPU may have no room for a second model
                 if not self.ranks.rank:
                     tensors[name] = whole if dtype is None else whole.to(dtype if whole.ndim > 1 else vectors or dtype)
         return tensors
 
-    def _as_published(self, tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    def _as_published(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """Tensors under the names of the folder that the model came from, which vLLM knows: transformers holds the
         experts of a layer as one. Raises ConfigError for names or shapes that are not there."""
         from transformers.core_model_loading import revert_weight_conversion
@@ -236,6 +263,11 @@ class Policy:
                 f"has: {len(other)} of its {len(shapes)} tensors, such as {other[0]}, are not there or of another shape"
             )
         return found
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that learn, by name."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def tied(model: Any) -> set[str]:

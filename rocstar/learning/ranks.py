@@ -385,8 +385,11 @@ def _first_line(error: BaseException) -> str:
 # -- weights over all ranks (FSDP2): each holds a share of every weight; gradients are summed, not averaged ------------
 
 
-def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Any:
+def shard(
+    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, adapt: Callable[[Any], None] | None = None
+) -> Any:
     """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold it whole.
+    adapt: what was done to `model` besides.
 
     Layers are gathered one by one. Embeddings and last norm stay gathered between forward and backward. The LM head is
     not part of it: `Policy.head` gathers it once for all chunks of an update."""
@@ -396,6 +399,8 @@ def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) ->
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32)
     prepare(empty, device, dtype)
+    if adapt:
+        adapt(empty)
     empty.config.dtype, empty.generation_config = config.dtype, generation
     if model is not None:  # what tells the names of its folder
         empty._weight_conversions = getattr(model, "_weight_conversions", None)

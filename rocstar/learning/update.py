@@ -18,7 +18,7 @@ from rocstar.learning.forward import hidden_states, pass_shape, shares_tokens
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
-from rocstar.learning.policy import Policy, load_state, moments, restore_moments, save_state
+from rocstar.learning.policy import Policy, load_state, moments, restore_moments, save_state, trained
 from rocstar.learning.ranks import reshard
 
 Found = list[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
@@ -130,7 +130,7 @@ class Updater:
         """fp32 weights, optimizer state and counters. Collective. Raises OSError, and RunHalted for weights that are
         not finite."""
         self.policy.require_finite()
-        weights = {f"weights.{n}": p.detach() for n, p in self.policy.model.named_parameters()}
+        weights = {f"weights.{name}": value.detach() for name, value in trained(self.policy.model)}
         counters = torch.tensor([self.updates, self.policy.version])
         save_state(folder, {**weights, **moments(self.policy.model, self._optimizers), "counters": counters})
 

@@ -80,7 +80,8 @@ class HostMemory:
 
 def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
     """The memory of a run on CPUs, all on this machine."""
-    weights, itemsize = FP32 * float(shape.parameters), recipe.model.cpu_itemsize
+    itemsize, trained = recipe.model.cpu_itemsize, FP32 * float(shape.trained(recipe.model))
+    weights = trained + itemsize * shape.parameters * (recipe.model.lora_rank > 0)
     at_once = list(_attempts_at_once(recipe, load))
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
     written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
@@ -92,12 +93,12 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
         always={
             "Python and its libraries": PROCESS_BYTES,
             "weights": weights,
-            "optimizer": max((moments(stage, shape) for stage in recipe.stage), default=0.0),
-            "KL reference": weights * reference,
+            "optimizer": max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0),
+            "KL reference": trained * reference,
             "demonstrations": float(sum(sum(lengths) for lengths in load.rows.values())) * DEMONSTRATION_BYTES,
             "the engine's weights": own * engine,
         },
-        learning={"gradients": weights, "one pass": passes, "attempts": written},
+        learning={"gradients": trained, "one pass": passes, "attempts": written},
         writing={"keys and values": own * cache, "attempts": written},
         others={
             "learners": ranks * (PROCESS_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
@@ -167,10 +168,11 @@ def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> 
     return float(max(left + logits, muon * MUON_BYTES * _matrices(shape)))
 
 
-def moments(stage: Stage, shape: Shape) -> float:
-    """Bytes of optimizer state: AdamW keeps two numbers for each parameter, Muon one for those in its matrices."""
+def moments(stage: Stage, shape: Shape, model: ModelSection) -> float:
+    """Bytes of optimizer state: AdamW keeps two numbers for each parameter that learns, Muon one for those in its
+    matrices."""
     muon = stage.learner.optimizer == "muon"
-    return FP32 * (2.0 * shape.parameters - muon * _matrices(shape))
+    return FP32 * (2.0 * shape.trained(model) - muon * _matrices(shape))
 
 
 def _matrices(shape: Shape) -> int:

@@ -6,18 +6,24 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.engines.pages import ATTENTION_LAYERS
 from rocstar.errors import ConfigError
 from rocstar.record.branch import find_checkpoint
 from rocstar.record.folder import RunFolder
+from rocstar.support.exits import need
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
+ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter in PEFT's format."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_state", "linear_num_key_heads")
 """Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -39,9 +45,11 @@ class ModelFacts:
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: `name` itself, what a GGUF file holds, or what the hub holds under that id. Raises
-    ConfigError."""
+    """The folder of a model: `name` itself, what a GGUF file or an adapter's folder holds, or what the hub holds under
+    that id. Raises ConfigError."""
     folder = Path(name)
+    if adapter := adapter_in(folder):
+        return _merged(folder, adapter)
     if (folder / "config.json").is_file():
         return folder
     if is_gguf(folder):
@@ -73,26 +81,64 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
+def adapter_in(folder: Path) -> Path | None:
+    """The adapter that is all the weights of a folder: its own, or a checkpoint's."""
+    own = folder / "adapter"
+    found = next((place for place in (own, folder) if all((place / name).is_file() for name in ADAPTER)), None)
+    return None if found == own and any(folder.glob("model*.safetensors")) else found
+
+
 def _converted(file: Path) -> Path:
     """The folder that a GGUF file was converted into, made the first time. Raises ConfigError, DataError."""
     from rocstar.learning.gguf import convert
 
+    return _made_of(file, file.stem, lambda folder: convert(file.resolve(), folder))
+
+
+def _merged(named: Path, adapter: Path) -> Path:
+    """The folder of an adapter's model with the adapter merged into it, made the first time. Raises ConfigError."""
+    base, config = None, adapter / ADAPTER[0]
+    with suppress(ValueError, KeyError, TypeError):
+        base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if not isinstance(base, str) or Path(base).resolve() in (named.resolve(), adapter.resolve()):
+        raise ConfigError(f"{config} names {base!r} as base_model_name_or_path, which is no other model; correct it")
+    try:
+        model = find_model(base)
+    except ConfigError as error:
+        raise ConfigError(f"{adapter} is an adapter of {base}, which is needed and not there: {error}") from None
+
+    def make(folder: Path) -> Path:
+        need("lora")
+        from rocstar.learning.lora import merge
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            merge(adapter, model, named, Path(scratch) / "model")
+            if not folder.exists():  # another process was first
+                os.replace(Path(scratch) / "model", folder)
+        return folder
+
+    return _made_of(adapter / ADAPTER[1], f"{named.resolve().parent.name}-{model.name}", make)
+
+
+def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:
+    """The folder in the cache that was made of a file as it is now."""
     file = file.resolve()
     state = file.stat()
     told = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "rocstar" / "models" / f"{file.stem}-{told}"
-    return folder if folder.exists() else convert(file, folder)
+    folder = cache / "rocstar" / "models" / f"{name}-{told}"
+    return folder if folder.exists() else make(folder)
 
 
 def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
     """The model folder that a folder's path, a hub id, RUN or RUN@STEP means, the run it is of and the step: None and 0
     for a plain model. Raises ConfigError."""
     on_hub = HUB_ID.fullmatch(name) and not Path(name).parent.exists()
-    if on_hub or is_gguf(Path(name)) or (Path(name) / "config.json").is_file():
+    if on_hub or is_gguf(Path(name)) or (Path(name) / "config.json").is_file() or adapter_in(Path(name)):
         return find_model(name), None, 0
     run, step = find_checkpoint(name, runs)
-    return run.checkpoint(step) / "model", run, step
+    return find_model(str(run.checkpoint(step) / "model")), run, step
 
 
 def model_name(folder: Path) -> str:
@@ -124,6 +170,27 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
     return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
+
+
+def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
+    """Raises ConfigError for `model.lora_targets` that the model has no matrices of, as far as the folder tells."""
+    from safetensors import safe_open
+
+    if not targets and (experts := next(_named(_config(folder), EXPERTS), None)):
+        raise ConfigError(
+            f"{folder} is a mixture of experts ({experts}), and adapters leave out experts, which are one tensor a "
+            "layer; name the linear layers that get adapters in model.lora_targets, or set model.lora_rank to 0"
+        )
+    there: set[str] = set()
+    for file in folder.glob("model*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            inside = (name for name in tensors.keys() if re.search(r"\.\d+\..*\.weight$", name))  # noqa: SIM118
+            there |= {name.split(".")[-2] for name in inside if len(tensors.get_slice(name).get_shape()) == 2}
+    if wrong := [target for target in targets if there and target not in there]:
+        raise ConfigError(
+            f"model.lora_targets names {wrong[0]!r}, which is no linear layer of {folder}; there are "
+            f"{', '.join(sorted(there))}"
+        )
 
 
 def _unfit(config: dict[str, Any]) -> str | None:

@@ -248,22 +248,24 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
     """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts)."""
     offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe.model)
     sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
-    each = 0.0 if offload else FP32 * shape.parameters / ranks
+    adapts, trained = recipe.model.lora_rank > 0, shape.trained(recipe.model)
+    each = 0.0 if offload else FP32 * trained / ranks
+    kept = 0.0 if offload else item * shape.parameters * adapts / ranks  # what does not learn
     head = shape.hidden * shape.vocabulary
     layer = (shape.parameters - head * (1 if shape.tied else 2)) / shape.layers
-    copies = item * (2 * layer + head) if sharded else item * shape.parameters * (item < FP32)
+    copies = item * (2 * layer + head) if sharded else item * trained * (item < FP32)
     # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
     passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
     tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
     recomputed = recipe.model.gradient_checkpointing
     layers = CHECKPOINT_BYTES * shape.layers + LAYER_BYTES if recomputed else LAYER_BYTES * shape.layers
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
-    optimizer = max((moments(stage, shape) for stage in recipe.stage), default=0.0)
+    optimizer = max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0)
     return {
-        "weights": each * (1 + reference) + copies,
+        "weights": kept + each * (1 + reference) + copies,
         "gradients": each,
         "moments": 0.0 if offload else optimizer / ranks,
-        "gathered head": 2.0 * FP32 * head * sharded,
+        "gathered head": (item if adapts else 2.0 * FP32) * head * sharded,
         "activations": layers * shape.hidden * tokens * item / 2 + LOGITS * FP32 * CHUNK_ELEMENTS,
         "CUDA context": CONTEXT_BYTES,
     }
@@ -293,7 +295,8 @@ def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Itera
             yield (
                 f"a learner needs {process.total / 1e9:.0f} GB and {table.gpu} gives {table.usable / 1e9:.0f} GB; the "
                 f"largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: take more GPUs, "
-                "model.gradient_checkpointing, cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
+                "model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller "
+                "learning.tokens_per_microbatch"
             )
     for process in table.engines:
         if shape.heads % process.needs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,23 @@ class Shape:
     def computed(self) -> int:
         """Parameters that each token is multiplied with: all but the embedding that is only looked up."""
         return self.parameters - (0 if self.tied else self.hidden * self.vocabulary)
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Parameters of adapters of this rank; targets: names of linear layers, none for all."""
+        hidden, inner, queries = self.hidden, self.intermediate, self.heads * self.head_width
+        keys = self.kv_heads * self.head_width
+        ends = {
+            "q_proj": hidden + queries,
+            "k_proj": hidden + keys,
+            "v_proj": hidden + keys,
+            "o_proj": queries + hidden,
+        }
+        ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+        return self.layers * rank * sum(ends.get(name, 0) for name in targets or ends)
+
+    def trained(self, model: ModelSection) -> int:
+        """Parameters that learn under these settings."""
+        return self.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else self.parameters
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of the keys and values of one token; itemsize: bytes of one number."""

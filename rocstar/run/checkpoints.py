@@ -1,8 +1,9 @@
 """How far a run is, in memory and on disk: model, learner state and position, renamed into place as one folder.
 
 checkpoints/step=000042/
-    model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
-    learner/       fp32 weights and optimizer state
+    model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
+                   model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
+    learner/       fp32 weights that are trained and optimizer state
     state.json     Progress
 """
 
@@ -81,7 +82,7 @@ class Checkpoints:
 def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner) -> None:
     """Write the checkpoint of `progress.step`; a kill leaves either all of it or none. Raises OSError."""
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
-        policy.save(fresh / "model")
+        policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
         write_json(fresh / "state.json", asdict(progress))
 

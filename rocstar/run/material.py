@@ -33,7 +33,7 @@ from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
 from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
-from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts
+from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
 from rocstar.protocols import Task
@@ -133,6 +133,9 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
             "a stage of kind sft"
         )
     pretrained = _pretrained(recipe.model.path, recipe.runs_torch_engines) if recipe.model.path is not None else None
+    if pretrained and recipe.model.lora_rank:
+        need("lora")
+        refuse_targets(pretrained.facts.folder, recipe.model.lora_targets)
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)

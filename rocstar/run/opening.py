@@ -80,7 +80,8 @@ async def opened_run(
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
         embedded = None if recipe.engine else _embedded(material, made, positions, ranks.local_rank)
-        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
+        seed = seed_for(recipe.run.seed, "adapters")
+        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks, seed=seed)
         if checkpoints.newest is not None:
             policy.restore(checkpoints.newest)
             policy.version = checkpoints.progress.policy_version
@@ -188,7 +189,8 @@ def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpo
     """The model and codec of the checkpoint, with the rows of SFT stages that the run was given since; or those of a
     new run."""
     if checkpoint is not None:
-        made = opened(checkpoint)
+        adapted = material.pretrained if material.recipe.model.lora_rank else None
+        made = opened(checkpoint, adapted and adapted.facts.folder)
         _write_rows(_layouts(material), made, material, folder)
         return made
     imitates = bool(material.recipe.sft_stages)
@@ -197,10 +199,11 @@ def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpo
     return opening(material, folder)
 
 
-def opened(checkpoint: Path) -> OpenedModel:
-    """The model of a checkpoint, as exported; its exact weights are in the learner's state."""
+def opened(checkpoint: Path, base: Path | None) -> OpenedModel:
+    """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the model that its
+    adapters are of, where it has some."""
     folder = checkpoint / "model"
-    return OpenedModel(model=load_model(folder), codec=Codec.load(folder))
+    return OpenedModel(model=load_model(base or folder), codec=Codec.load(folder))
 
 
 def opening(material: Material, folder: RunFolder) -> OpenedModel:

@@ -30,6 +30,7 @@ EXTRA_OF = {
     "prometheus_client": "sandbox",
     **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
     **dict.fromkeys(("gguf", "accelerate"), "gguf"),
+    "peft": "lora",
     "mcp": "mcp",
     "ray": "cluster",
     "matplotlib": "plot",

@@ -82,6 +82,24 @@ def test_recipes_fit_what_they_say_they_are_for(name: str, gpus: int, memory: in
     assert not table.refusals and all(table.taken().values())
 
 
+def test_adapters_fit_where_all_weights_do_not() -> None:
+    """1.5B on one card of 24 GB; what is told of a learner is what its adapters and its frozen weights take."""
+    adapted = load_recipe(RECIPES / "1.5b-1gpu.toml")
+    whole = load_recipe(RECIPES / "1.5b-1gpu.toml", ["model.lora_rank=0"])
+    few, all_ = (place(one, SMALL, machines(1), 24 * GB, positions=4096) for one in (adapted, whole))
+    check(few)
+    assert not few.refusals and "model.lora_rank" in all_.refusals[0]
+    trained, mine = SMALL.trained(adapted.model), few["learner-0"].bytes
+    assert trained == 28 * 32 * (2 * 3072 + 2 * 1792 + 3 * 10496) and SMALL.trained(whole.model) == SMALL.parameters
+    assert (mine["gradients"], mine["moments"]) == (4 * trained, 8 * trained)
+    assert mine["weights"] == 2 * SMALL.parameters + 6 * trained  # in bf16; adapters in fp32, and their copies
+    named = adapted.model.model_copy(update={"lora_targets": ["q_proj", "down_proj"]})
+    assert SMALL.trained(named) == 28 * 32 * (3072 + 10496)
+    cluster = adapted.cluster.model_copy(update={"learners": 2})
+    both = place(adapted.model_copy(update={"cluster": cluster}), SMALL, machines(2), 24 * GB)["learner-0"]
+    assert both.bytes["gathered head"] == 2 * SMALL.hidden * SMALL.vocabulary and both.bytes["gradients"] == 2 * trained
+
+
 def recipe(learners: int = 1, *engines: Mapping[str, Any], **changes: Any) -> Recipe:
     base = load_recipe(RECIPES / "quickstart.toml")
     cluster = base.cluster.model_copy(update={"learners": learners, **changes})

@@ -114,6 +114,7 @@ def _pass(source: Source) -> Any:
             "its kept attempts have the learner's entropies already, so leave --entropy out, or name an evaluation"
         )
     from rocstar.learning.forward import EntropyPass
+    from rocstar.parts.modelfolder import find_model
 
     temperature = source.temperatures()(0) or 1.0
-    return EntropyPass(source.model, Codec.load(source.model).vocab_size, temperature).entropies
+    return EntropyPass(find_model(str(source.model)), Codec.load(source.model).vocab_size, temperature).entropies

@@ -1,0 +1,143 @@
+"""Adapters (LoRA; Hu et al., arXiv 2106.09685) through the PEFT library: added to a model whose own weights then stay
+as they are, merged for whoever needs a whole model, and kept in PEFT's own format.
+
+Layers get them inside the model itself, so that all that computes with a model computes with its adapters. A layer's
+merged matrix is W + alpha / rank * B A in fp32, one matrix at a time. Not here: the other kinds of adapters that PEFT
+trains; those that it reads are merged by PEFT (`merge`)."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from rocstar.config.sections import ModelSection
+from rocstar.errors import ConfigError
+from rocstar.learning.models import load_model
+from rocstar.learning.ranks import full
+
+ADAPTER = "default"
+"""PEFT's name of the only adapter there is."""
+TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
+BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+
+
+def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: int) -> None:
+    """Only adapters are trained from here on, in fp32; the matrices of the model itself are kept in `dtype`. Raises
+    ConfigError for a target that is no linear layer inside the model's layers."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=section.lora_rank,
+        lora_alpha=section.lora_alpha,
+        target_modules=_targets(model, section.lora_targets),
+        base_model_name_or_path=str(Path(model.name_or_path).absolute()),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.ndim > 1:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _targets(model: Any, asked: Sequence[str]) -> list[str]:
+    layers = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
+    there = sorted({name.rpartition(".")[2] for name in layers})
+    if wrong := [target for target in asked or there or ["nothing"] if target not in there]:
+        raise ConfigError(
+            f"model.lora_targets names {wrong[0]!r}, which is no linear layer of a model of type "
+            f"{model.config.model_type}; there are {', '.join(there) or 'none'}"
+        )
+    return list(asked) or there
+
+
+def adapters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Its adapters under PEFT's names of them, whole; collective."""
+    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full(value) for name, value in found.items()}
+
+
+def save_adapters(model: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """As PEFT and vLLM read them. Raises OSError."""
+    model.peft_config[ADAPTER].save_pretrained(folder)
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+
+
+class Merged(Mapping[str, torch.Tensor]):
+    """The tensors of a model with adapters as if it had none, each made when it is asked for; collective."""
+
+    def __init__(self, model: Any, left_out: Set[str]) -> None:
+        """left_out: names of tensors that are others' too."""
+        self._state: dict[str, torch.Tensor] = model.state_dict()
+        self._scale = model.peft_config[ADAPTER].lora_alpha / model.peft_config[ADAPTER].r
+        own = (name for name in self._state if name not in left_out and not name.endswith((DOWN, UP)))
+        self._names = {name.replace(BASE, "."): name for name in own}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        held = self._names[name]
+        layer, adapted, _ = held.rpartition(f"{BASE}weight")
+        if not adapted:
+            return full(self._state[held])
+        down, up = (full(self._state[layer + part]) for part in (DOWN, UP))
+        return full(self._state[held]).float() + (up @ down) * self._scale
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """Inside it each layer computes in fp32 with what it keeps in less; one layer at a time is wider."""
+    kept: dict[nn.Module, torch.Tensor] = {}
+
+    def widen(module: nn.Module, given: Any) -> None:
+        weight: Any = module.weight
+        kept[module], weight.data = weight.data, weight.data.float()
+
+    def narrow(module: nn.Module, given: Any, output: Any) -> None:
+        weight: Any = module.weight
+        weight.data = kept.pop(module)
+
+    hooks = []
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dtype != torch.float32 and not isinstance(weight, DTensor):
+            hooks += [module.register_forward_pre_hook(widen), module.register_forward_hook(narrow)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
+    """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder
+    whose tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
+    from peft import PeftModel
+
+    model = load_model(base)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in words of before
+            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
+            merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {reason}") from error
+    merged.to(model.config.dtype).save_pretrained(folder)
+    for file in (file for pattern in TOKENIZER for source in (base, named) for file in source.glob(pattern)):
+        shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,195 @@
+"""Adapters: gradients are PEFT's own, merged and adapter forms are one model, two ranks learn what one learns, and what
+is not adapted stays as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import LearningSection, ModelSection, SftSection
+from rocstar.dialogue.templates import template_named
+from rocstar.engines.torch_forward import take_weights
+from rocstar.errors import ConfigError
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy, names_in
+from rocstar.learning.ranks import ALONE, Ranks, start
+from rocstar.learning.sft import SftLearner
+from rocstar.parts.modelfolder import ADAPTER as FILES
+from rocstar.parts.modelfolder import find_model
+from rocstar.types import Batch
+from tests.learning.examples import codec, model, rows, sft_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT's own model
+LORA = ModelSection(lora_rank=4, lora_alpha=16)
+SECTION = LearningSection(learning_rate=1e-2, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
+
+
+def base(folder: Path) -> Path:
+    """The tiny model as a folder that others load."""
+    Policy(model(), codec(), template_named("compact")).save(folder)
+    return folder
+
+
+def adapted(folder: Path, ranks: Ranks = ALONE, **section: Any) -> Policy:
+    settings = LORA.model_copy(update=section)
+    return Policy(load_model(folder), codec(), template_named("compact"), settings, ranks=ranks, seed=3)
+
+
+def course(policy: Policy, steps: int = 3) -> list[dict[str, float]]:
+    """An update of imitation, so that adapters are something, then some of RL."""
+    SftLearner(policy, SftSection(adamw_learning_rate=1e-2, warmup_steps=0), steps=9).update(sft_rows(), seed=0)
+    learner = GrpoLearner(policy, SECTION, temperature=0.9)
+    batches = [Batch(rows=rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed)) for seed in range(steps)]
+    return [dict(learner.update(batch).metrics) for batch in batches]
+
+
+def logprobs(made: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = made(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return found
+
+
+def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
+    """On rows that are packed and of different length, against PEFT's own model on each row alone."""
+    policy, folder = adapted(base(tmp_path)), tmp_path
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    mine = {name: value for name, value in policy.model.named_parameters() if value.requires_grad}
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=policy.model.peft_config["default"].target_modules)
+    theirs = get_peft_model(load_model(folder), config)
+    own = {name: value for name, value in theirs.named_parameters() if value.requires_grad}
+    assert {f"base_model.model.{name}" for name in mine} == own.keys() and len(mine) == 28
+    for name, value in mine.items():
+        own[f"base_model.model.{name}"].data.copy_(value)
+    shown = sft_rows()
+    total = sum(sum(row.loss_mask[1:]) for row in shown)
+    for row in shown:
+        every = theirs(torch.tensor([row.token_ids])).logits[0, :-1].log_softmax(-1)
+        chosen = every.gather(1, torch.tensor(row.token_ids)[1:, None]).squeeze(1)
+        (-(chosen * torch.tensor(row.loss_mask[1:])).sum() / total).backward()
+    learner = SftLearner(policy, SftSection(adamw_learning_rate=1e-9, max_grad_norm=1e9), steps=9)
+    learner.update(shown, seed=0)
+    for name, value in mine.items():
+        torch.testing.assert_close(value.grad, own[f"base_model.model.{name}"].grad, atol=1e-6, rtol=0)
+    assert all(value.grad is None for value in policy.parameters if not value.requires_grad)
+
+
+def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
+    """The learner, PEFT over the adapter's folder, the merged folder, an engine's copy, and the folder that is made of
+    an adapter alone; the model's own weights stay."""
+    policy, ids = adapted(base(tmp_path / "base")), list(range(3, 40))
+    course(policy)
+    policy.save(tmp_path / "model")
+    policy.save(tmp_path / "alone", merged=False)
+    assert not (tmp_path / "alone" / "model.safetensors").exists()
+    kept, saved = (
+        load_file(tmp_path / "base" / "model.safetensors"),
+        load_file(tmp_path / "model" / "model.safetensors"),
+    )
+    assert kept.keys() == saved.keys()
+    assert {name for name in kept if not torch.equal(kept[name], saved[name])} == {n for n in kept if "_proj" in n}
+    engine = load_model(tmp_path / "base")
+    take_weights(engine, policy.publish())
+    policy.publish(tmp_path / "published")
+    forms = {
+        "peft": PeftModel.from_pretrained(load_model(tmp_path / "base"), str(tmp_path / "alone" / "adapter")),
+        "merged": load_model(tmp_path / "model"),
+        "engine": engine,
+        "published": load_model(tmp_path / "published"),
+        "made": load_model(find_model(str(tmp_path / "alone"))),
+        "made of PEFT's own folder": load_model(find_model(str(tmp_path / "alone" / "adapter"))),
+    }
+    policy.model.set_attn_implementation("sdpa")
+    expected = logprobs(policy.model, ids)
+    assert (expected - logprobs(load_model(tmp_path / "base"), ids)).abs().max() > 0.1
+    for form, made in forms.items():
+        assert (logprobs(made, ids) - expected).abs().max() < 1e-5, form
+
+
+def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    """Of another model, of none, with tensors left out (PEFT only warns), and of itself."""
+    policy = adapted(base(tmp_path / "base"))
+    policy.save(tmp_path / "model", merged=False)
+    folder = tmp_path / "model" / "adapter"
+    tensors, config = load_file(folder / "adapter_model.safetensors"), json.loads((folder / FILES[0]).read_text())
+
+    def refused(told: str, tensors: Any = tensors, **changed: Any) -> None:
+        save_file(tensors, folder / FILES[1])
+        (folder / FILES[0]).write_text(json.dumps({**config, **changed}))
+        with pytest.raises(ConfigError, match=told):
+            find_model(str(tmp_path / "model"))
+
+    refused("no adapter that fits the model in .*: Found missing adapter keys", dict([*tensors.items()][1:]))
+    refused("no adapter that fits the model in ", {name: torch.ones(3, 3) for name in tensors})
+    refused(
+        "is an adapter of gone/away/model, which is needed and not there", base_model_name_or_path="gone/away/model"
+    )
+    refused("names None as base_model_name_or_path", base_model_name_or_path=None)
+    refused("which is no other model", base_model_name_or_path=str(folder))
+
+
+def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
+    whole = adapted(base(tmp_path / "base"))
+    course(whole)
+    learner = GrpoLearner(whole, SECTION, temperature=0.9)
+    learner.update(Batch(rows=rows()))
+    learner.save(tmp_path)
+    weights = {name for name in names_in(tmp_path) if name.startswith("weights.")}
+    assert len(weights) == 28 and all(".lora_" in name for name in weights)
+    later = GrpoLearner(adapted(tmp_path / "base"), SECTION, temperature=0.9)
+    later.restore(tmp_path)
+    learner.refresh_reference(), later.refresh_reference()
+    assert later.update(Batch(rows=rows())).metrics == learner.update(Batch(rows=rows())).metrics
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_ranks_learn_what_one_learns(dtype: str, tmp_path: Path) -> None:
+    """In bf16 the model's own matrices are held in it, and layers are gathered in it on ranks."""
+    alone = adapted(base(tmp_path / "base"), dtype=dtype)
+    whole, near = course(alone), 1e-6 if dtype == "float32" else 2e-2
+    ranks = start(ClusterSection(learners=2), ModelSection(), {})
+    try:
+        both = adapted(tmp_path / "base", ranks, dtype=dtype)
+        for mine, other in zip(course(both), whole, strict=True):
+            assert mine == pytest.approx(other, abs=near)
+        published: Any = both.publish()
+        for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
+            torch.testing.assert_close(
+                published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
+            )
+        both.save(tmp_path / "model")
+        assert len(both.canary()) == len(alone.canary())
+    finally:
+        ranks.close()
+    assert load_model(tmp_path / "model")
+
+
+def test_a_model_kept_in_bf16_knows_its_own_noise(tmp_path: Path) -> None:
+    """What a canary calls exact is computed in fp32 from the weights that are kept in bf16, which stay so."""
+    policy = adapted(base(tmp_path), dtype="bfloat16")
+    course(policy)
+    kept = {parameter.dtype for parameter in policy.parameters if not parameter.requires_grad and parameter.ndim > 1}
+    noises = [row.noise for row in policy.canary()]
+    assert kept == {torch.bfloat16} and all(noise and 0 < noise < 0.05 for noise in noises)
+    assert {p.dtype for p in policy.parameters if not p.requires_grad and p.ndim > 1} == {torch.bfloat16}
+
+
+def test_targets_are_linear_layers(tmp_path: Path) -> None:
+    some = adapted(base(tmp_path), lora_targets=["q_proj"])
+    assert sum(parameter.requires_grad for parameter in some.parameters) == 4
+    with pytest.raises(ConfigError, match=r"names 'lm_head', which is no linear layer of a model of type qwen3"):
+        adapted(tmp_path, lora_targets=["q_proj", "lm_head"])

@@ -1,0 +1,70 @@
+"""Whole runs that train adapters: killed and resumed, branched, asked, and refused before they start."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_run import COLD_STEPS, Command, begun, last_checkpoint, metrics, workplace
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    *("model.lora_rank=4", "sft.adamw_learning_rate=1e-2", "learning.learning_rate=1e-3"),
+    *("stage.stage1.steps=3", "stage.stage3.steps=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return begun(tmp_path_factory.getbasetemp())
+
+
+def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
+    base: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    command = ("train", "tiny.toml", *base, *SETTINGS)
+    ended = Command.start(whole, *command).wait()
+    assert ended.code == 0, ended.told
+    going = Command.start(killed, *command)
+    assert going.after_step(COLD_STEPS + 2, going.process.kill).code == -signal.SIGKILL
+    resumed = Command.start(killed, "train", "--resume", "tiny").wait()
+    assert resumed.code == 0, resumed.told
+    branch = ("train", "--branch", f"tiny@{COLD_STEPS}", "run.name=second", "cluster.learners=2")
+    branched = Command.start(killed, *branch).wait()
+    assert branched.code == 0, branched.told
+    assert metrics(killed) == metrics(whole)
+    for row, other in zip(metrics(killed, "second"), metrics(whole), strict=True):
+        assert row.get("learn/grad_norm") == pytest.approx(other.get("learn/grad_norm"), rel=1e-3)
+    ends = [last_checkpoint(folder) / "model" for folder in (whole, killed)]
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        assert ends[0].joinpath(file).read_bytes() == ends[1].joinpath(file).read_bytes()
+    last = COLD_STEPS + 3
+    adapter_alone = ends[0].parents[1] / f"step={last - 1:06d}" / "model"
+    assert not (adapter_alone / "model.safetensors").exists() and (ends[0] / "model.safetensors").exists()
+    for asked in (f"tiny@{last - 1}", f"tiny@{last}"):
+        said = Command.start(whole, "chat", asked, "-p", "Add 4 and 3", "--json").wait()
+        assert said.code == 0, said.told
+    said = Command.start(whole, "eval", f"tiny@{last - 1}", "--data", "test.jsonl", "--json").wait()
+    assert said.code == 0 and json.loads(said.out)["problems"] == 2, said.told
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("model.lora_targets=['q_proj','w_proj']", "model.lora_targets names 'w_proj', which is no linear layer of"),
+        ("model.path='gone'", "gone"),
+    ],
+)
+def test_what_gets_no_adapters_is_refused_before_anything_starts(
+    base: tuple[str, ...], setting: str, told: str, tmp_path: Path
+) -> None:
+    folder = workplace(tmp_path / "w")
+    ended = Command.start(folder, "train", "tiny.toml", *base, *SETTINGS, setting).wait()
+    assert ended.code == 2 and told in ended.told and not (folder / "runs").exists()
