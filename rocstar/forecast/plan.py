@@ -170,24 +170,25 @@ def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) ->
 
 
 def shared_out(recipe: Recipe, gpus: int) -> Recipe:
-    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each.
-    Without `[[engine]]` all learn, and one engine lies on the first learner's GPU. Raises ConfigError where there are
-    too few."""
+    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
+    where they take turns (`cluster.colocate`) all learn and all write. Without `[[engine]]` all learn, and one engine
+    lies on the first learner's GPU. Raises ConfigError where there are too few."""
+    turns = bool(recipe.cluster.colocate)
     each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
     wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
-    least = sum(each) + 1
+    least = sum(each) + (not turns)
     if gpus < least:
-        told = f"{gpus} GPU is too few for [[engine]] entries beside a learner"
-        raise ConfigError(f"{told}; take {least}, or leave them out")
-    share = gpus / (wanted + recipe.cluster.learners)
+        told = f"{gpus} GPU is too few for [[engine]] entries{'' if turns else ' beside a learner'}"
+        raise ConfigError(f"{told}; take {least}, or leave them out{'' if turns else ', or set cluster.colocate'}")
+    share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
-    while sum(map(mul, counts, each)) >= gpus:
+    while sum(map(mul, counts, each)) > gpus - (not turns):
         counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
     engines = [
         entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
         for entry, count in zip(recipe.engine, counts, strict=True)
     ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)), "launcher": "processes"}
+    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes"}
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 
