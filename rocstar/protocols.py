@@ -136,6 +136,16 @@ class RestartableEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can leave its GPU to a learner."""
+
+    async def sleep(self) -> None:
+        """Give back what it holds of the GPU, cached prefixes among it, until `load_weights`; requests wait for that.
+        One that can't is ended, so that the memory is free all the same. Raises EngineUnavailable."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """What the model is told about a tool."""

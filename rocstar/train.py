@@ -69,6 +69,7 @@ async def imitate(run: Run, stage: SftStage) -> None:
     if run.progress.stage_step and run.checkpoints.newest:
         learner.restore(run.checkpoints.newest)
     run.announce(stage, f"{plural(stage.steps, 'step')} of imitation, {stage.sft.batch_rows} demonstrations each")
+    await run.turn_to_learners()
     with steps_of(run, stage, learner) as steps:
         for step in steps.left():
             with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_told(seconds, *run.policy.learnt)):
@@ -150,6 +151,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     with run.meter.phase("rollout"):
         groups = await attempts.take(step)
     with run.meter.phase("learning"):
+        await run.turn_to_learners()
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, groups)
         learnt = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)

@@ -211,6 +211,41 @@ def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
     assert attempts(folder) == attempts(plain)
 
 
+DEADLY = """
+import os
+from pathlib import Path
+from rocstar.learning.advantages import ADVANTAGES
+
+def deadly(rewards, settings):
+    if Path("armed").exists():  # this is called in the learner's turn
+        Path("armed").unlink()
+        os.kill(os.getpid(), 9)
+    return ADVANTAGES["grpo"](rewards, settings)
+"""
+
+
+def test_a_run_whose_engines_take_turns_with_learners_is_killed_in_either_turn_as_if_nothing_had_been(
+    plain: Path, start: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Engines sleep while the learner computes: every attempt is there with its very tokens, of one version each. An
+    engine that dies costs none; nor does kill -9 of the run while attempts are written, and while it learns."""
+    folder = workplace(tmp_path / "w")
+    recipe = folder / "tiny.toml"
+    recipe.write_text(f'{recipe.read_text()}\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n')
+    (folder / "own.py").write_text(DEADLY)
+    turns = ("cluster.colocate=true", "learning.advantage=own.py:deadly")
+    command = Command.start(folder, "train", "tiny.toml", *start, *turns)
+    assert command.after_step(COLD_STEPS + 1, command.process.kill).code == -signal.SIGKILL
+    command = Command.start(folder, "train", "--resume", "tiny")
+    assert command.after_step(COLD_STEPS + 2, (folder / "armed").touch).code == -signal.SIGKILL
+    command = Command.start(folder, "train", "--resume", "tiny")
+    ended = command.after_step(COLD_STEPS + 4, lambda: engines_of(command)[-1].kill())
+    assert ended.code == 0 and not (folder / "armed").exists(), ended.told
+    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(plain)]
+    assert attempts(folder) == attempts(plain)
+    assert all(wrote <= {version} for version, wrote in versions(folder))
+
+
 def undisturbed(row: dict[str, Any]) -> dict[str, Any]:
     """Metrics without what happened to engines."""
     return {name: value for name, value in row.items() if not name.startswith("engine/")}

@@ -20,6 +20,7 @@ from rocstar.cluster.places import (
     Wish,
     are_here,
     connected,
+    gpus_lent,
     gpus_of_machines,
     needed,
     own_address,
@@ -52,13 +53,15 @@ def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machin
         groups = stack.enter_context(set_aside(wanted(own_address())))
         for name in {LEARNERS, SERVERS} & groups.keys():
             refuse_unshared(groups[name], proof)
+        shared = shares_gpus(placement)
+        servers_at = groups.get(LEARNERS if shared else SERVERS)
         yield Machines(
             sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
             start_ranks=partial(
                 learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), placement.learners
             ),
-            start_server=vllm_servers.starter(groups.get(SERVERS), placement.servers),
-            engines_share_memory=SERVERS not in groups or are_here(groups[SERVERS]),
+            start_server=vllm_servers.starter(servers_at, placement, gpus_lent(groups[LEARNERS]) if shared else ()),
+            engines_share_memory=not (placement.servers and servers_at) or are_here(servers_at),
         )
 
 
@@ -68,11 +71,16 @@ def wishes(recipe: Recipe, placement: Placement, driver: str = LOOPBACK) -> Mapp
     found: dict[str, Wish] = {}
     if len(learners) > 1 or any(learner.needs for learner in learners):
         found[LEARNERS] = learner_ranks.wish(learners, driver)
-    if servers:
+    if servers and not shares_gpus(placement):
         found[SERVERS] = vllm_servers.wish(servers)
     if cluster.sandbox_nodes:
         found[SANDBOXES] = sandbox_nodes.wish(cluster.sandbox_nodes, recipe.sandbox.slots)
     return found
+
+
+def shares_gpus(placement: Placement) -> bool:
+    """Whether servers run on the GPUs that learners were lent."""
+    return placement.colocate and any(server.needs for server in placement.servers)
 
 
 @contextmanager

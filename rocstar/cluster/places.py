@@ -112,6 +112,14 @@ def gpus_of_machines() -> dict[str, tuple[str, ...]]:
     }
 
 
+def gpus_lent(group: PlacementGroup) -> list[tuple[str, str]]:
+    """Machine and GPU of each place of a group, in all of which nothing runs yet and each of which has one GPU."""
+    ask: Any = ray.remote(lambda: str(ray.get_gpu_ids()[0]))
+    machines = _machines(group)
+    found = [ask.options(**at(group, place, gpus=1)).remote() for place in range(len(machines))]
+    return list(zip(machines, ray.get(found, timeout=START_SECONDS), strict=True))
+
+
 def needed(wishes: Collection[Wish]) -> dict[str, float]:
     """CPUs and GPUs of all places together."""
     places = [place for wish in wishes for place in wish.places]

@@ -20,7 +20,7 @@ from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmSe
 from rocstar.errors import EngineUnavailable, RocstarError
 
 if TYPE_CHECKING:
-    from rocstar.parts.placement import Placed
+    from rocstar.parts.placement import Placed, Placement
 
 ASK_SECONDS = 5.0  # for an answer that comes at once from a healthy machine
 END_SECONDS = 40.0  # more than a server takes to end in order
@@ -85,16 +85,26 @@ def wish(servers: Sequence[Placed]) -> Wish:
     return Wish(" and ".join(dict.fromkeys(server.asked_by for server in servers)), places)
 
 
-def starter(group: PlacementGroup | None, servers: Sequence[Placed]) -> StartServer:
-    """Starts each server in its place of `wish`; an engine gives its place back before it begins anew."""
+def starter(group: PlacementGroup | None, placement: Placement, lent: Sequence[tuple[str, str]] = ()) -> StartServer:
+    """Starts each server in its place of `wish`; an engine gives its place back before it begins anew. lent: where
+    servers take turns with learners, the machine and GPU of each place of those. Raises ConfigError where several GPUs
+    of a server are not on one machine."""
     actor: Any = ray.remote(ServerActor)
+    servers = placement.servers
+    if lent:
+        machines = {machine: tuple(gpu for at, gpu in lent if at == machine) for machine, _ in lent}
+        servers = replace(placement, processes=servers).on(machines).servers
 
     async def start(settings: VllmSettings, tell: Tell) -> RayServer:
         assert group is not None, "no server was wished for"
-        need = servers[settings.place].needs
-        server = RayServer(actor.options(**at(group, settings.place, cpus=settings.threads, gpus=need)).remote())
+        placed = servers[settings.place]
+        if lent:  # Ray has given the GPUs to a learner, so the server is told them
+            where = at(group, lent.index((placed.machine, placed.gpus[0])))
+        else:
+            where = at(group, settings.place, cpus=settings.threads, gpus=placed.needs)
+        server = RayServer(actor.options(**where).remote())
         try:
-            await server.start(replace(settings, gpus=()))  # Ray shows it its own
+            await server.start(replace(settings, gpus=placed.gpus if lent else ()))  # else Ray shows it its own
         except BaseException:
             await server.close()
             raise

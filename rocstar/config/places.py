@@ -57,6 +57,10 @@ class ClusterSection(Section):
     `[sandbox]` describes."""
     offload_optimizer: bool = False
     """Keep weights, gradients and optimizer state in main memory instead of on the GPU."""
+    colocate: bool | None = None
+    """Engines and learners take turns on the same GPUs: engines sleep while learners compute, and wake for rollouts.
+    Unset: where GPUs are as many as learners, and for the engine inside the run's own process; not with
+    `rollout.max_staleness_steps`, with which both work at once."""
 
     @model_validator(mode="after")
     def ray_places_sandboxes(self) -> ClusterSection:

@@ -742,6 +742,21 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def engines_that_sleep_write_nothing(self) -> Recipe:
+        if self.cluster.colocate and self.stale_steps:
+            raise ValueError(
+                "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
+                f"{self.stale_steps} has them write meanwhile; leave one of them out"
+            )
+        there = [entry.name for entry in self.engine if isinstance(entry, VllmEngines) and entry.url]
+        if self.cluster.colocate and there:
+            raise ValueError(
+                f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
+                "already; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def vllm_draws_from_all(self) -> Recipe:
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
@@ -765,6 +780,11 @@ class Recipe(Section):
     def has_tools(self) -> bool:
         """Whether any attempt may call tools."""
         return any(rollout.has_tools for rollout in self.rollouts)
+
+    @property
+    def stale_steps(self) -> int:
+        """Most steps that attempts are made ahead of learning."""
+        return max((stage.rollout.max_staleness_steps for stage in self.rl_stages), default=0)
 
     @property
     def longest_response(self) -> int:

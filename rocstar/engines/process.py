@@ -3,8 +3,9 @@
 Frames go over a socket pair, each 4 bytes of length and a MessagePack value. Weights do not: the child reads them from
 a folder. The child ends with its parent, whatever happens to it.
 
-    parent -> child   OpenEngine first of all, then Generate, Abort, CloseSession, TakeWeights
-    child -> parent   one EngineAnswer for each OpenEngine, Generate and TakeWeights; LoadReport when the load changes
+    parent -> child   OpenEngine first of all, then Generate, Abort, CloseSession, TakeWeights, Sleep
+    child -> parent   one EngineAnswer for each OpenEngine, Generate, TakeWeights and Sleep; LoadReport when the load
+                      changes
 
 Below are the frames, the parent's side and the child's. Not here: when an engine is healthy or is started
 again (rollout/fleet.py); which engine the child opens (`opened` of torch_engine.py).
@@ -32,7 +33,7 @@ from msgspec.structs import replace as with_fields
 
 from rocstar.engines.base import NOTHING, Earlier
 from rocstar.errors import ConfigError, EngineUnavailable, RocstarError
-from rocstar.protocols import Engine, NewestWeights
+from rocstar.protocols import Engine, NewestWeights, SleepingEngine
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
@@ -90,6 +91,10 @@ class TakeWeights(Struct, frozen=True, tag=True):
     folder: str
 
 
+class Sleep(Struct, frozen=True, tag=True):
+    number: int
+
+
 class EngineAnswer(Struct, frozen=True, tag=True):
     number: int
     completion: Completion | None = None
@@ -105,7 +110,7 @@ class LoadReport(Struct, frozen=True, tag=True):
     """Used by the child so far."""
 
 
-ToChild = OpenEngine | Generate | Abort | CloseSession | TakeWeights
+ToChild = OpenEngine | Generate | Abort | CloseSession | TakeWeights | Sleep
 FromChild = EngineAnswer | LoadReport
 encode = msgpack.Encoder().encode
 decode_to_child = msgpack.Decoder(ToChild).decode
@@ -205,6 +210,15 @@ class ProcessEngine:
             raise EngineUnavailable(f"weights {weights.version} are in no folder that another process could read")
         await self._call(TakeWeights(self._next(), weights.version, weights.folder))
 
+    async def sleep(self) -> None:
+        if self._writer is None:
+            return
+        try:
+            await self._call(Sleep(self._next()))
+        except BaseException:
+            await self.close()
+            raise
+
     async def abort(self, request_id: str) -> None:
         if request_id in self._requests:
             self._send(Abort(self._requests[request_id]))
@@ -266,7 +280,7 @@ class ProcessEngine:
         else:
             waiter.set_exception((ConfigError if message.is_config else EngineUnavailable)(message.error))
 
-    async def _call(self, message: OpenEngine | Generate | TakeWeights) -> EngineAnswer:
+    async def _call(self, message: OpenEngine | Generate | TakeWeights | Sleep) -> EngineAnswer:
         if self._writer is None:
             raise self._gone()
         waiter: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
@@ -386,6 +400,9 @@ class EngineChild:
         elif isinstance(message, TakeWeights):
             weights = Weights(version=message.version, folder=message.folder)
             self.start(self._answered(message.number, partial(self._engine.load_weights, weights)))
+        elif isinstance(message, Sleep):
+            assert isinstance(self._engine, SleepingEngine)
+            self.start(self._answered(message.number, self._engine.sleep))
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -58,8 +58,8 @@ class PagedCache:
     def __init__(self, model: Any, pages: int) -> None:
         layers, heads, width = cache_shape(model.config)
         self._maps: list[mmap.mmap] = []
-        self.keys = self._zeros((layers, pages + 1, heads, width, PAGE), model.dtype, model.device)
-        self.values = self._zeros((layers, pages + 1, heads, PAGE, width), model.dtype, model.device)
+        self._shapes = (layers, pages + 1, heads, width, PAGE), (layers, pages + 1, heads, PAGE, width)
+        self.keys, self.values = (self._zeros(shape, model.dtype, model.device) for shape in self._shapes)
         self.aim: Aim
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -87,6 +87,17 @@ class PagedCache:
         """Nobody holds a page: main memory goes back to the system, and is zero when it is taken again."""
         for each in self._maps:
             each.madvise(mmap.MADV_DONTNEED)
+
+    def sleep(self) -> None:
+        """Give a GPU's memory back too, until `wake`."""
+        self.release()
+        if not self._maps:
+            self.keys, self.values = self.keys.new_empty(0), self.values.new_empty(0)
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        if not self.keys.numel():
+            self.keys, self.values = (self._zeros(each, self.keys.dtype, self.keys.device) for each in self._shapes)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """On a CPU straight from the system: torch.zeros writes to all of it, and so takes all of it at once."""

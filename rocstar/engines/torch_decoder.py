@@ -46,6 +46,7 @@ class PagedDecoder:
         self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions)
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
         self._ended: list[Ended] = []
+        self._asleep = False
         self.positions = positions
         self.version = 0
         self.fed_tokens = 0
@@ -61,8 +62,8 @@ class PagedDecoder:
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not decode yet."""
-        return len(self._table.waiting)
+        """Sequences that do not decode yet, and could."""
+        return 0 if self._asleep else len(self._table.waiting)
 
     def load(self) -> EngineLoad:
         """Pages count as used where a sequence holds them, decoding or not."""
@@ -81,15 +82,26 @@ class PagedDecoder:
         """Go on with new weights; decoding sequences feed their tokens again. Raises EngineUnavailable."""
         self._forward.renew(take_weights(self._model, weights))
         self._table.forget_all()
-        self.version = weights.version
-        self._table.admit()
+        self._cache.wake()
+        self.version, self._asleep = weights.version, False
+        self._admit()
+
+    def sleep(self) -> None:
+        """Give the cache's memory back, and begin nothing until new weights are taken."""
+        self._asleep = True
+        self._table.forget_all()
+        self._cache.sleep()
 
     # -- entering and leaving -----------------------------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
         """Start a request, or let it wait: behind its session's running one, or for room."""
         self._table.submit(work)
-        self._table.admit()
+        self._admit()
+
+    def _admit(self) -> None:
+        if not self._asleep:
+            self._table.admit()
 
     def abort(self, request_id: str) -> None:
         """End one request early with what it has."""
@@ -106,7 +118,7 @@ class PagedDecoder:
     def evict(self) -> None:
         """Give the pages of the newest session that does not decode to waiting requests."""
         self._table.evict()
-        self._table.admit()
+        self._admit()
 
     def drop_everything(self) -> list[Work]:
         """Free all pages (after a failure); returns the requests that had not ended."""
@@ -115,7 +127,7 @@ class PagedDecoder:
 
     def _end(self, works: Iterable[Work], finish: Finish) -> None:
         self._ended += [(work, completion_of(work, finish)) for work in works]
-        self._table.admit()
+        self._admit()
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class PagedDecoder:
             pages = tuple(sequence.pages)
             self._ended += [(work, error) for work in self._table.close(sequence.session_id)]
             self._cache.clear([0, *(page.number for page in pages if not page.holders)])
-        self._table.admit()
+        self._admit()
 
 
 def completion_of(work: Work, finish: Finish) -> Completion:

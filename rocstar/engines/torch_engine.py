@@ -93,10 +93,17 @@ class TorchEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         """Copy weights into the model in place, between two decode steps."""
+        await self._carried_out(partial(self._decoder.take, weights))
+
+    async def sleep(self) -> None:
+        """Give the cache's memory back until `load_weights`; the model stays where it is."""
+        await self._carried_out(self._decoder.sleep)
+
+    async def _carried_out(self, command: Callable[[], None]) -> None:
         self._refuse_when_closed()
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.put(partial(self._take, weights, taken))
-        await taken
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put(partial(self._carry_out, command, done))
+        await done
 
     async def abort(self, request_id: str) -> None:
         self._inbox.put(partial(self._decoder.abort, request_id))
@@ -153,14 +160,14 @@ class TorchEngine:
     def _patience(self) -> float:
         return self._last_active + PATIENCE_SECONDS - time.monotonic()
 
-    def _take(self, weights: Weights, taken: asyncio.Future[None]) -> None:
+    def _carry_out(self, command: Callable[[], None], done: asyncio.Future[None]) -> None:
         try:
-            self._decoder.take(weights)
-        except Exception as error:  # only the caller that brought them needs to know
-            _tell(taken, taken.set_exception, error)
+            command()
+        except Exception as error:  # only the caller needs to know
+            _tell(done, done.set_exception, error)
         else:
             self._load = self._decoder.load()
-            _tell(taken, taken.set_result, None)
+            _tell(done, done.set_result, None)
 
     def _fail_all(self, error: Exception) -> None:
         works = self._decoder.drop_everything()

@@ -124,7 +124,8 @@ class VllmEngine:
         self._facts: VllmFacts | None = None
         self._watch: asyncio.Task[None] | None = None
         self._broken: str | None = "the engine has not been started"
-        self._settled = asyncio.Event()  # unset while weights are exchanged
+        self._asleep = False
+        self._settled = asyncio.Event()  # unset while weights are exchanged, and while the server sleeps
         self._settled.set()
         self._asked = asyncio.Event()  # set when a request is sent
         self._exchange = asyncio.Lock()
@@ -180,6 +181,8 @@ class VllmEngine:
         if self._server:
             await self._server.close()
         self._watch = self._client = self._server = self._facts = None
+        self._asleep = False
+        self._settled.set()
 
     async def _open(self, client: VllmClient) -> None:
         self._client = client
@@ -280,6 +283,22 @@ class VllmEngine:
                     self._fail_all(self._broken)
                 self._settled.set()
 
+    async def sleep(self) -> None:
+        async with self._exchange:
+            if self._client is None or self._asleep:
+                return
+            self._settled.clear()
+            try:
+                if self._server_name:
+                    await self._recognised(self._client)
+                await self._client.sleep()
+                if self._facts and self._facts.device == "cpu":
+                    await self._client.call("rocstar_release")
+            except BaseException:
+                await self.close()
+                raise
+            self._asleep = True
+
     async def abort(self, request_id: str) -> None:
         """Returns when it has ended."""
         if request := self._requests.get(request_id):
@@ -350,10 +369,10 @@ class VllmEngine:
         before, self._broken = self._broken, f"an exchange of weights was interrupted at {self.url}"
         if self._server_name:
             await self._recognised(client)
-        await client.pause()
+        await (client.wake("weights") if self._asleep else client.pause())
         preempted = (await client.metrics()).preemptions
         told = await client.call("rocstar_load", folder)
-        if all("refused" in worker for worker in told):
+        if all("refused" in worker for worker in told) and not self._asleep:
             await client.resume()
             self._broken = before
             raise EngineUnavailable(f"weights {weights.version} in {folder} were refused: {told[0]['refused']}")
@@ -361,7 +380,8 @@ class VllmEngine:
             raise EngineUnavailable(f"weights {weights.version} in {folder} were taken in part: {wrong[0]}")
         await client.forget()
         await client.set_version(weights.version)
-        await client.resume()
+        await (client.wake("kv_cache") if self._asleep else client.resume())
+        self._asleep = False
         return preempted
 
     async def _check(self, client: VllmClient, weights: Weights, facts: VllmFacts) -> None:

@@ -77,6 +77,10 @@ class _Done(msgspec.Struct):
     success: bool = True
 
 
+class _Woken(msgspec.Struct):
+    status: str
+
+
 class _Label(msgspec.Struct):
     weight_version: str
 
@@ -178,6 +182,16 @@ class VllmClient:
 
     async def resume(self) -> None:
         await self._post("/resume", {}, _Done)
+
+    async def sleep(self) -> None:
+        """Give all memory of GPUs back, weights included (level 2), until `wake`; requests wait, and are fed again."""
+        await self._post("/sleep?level=2&mode=keep", {}, _Woken)
+
+    async def wake(self, part: str) -> None:
+        """Take memory for `weights` again, whose values are not there, then for `kv_cache`, with which all goes on."""
+        woken = await self._post(f"/wake_up?tags={part}", {}, _Woken)
+        if part == "kv_cache" and woken.status != "awake":
+            raise EngineUnavailable(f"vLLM at {self._url} did not wake: it says that it is {woken.status}")
 
     async def forget(self) -> None:
         """Drop all keys and values, those of requests that decode too; these are fed again."""

@@ -74,6 +74,8 @@ class VllmSettings:
     """Variables beyond those of this process."""
     host: str = "127.0.0.1"
     """Address of this machine that it listens on."""
+    sleeps: bool = False
+    """It shall give its GPUs to learners at times."""
     reads_weights: bool = True
     """False: it begins with random weights, and is given others before the first request."""
 
@@ -192,6 +194,8 @@ def _options(settings: VllmSettings, port: int) -> list[str]:
     flags = ["skip-tokenizer-init", "enable-scale-out", "enable-prompt-tokens-details"]
     if settings.device == "cpu":
         flags.append("enforce-eager")
+    elif settings.sleeps:
+        flags.append("enable-sleep-mode")
     return [*(f"--{name}={value}" for name, value in options.items()), *(f"--{name}" for name in flags)]
 
 

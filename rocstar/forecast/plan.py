@@ -16,7 +16,7 @@ from rocstar.config.sections import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike, simulate
-from rocstar.forecast.workload import scaled, synthetic_workload
+from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
 from rocstar.parts.placement import NOWHERE, Placement, place
 from rocstar.parts.shape import Shape, shape_of
 from rocstar.rollout.kv_scheduler import KvScheduler
@@ -59,10 +59,18 @@ class Assumptions:
     """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""
     bandwidth_share: float = 0.6
     """Share of the memory's bandwidth that decoding reaches."""
-    learning_share: float = 0.35
+    learning_share: float = 0.4
     """Share of peak operations that learning reaches."""
     prefill_share: float = 0.5
     """Share of peak operations that feeding a prompt reaches."""
+    decode_seconds: float = 0.004
+    """Of a decode step beside reading memory: launching, scheduling."""
+    sequence_seconds: float = 2e-5
+    """Of a decode step for each sequence in it: scheduling, sampling, answering."""
+    prompt_tokens: float = 300.0
+    """Mean of a prompt."""
+    exchange_bandwidth: float = 5e9
+    """Bytes of weights a second that reach the engines."""
     tool_calls: float = 2.7
     """Per attempt (45K a step of 16,384, §3.1)."""
     program_cpu_seconds: float = 0.03
@@ -70,7 +78,7 @@ class Assumptions:
     demonstration_tokens: float = 600.0
     """Tokens of one row of SFT."""
     step_overhead_seconds: float = 10.0
-    """Seconds of a step beyond rollouts and learning: verifying, exchanging weights, recording."""
+    """Seconds of a step beyond rollouts, learning and weights: verifying, preparing, recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,8 @@ class StagePlan:
     """Seconds of a step for its attempts."""
     learning_seconds: float
     """Seconds of a step for learning."""
+    exchange_seconds: float = 0.0
+    """Seconds of a step until engines have new weights."""
     calls: float = 0.0
     """Tool calls of a step."""
     cores: float = 0.0
@@ -170,24 +180,25 @@ def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) ->
 
 
 def shared_out(recipe: Recipe, gpus: int) -> Recipe:
-    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each.
-    Without `[[engine]]` all learn, and one engine lies on the first learner's GPU. Raises ConfigError where there are
-    too few."""
+    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
+    where they take turns (`cluster.colocate`) all learn and all write. Without `[[engine]]` all learn, and one engine
+    lies on the first learner's GPU. Raises ConfigError where there are too few."""
+    turns = bool(recipe.cluster.colocate)
     each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
     wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
-    least = sum(each) + 1
+    least = sum(each) + (not turns)
     if gpus < least:
-        told = f"{gpus} GPU is too few for [[engine]] entries beside a learner"
-        raise ConfigError(f"{told}; take {least}, or leave them out")
-    share = gpus / (wanted + recipe.cluster.learners)
+        told = f"{gpus} GPU is too few for [[engine]] entries{'' if turns else ' beside a learner'}"
+        raise ConfigError(f"{told}; take {least}, or leave them out{'' if turns else ', or set cluster.colocate'}")
+    share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
-    while sum(map(mul, counts, each)) >= gpus:
+    while sum(map(mul, counts, each)) > gpus - (not turns):
         counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
     engines = [
         entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
         for entry, count in zip(recipe.engine, counts, strict=True)
     ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)), "launcher": "processes"}
+    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes"}
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 
@@ -203,6 +214,7 @@ def _stages(
     """gpu: what those of one engine do together."""
     passes = 2.0 + (not recipe.model.lora_rank)  # forward, backward, and the gradients of weights where they learn
     passes += recipe.model.gradient_checkpointing  # forward again
+    model = engine_model(shape, gpu, kv_tokens, recipe.rollout.engine_rows, assumed)
     for stage in recipe.stage:
         if isinstance(stage, SftStage):
             tokens = stage.sft.batch_rows * assumed.demonstration_tokens
@@ -215,26 +227,27 @@ def _stages(
                 step_seconds=seconds,
             )
         else:
-            yield _rl_stage(stage, shape, gpu, engines, kv_tokens, assumed, passes, learned_flops)
+            yield _rl_stage(stage, shape, model, engines, assumed, passes, learned_flops)
 
 
 def _rl_stage(
     stage: RlStage,
     shape: Shape,
-    gpu: GpuSpec,
+    model: EngineModel,
     engines: int,
-    kv_tokens: float,
     assumed: Assumptions,
     passes: float,
     learned_flops: float,
 ) -> StagePlan:
     rollout = stage.rollout
     attempts = rollout.problems_per_step * rollout.attempts_per_problem
-    response, seconds = _rollout(stage, engine_model(shape, gpu, kv_tokens, assumed), engines, assumed)
+    response, seconds = _rollout(stage, model, engines, assumed)
+    tokens = response + assumed.prompt_tokens
     kept = 1.0 if stage.resample.method == "all" else min(1.0, stage.resample.keep / rollout.attempts_per_problem)
-    scored = 1.0 if stage.learning.updates_per_step > 1 or stage.learning.top_entropy_share < 1 else 0.0
-    flops = attempts * kept * response * (passes + scored) * shape.forward_flops(response / 2)
-    learning = flops / learned_flops
+    passes += stage.learning.updates_per_step > 1 or stage.learning.top_entropy_share < 1  # rows are scored first
+    passes += stage.learning.kl_coefficient > 0  # and by the reference
+    learning = attempts * kept * tokens * passes * shape.forward_flops(tokens / 2) / learned_flops
+    exchange = 2 * shape.parameters / assumed.exchange_bandwidth
     calls = attempts * assumed.tool_calls if rollout.has_tools else 0.0
     beside = max(seconds, learning) if rollout.max_staleness_steps else seconds + learning
     return StagePlan(
@@ -243,20 +256,22 @@ def _rl_stage(
         tokens=attempts * response,
         rollout_seconds=seconds,
         learning_seconds=learning,
+        exchange_seconds=exchange,
         calls=calls,
         cores=4 * calls * assumed.program_cpu_seconds / max(seconds, 1e-9),
-        step_seconds=beside + assumed.step_overhead_seconds,
+        step_seconds=beside + exchange + assumed.step_overhead_seconds,
     )
 
 
-def engine_model(shape: Shape, gpu: GpuSpec, kv_tokens: float, assumed: Assumptions) -> EngineModel:
+def engine_model(shape: Shape, gpu: GpuSpec, kv_tokens: float, rows: int, assumed: Assumptions) -> EngineModel:
     """Decoding reads the weights and the caches; feeding computes."""
     bandwidth = gpu.bandwidth * assumed.bandwidth_share
     return EngineModel(
         capacity_tokens=int(kv_tokens),
-        step_seconds=2 * shape.computed / bandwidth,
+        step_seconds=2 * shape.computed / bandwidth + assumed.decode_seconds,
         seconds_per_cached_token=shape.kv_bytes(2) / bandwidth,
-        seconds_per_sequence=max(8e-6, 2 * shape.computed / (gpu.flops * assumed.prefill_share)),
+        seconds_per_sequence=assumed.sequence_seconds + 2 * shape.computed / (gpu.flops * assumed.prefill_share),
+        most_running=rows,
         seconds_per_prefill_token=2 * shape.computed / (gpu.flops * assumed.prefill_share),
     )
 
@@ -268,8 +283,9 @@ def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumpti
     problems = max(1, round(rollout.problems_per_step * few / engines))
     cap = rollout.max_response_tokens
     work = synthetic_workload("even", problems=problems, attempts=rollout.attempts_per_problem, limit=cap, seed=0)
-    mean = fmean(attempt.response_tokens for attempt in work)
-    work = scaled(work, assumed.length_share * cap / mean)
+    if not rollout.has_tools:
+        work = [replace(attempt, turns=(TurnLengths(attempt.response_tokens, 0, 0.0),)) for attempt in work]
+    work = with_mean(work, assumed.length_share * cap, assumed.prompt_tokens)
     fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
     report = simulate(fits, alike(model, few), KvScheduler())
     return fmean(attempt.response_tokens for attempt in work), report.makespan
@@ -295,5 +311,5 @@ def _limit(stages: Sequence[StagePlan]) -> str:
         "learning": sum(stage.steps * stage.learning_seconds for stage in stages),
     }
     whole = sum(stage.steps * stage.step_seconds for stage in stages)
-    parts["what steps take besides (step_overhead_seconds)"] = whole - sum(parts.values())
+    parts["what steps take besides (weights, step_overhead_seconds)"] = whole - sum(parts.values())
     return max(parts, key=lambda name: parts[name])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from rocstar.errors import DataError
@@ -142,6 +143,28 @@ def scaled(attempts: Iterable[PlannedAttempt], responses: float, rest: float = 1
         prompt = max(1, round(attempt.prompt_tokens * rest))
         found.append(PlannedAttempt(group=attempt.group, prompt_tokens=prompt, turns=turns, limit=limit))
     return found
+
+
+def with_mean(attempts: Sequence[PlannedAttempt], mean: float, prompt_tokens: float) -> list[PlannedAttempt]:
+    """Attempts scaled so that responses have this mean and prompts that one; no response exceeds its limit, so where
+    the mean is near it many are cut there."""
+    prompts = prompt_tokens / fmean(attempt.prompt_tokens for attempt in attempts)
+
+    def by(factor: float) -> list[PlannedAttempt]:
+        return [_cut(attempt, min(factor, attempt.limit / attempt.response_tokens), prompts) for attempt in attempts]
+
+    low, high = 0.0, max(attempt.limit / attempt.response_tokens for attempt in attempts)
+    for _ in range(30):
+        factor = (low + high) / 2
+        reached = fmean(min(attempt.limit, factor * attempt.response_tokens) for attempt in attempts)
+        low, high = (factor, high) if reached < mean else (low, factor)
+    return by(high)
+
+
+def _cut(attempt: PlannedAttempt, factor: float, prompts: float) -> PlannedAttempt:
+    """`scaled`, its limit kept."""
+    (found,) = scaled([attempt], factor)
+    return replace(found, prompt_tokens=max(1, round(prompts * attempt.prompt_tokens)))
 
 
 def shrunk(attempts: Iterable[PlannedAttempt], divisor: float) -> list[PlannedAttempt]:

@@ -174,7 +174,7 @@ class Policy:
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
             parameter.grad = None
-        give_back()
+        self._give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
         tensors = self._tensors(self.dtype, vectors=torch.float32)
@@ -182,7 +182,15 @@ class Policy:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
             _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
-        return Weights(version=self.version, folder=str(folder), canary=self.canary())
+        del tensors
+        canary = self.canary()
+        self._give_back()
+        return Weights(version=self.version, folder=str(folder), canary=canary)
+
+    def _give_back(self) -> None:
+        give_back()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # for the engine that takes turns with this rank
 
     @together
     @torch.no_grad()

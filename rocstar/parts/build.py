@@ -254,6 +254,7 @@ def _engine(
         gpus=settings.gpus,
         tensor_parallel=entry.tensor_parallel,
         memory_share=placement.share(placed),
+        sleeps=placement.colocate,
         place=placement.servers.index(placed),
     )
     return VllmEngine(server, vocab_size=settings.vocab_size, start=start)

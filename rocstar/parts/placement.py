@@ -1,9 +1,10 @@
 """Which process of a run takes which GPU, and what lies in its memory: one table, made from a recipe and the machines.
 Training, Ray's places, `plan` and the checks before a start read it; nothing else decides any of it. `place` is pure.
 
-Learners come first, one GPU each, then engines; nothing shares a GPU but the embedded engine, with learner-0. An
-engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens` asks for less. Formulas are
-estimates: none was compared with a GPU yet."""
+Learners come first, one GPU each, then engines. A GPU is shared by the embedded engine and learner-0, and where both
+take turns (`cluster.colocate`) by a learner and an engine: then one computes with all that it needs, and of the other
+lies there what it keeps asleep. An engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens`
+asks for less. Formulas are estimates: none was compared with a GPU yet."""
 
 from __future__ import annotations
 
@@ -59,6 +60,8 @@ class Placed:
     """Cores that Ray is asked for."""
     bytes: Mapping[str, float]
     """By kind (KINDS), on each of its GPUs."""
+    asleep: float = 0.0
+    """Bytes of them that it keeps while another process has its turn there, where they take turns."""
     kv_tokens: int | None = None
     """Tokens of an engine's KV cache; None where the engine counts for itself: on CPUs, and for a model whose shape is
     not known."""
@@ -82,6 +85,8 @@ class Placement:
     """What a GPU is called in messages."""
     gpu_bytes: float
     """Memory of each GPU, of the smallest where they differ; 0 on CPUs."""
+    colocate: bool = False
+    """Engines sleep while learners compute, and the other way round."""
     refusals: Sequence[str] = ()
     """Why this cannot run, in words; empty where it can."""
 
@@ -124,6 +129,13 @@ class Placement:
                 found[process.machine, gpu].append(process)
         return found
 
+    def most(self, processes: Sequence[Placed]) -> float:
+        """Bytes of a GPU that these take at once."""
+        if not self.colocate:
+            return sum(process.total for process in processes)
+        kept = sum(process.asleep for process in processes)
+        return max((process.total + kept - process.asleep for process in processes), default=0.0)
+
     def share(self, process: Placed) -> float | None:
         """Of each of its GPUs' memory that a process takes; None where that is not known."""
         return process.total / self.gpu_bytes if process.bytes and self.gpu_bytes else None
@@ -135,24 +147,26 @@ class Placement:
         return self
 
     def on(self, machines: Machines) -> Placement:
-        """The same processes on these machines; several GPUs of a process are of one machine. Raises ConfigError where
-        there are too few."""
-        free = {name: list(gpus) for name, gpus in machines.items()}
+        """The same processes on these machines; several GPUs of a process are of one machine, and each has at most one
+        learner and one engine, one of both where they take no turns. Raises ConfigError where there are too few."""
+        learners, engines = ({name: list(gpus) for name, gpus in machines.items()} for _ in range(2))
         placed: list[Placed] = []
         for process in self.processes:
             if process.kind == EMBEDDED and placed:
                 placed.append(replace(process, machine=placed[0].machine, gpus=placed[0].gpus))
                 continue
+            free = engines if self.colocate and process.kind != "learner" else learners
             there = next((name for name, gpus in free.items() if len(gpus) >= process.needs), None)
             if there is None:
-                raise ConfigError(self._too_few(machines))
+                raise ConfigError(self._too_few(machines, self.processes if free is learners else self.engines))
             taken = tuple(free[there][: process.needs])
             del free[there][: process.needs]
             placed.append(replace(process, machine=there, gpus=taken))
         return replace(self, processes=placed, machines=machines)
 
-    def _too_few(self, machines: Machines) -> str:
-        own = [process for process in self.processes if process.kind != EMBEDDED]
+    def _too_few(self, machines: Machines, processes: Sequence[Placed]) -> str:
+        turns = self.colocate and processes is self.processes
+        own = self.learners if turns else [process for process in processes if process.kind != EMBEDDED]
         asking = " and ".join(dict.fromkeys(process.asked_by for process in own))
         there = " and ".join(f"{len(gpus)} on {name}" for name, gpus in machines.items())
         need = sum(process.needs for process in own)
@@ -181,7 +195,10 @@ class Placement:
             sizes = "".join(f"{process.bytes.get(kind, 0) / 1e9:10.1f}" for kind in KINDS)
             where = f"{process.name:{width}}{process.machine:{place}}{','.join(process.gpus):8}"
             lines.append(f"{where}{sizes}{process.total / 1e9:8.1f}")
-        return "\n".join([*lines, f"of {self.usable / 1e9:.1f} GB: {LEFT_FREE:.0%} of {self.gpu} stay free"])
+        lines.append(f"of {self.usable / 1e9:.1f} GB: {LEFT_FREE:.0%} of {self.gpu} stay free")
+        first = [*self.learners[:1], *self.engines[:1]] if self.colocate and self.gpu_bytes else ()
+        kept = " and ".join(f"{process.name} keeps {process.asleep / 1e9:.1f} GB" for process in first)
+        return "\n".join([*lines, *([f"they take turns: asleep {kept}"] if kept else ())])
 
 
 NOWHERE = Placement(processes=(), machines={}, gpu="", gpu_bytes=0.0)
@@ -213,9 +230,10 @@ def place(
     usable, needs = (1 - LEFT_FREE) * gpu_bytes, int(on_gpus)
     known = shape if on_gpus else None
     here = cluster.learners if ranks_here is None else int(ranks_here)
-    learner = {} if known is None else _learner(recipe, known, cluster.learners)
+    turns = learns and _takes_turns(recipe, here, sum(map(len, machines.values())))
+    learner, kept = ({}, 0.0) if known is None else _learner(recipe, known, cluster.learners)
     asked = f"cluster.learners {cluster.learners}"
-    first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner)
+    first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner, asleep=kept)
     found = [replace(first, name=f"learner-{rank}") for rank in range(here * learns)]
     started = [entry for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
     engines: list[tuple[str, TorchEngines | VllmEngines | None]] = [(EMBEDDED, None)] * (not recipe.engine)
@@ -228,15 +246,22 @@ def place(
         kind: Any = EMBEDDED if entry is None else entry.kind
         made = Placed(name=name, kind=kind, asked_by=asked, needs=needs * several, threads=threads, bytes={})
         if known is not None:
-            room = usable - sum(learner.values()) * (entry is None and learns)
+            room = usable - (kept if turns else sum(learner.values()) * (entry is None and learns))
             most = None if vllm else recipe.rollout.engine_rows * positions or None
             made = _engine(made, recipe.rollout, known, _itemsize(recipe.model), room, most)
         found.append(made)
-    table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus)
+    table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus, colocate=turns)
     if known is not None:
         told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response)
         table = replace(table, refusals=tuple(dict.fromkeys(told)))
     return table.on(machines)
+
+
+def _takes_turns(recipe: Recipe, learners: int, gpus: int) -> bool:
+    """Whether engines and learners share GPUs, by themselves where nothing says it."""
+    if recipe.cluster.colocate is not None:
+        return recipe.cluster.colocate
+    return bool(gpus) and not recipe.stale_steps and (not recipe.engine or gpus == learners)
 
 
 def _itemsize(model: ModelSection) -> int:
@@ -244,8 +269,9 @@ def _itemsize(model: ModelSection) -> int:
     return 4 if model.dtype == "float32" else 2
 
 
-def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
-    """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts)."""
+def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float], float]:
+    """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts), and bytes of it between updates:
+    fp32 weights and moments."""
     offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe.model)
     sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
     adapts, trained = recipe.model.lora_rank > 0, shape.trained(recipe.model)
@@ -261,19 +287,21 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
     layers = CHECKPOINT_BYTES * shape.layers + LAYER_BYTES if recomputed else LAYER_BYTES * shape.layers
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     optimizer = max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0)
-    return {
+    optimizer = 0.0 if offload else optimizer / ranks
+    parts = {
         "weights": kept + each * (1 + reference) + copies,
         "gradients": each,
-        "moments": 0.0 if offload else optimizer / ranks,
+        "moments": optimizer,
         "gathered head": (item if adapts else 2.0 * FP32) * head * sharded,
         "activations": layers * shape.hidden * tokens * item / 2 + LOGITS * FP32 * CHUNK_ELEMENTS,
         "CUDA context": CONTEXT_BYTES,
     }
+    return parts, kept + each * (1 + reference) + optimizer + CONTEXT_BYTES
 
 
 def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room: float, most: int | None) -> Placed:
     """An engine with the KV cache that its GPUs have room for. item: bytes of a number. room: bytes of each GPU. most:
-    tokens that it can use."""
+    tokens that it can use. Asleep vLLM drops its weights, which come anew (level 2), and a torch engine keeps them."""
     rows, several = rollout.engine_rows, made.needs
     parts = {
         "weights": item * shape.parameters / several,
@@ -284,18 +312,22 @@ def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room
     each = replace(shape, kv_heads=-(-shape.kv_heads // several)).kv_bytes(item)
     there = max(0, int((room - sum(parts.values())) / each))
     tokens = min(there, rollout.kv_tokens or most or there)
-    return replace(made, bytes={**parts, "KV cache": float(each * tokens)}, kv_tokens=tokens, room_tokens=there)
+    kept = parts["CUDA context"] + parts["weights"] * (made.kind != "vllm")
+    sizes = {**parts, "KV cache": float(each * tokens)}
+    return replace(made, bytes=sizes, asleep=kept, kv_tokens=tokens, room_tokens=there)
 
 
 def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Iterator[str]:
     """asked: tokens of a cache. longest: tokens of a response."""
+    beside = max((process.asleep for process in table.engines), default=0.0) * table.colocate
     for process in table.learners:
-        if process.total > table.usable:
+        if process.total + beside > table.usable:
             part = max(process.bytes, key=lambda kind: process.bytes[kind])
+            shared = f" beside {beside / 1e9:.1f} GB of an engine asleep" if beside else ""
             yield (
-                f"a learner needs {process.total / 1e9:.0f} GB and {table.gpu} gives {table.usable / 1e9:.0f} GB; the "
-                f"largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: take more GPUs, "
-                "model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller "
+                f"a learner needs {process.total / 1e9:.0f} GB{shared} and {table.gpu} gives "
+                f"{table.usable / 1e9:.0f} GB; the largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: "
+                "take more GPUs, model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller "
                 "learning.tokens_per_microbatch"
             )
     for process in table.engines:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
-from rocstar.protocols import Engine, RestartableEngine
+from rocstar.protocols import Engine, RestartableEngine, SleepingEngine
 from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.rollout.turns import FleetMember, FleetSession, FleetTurn, complaint
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
@@ -78,6 +78,8 @@ class Fleet:
         self._assigning = False
         self._watching = False
         self._back = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._before = self.load()
@@ -122,11 +124,18 @@ class Fleet:
         """Give the weights to all engines at once. One that fails is taken out and gets them before it is back. Raises
         EngineUnavailable when no engine has them within the patience."""
         self._weights, self._version = weights, weights.version
+        self._awake.set()
         up = [member for member in self._members.values() if member.up]
         taken = await asyncio.gather(*(self._give(member, weights) for member in up or self._members.values()))
         if not any(taken):
             await self._wait_for_one(weights)
         self._weights = replace(weights, tensors=None) if weights.folder else None
+
+    async def sleep(self) -> None:
+        """Leave the GPUs to learners until `load_weights`; turns wait for that. An engine that does not sleep is ended
+        and taken out; one that is just begun anew is waited for."""
+        self._awake.clear()
+        await asyncio.gather(*(self._send_to_sleep(member) for member in self._members.values()))
 
     async def abort(self, request_id: str) -> None:
         turn = self._turns.get(request_id)
@@ -320,12 +329,16 @@ class Fleet:
         """Produces an engine that is up again; waits between probes; ends when one succeeds."""
         while not member.up:
             await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(member.probes, DOUBLINGS), LONGEST_PAUSE))
+            await self._awake.wait()
             member.probes += 1
             member.tries += 1
             if member.up:  # new weights have shown that it is well
                 return
             try:
-                await self._probe(member)
+                async with member.starting:
+                    if not self._awake.is_set():
+                        continue
+                    await self._probe(member)
             except (Unavailable, ConfigError) as error:
                 member.reason = str(error)
                 self._tell("engine_still_out", engine=member.name, reason=member.reason, tries=member.tries)
@@ -384,6 +397,14 @@ class Fleet:
         if (found := engine.load().policy_version) != weights.version:
             raise EngineUnavailable(f"it says it has weights {found} after it was given {weights.version}")
 
+    async def _send_to_sleep(self, member: FleetMember) -> None:
+        async with member.starting:
+            try:
+                if isinstance(member.engine, SleepingEngine):
+                    await self._within(member.engine.sleep(), "did not sleep")
+            except EngineUnavailable as error:
+                self._take_out(member, str(error))
+
     async def _wait_for_one(self, weights: Weights) -> None:
         try:
             async with asyncio.timeout(self._patience):
@@ -405,6 +426,7 @@ class Fleet:
         try:
             while self._turns:
                 await asyncio.sleep(TICK_SECONDS)
+                await self._awake.wait()
                 for member in [member for member in self._members.values() if member.up]:
                     self._look_at(member)
                 self._look_at_waiting()

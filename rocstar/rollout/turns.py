@@ -77,6 +77,8 @@ class FleetMember:
     """Probes since it last took new weights; the pause before the next grows with them."""
     tries: int = 0
     """Probes since it was taken out."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is begun anew, and while it is sent to sleep."""
     lost_at: float = 0.0
     """When it was last taken out; seconds of `time.monotonic`."""
 

@@ -114,8 +114,14 @@ class Run:
             note=self.watch.note,
         )
 
+    async def turn_to_learners(self) -> None:
+        """Where engines and learners take turns on GPUs, engines sleep until weights are next published."""
+        if self.material.placement.colocate:
+            await self.engine.sleep()
+
     async def publish(self) -> None:
         """Give the engines the current weights. Raises EngineUnavailable when none takes them."""
+        await self.turn_to_learners()
         await self.engine.load_weights(self.weights())
 
     def weights(self) -> Weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,15 +16,16 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import vllm_servers
-from rocstar.cluster.places import set_aside
+from rocstar.cluster.places import Wish, gpus_lent, set_aside
 from rocstar.engines.vllm_server import RunningServer
-from rocstar.errors import EngineUnavailable
-from rocstar.parts.placement import Placed
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.parts.placement import NOWHERE, Placed
 from tests.engines.test_vllm_server import gone, settings, stub, worker_of
 
 __all__ = ["stub"]
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SERVERS = [Placed(name="v-0", kind="vllm", asked_by="engine.v.count 1", bytes={})]
+TABLE = replace(NOWHERE, processes=SERVERS)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def answers(server: RunningServer) -> bool:
 async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, SERVERS)(settings(tmp_path, stub, gpus=("7",), place=0), print)
+    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub, gpus=("7",), place=0), print)
     assert answers(server)
     worker = worker_of(tmp_path / "vllm.log")
     assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] in ("0", "1")
@@ -53,7 +55,7 @@ async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
 async def test_after_its_death_another_is_begun_in_the_same_place(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    start = vllm_servers.starter(place, SERVERS)
+    start = vllm_servers.starter(place, TABLE)
     first = await start(settings(tmp_path, stub), print)
     psutil.Process(first.pid).kill()
     await first.close()
@@ -65,7 +67,7 @@ async def test_after_its_death_another_is_begun_in_the_same_place(
 async def test_a_server_ends_with_its_actor_and_closing_it_then_is_harmless(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, SERVERS)(settings(tmp_path, stub), print)
+    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub), print)
     spent = server.cpu_seconds()
     ray.kill(server._actor)  # type: ignore[attr-defined]
     await gone(server.pid)
@@ -78,4 +80,23 @@ async def test_why_a_server_did_not_start_is_told_as_on_one_machine(
 ) -> None:
     (tmp_path / "broken").mkdir()
     with pytest.raises(EngineUnavailable, match=r"vLLM ended with exit code 1 as it started: (.|\n)*no such model"):
-        await vllm_servers.starter(place, SERVERS)(settings(tmp_path / "broken", stub), print)
+        await vllm_servers.starter(place, TABLE)(settings(tmp_path / "broken", stub), print)
+
+
+async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
+    two_machines: None, tmp_path: Path, stub: Path
+) -> None:
+    """Ray counts a GPU as taken by its learner alone; two GPUs of a server are of one machine."""
+    rank = Placed(name="learner-0", kind="learner", asked_by="cluster.learners 2", bytes={})
+    wide = replace(SERVERS[0], needs=2)
+    with set_aside({"learners": Wish("cluster.learners 2", [{"GPU": 1.0}] * 2)}) as groups:
+        lent = gpus_lent(groups["learners"])
+        assert sorted(gpu for _, gpu in lent) == ["0", "1"]
+        table = replace(TABLE, processes=[rank, replace(rank, name="learner-1"), wide], colocate=True)
+        start = vllm_servers.starter(groups["learners"], table, lent)
+        server = await start(settings(tmp_path, stub, gpus=("7", "8"), place=0), print)
+        assert answers(server)
+        assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] == ",".join(gpu for _, gpu in lent)
+        await server.close()
+    with pytest.raises(ConfigError, match="need 2 GPUs and there are 1 on a and 1 on b"):
+        vllm_servers.starter(None, table, [("a", "0"), ("b", "0")])

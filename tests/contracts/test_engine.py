@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.errors import ConfigError
-from rocstar.protocols import Engine
+from rocstar.protocols import Engine, SleepingEngine
 from rocstar.types import Completion, Finish, Sampling, Weights, spans_of
 from tests.contracts.engines import KINDS, Kind
 from tests.engines.models import VOCAB, naive_logprobs, saved
@@ -334,6 +334,28 @@ async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
         if versions_of(completion) == [version - 1, version]:
             return
     pytest.fail("no swap came while a request was decoded")
+
+
+async def test_an_engine_that_sleeps_writes_nothing_loses_nothing_and_goes_on_with_new_weights(
+    real: Case, tmp_path: Path
+) -> None:
+    """Twice, and once while something is decoded; what it had cached is not used again."""
+    engine, tokens = real.engine, real.kind.long
+    assert isinstance(engine, SleepingEngine)
+    new, weights = real.made(1, real.kind.places[0], tmp_path)
+    request = asking(engine, ids=LONG_PROMPT, tokens=tokens)
+    await running(engine)
+    await engine.sleep()
+    produced = engine.load().produced_tokens
+    late = asking(engine, session="late")
+    await engine.sleep()
+    await asyncio.sleep(0.3)
+    assert not request.done() and not late.done() and engine.load().produced_tokens <= produced + 2
+    await engine.load_weights(weights)
+    completion = await request
+    assert len(completion.token_ids) == tokens and versions_of(completion) in ([0, 1], [1])
+    assert_exact({0: real.model(0), 1: new}, LONG_PROMPT, completion)
+    assert_exact({1: new}, PROMPT, await late)
 
 
 async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class PlainEngine:
         """By request: set to abort it."""
         self.sessions: set[str] = set()
         self.produced = 0
+        self.awake = asyncio.Event()
+        self.awake.set()
         self.seen: list[str] = []
         """Request ids, in the order they came."""
 
@@ -44,6 +46,7 @@ class PlainEngine:
         try:
             for token in written(token_ids, sampling):
                 await asyncio.sleep(self.pause)
+                await self.awake.wait()
                 if ended.is_set():
                     break
                 ids.append(token)
@@ -72,6 +75,10 @@ class PlainEngine:
     async def load_weights(self, weights: Weights) -> None:
         await asyncio.sleep(0)
         self.version = weights.version
+        self.awake.set()
+
+    async def sleep(self) -> None:
+        self.awake.clear()
 
     async def abort(self, request_id: str) -> None:
         if request_id in self.running:

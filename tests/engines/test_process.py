@@ -102,6 +102,20 @@ async def test_its_death_over_new_weights_is_told(engine: ProcessEngine) -> None
         await taking
 
 
+async def test_it_sleeps_until_new_weights_come_and_is_ended_where_it_does_not(engine: ProcessEngine) -> None:
+    await engine.sleep()
+    turn = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0.05)
+    assert not turn.done()
+    await engine.load_weights(Weights(version=3, folder="w"))
+    assert (await turn).version_spans == ((3, 5),)
+    strike(engine, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.sleep(), 0.05)
+    assert engine.pid is None, "its GPU's memory is the learner's now"
+    await engine.sleep()
+
+
 async def test_a_process_that_is_stopped_can_be_ended_and_begun_anew(engine: ProcessEngine) -> None:
     strike(engine, signal.SIGSTOP)
     turn = asyncio.create_task(ask(engine))

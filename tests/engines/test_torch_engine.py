@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from rocstar.engines import torch_cache
+from rocstar.engines.torch_cache import PagedCache
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Finish, Sampling, Weights
@@ -119,6 +122,31 @@ async def test_new_weights_reach_a_session_in_the_middle_of_its_tokens(engine: T
     again = await ask(engine, ids, tokens=20)
     naive = naive_logprobs(qwen(1), ids, again.token_ids, Sampling(max_new_tokens=1))
     assert again.logprobs == pytest.approx(naive, abs=1e-5)
+
+
+async def test_asleep_it_holds_no_cache_and_takes_it_again_with_new_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a GPU, where the memory of the cache is a tensor's. Weights that cannot be read leave it asleep."""
+
+    def zeros(cache: PagedCache, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    monkeypatch.setattr(PagedCache, "_zeros", zeros)
+    engine = TorchEngine(qwen(0), rows=4, positions=256)
+    before, cache = await ask(engine, LONG), engine._decoder._cache
+    await engine.sleep()
+    assert cache.keys.numel() == cache.values.numel() == engine.load().used_tokens == 0
+    request = asyncio.create_task(ask(engine, (*LONG, *before.token_ids, 3)))
+    with pytest.raises(EngineUnavailable, match="could not be read"):
+        await engine.load_weights(Weights(version=1, folder=str(tmp_path)))
+    await asyncio.sleep(0.05)
+    assert not request.done() and not cache.keys.numel()
+    await engine.load_weights(saved(qwen(1), tmp_path, 1))
+    completion = await request
+    naive = naive_logprobs(qwen(1), (*LONG, *before.token_ids, 3), completion.token_ids, Sampling(max_new_tokens=1))
+    assert completion.logprobs == pytest.approx(naive, abs=1e-5)
+    await engine.close()
 
 
 async def test_weights_that_cannot_be_used_are_refused_in_words(engine: TorchEngine, tmp_path: Path) -> None:

@@ -242,6 +242,52 @@ async def test_an_exchange_of_weights_that_fails_serves_nothing_until_one_succee
         assert [span.version for span in (await ask(engine)).version_spans] == [3]
 
 
+async def test_a_server_sleeps_until_weights_come(server: StandIn, engine: VllmEngine) -> None:
+    """Weights take memory before they are loaded, and the cache after it; a request that comes meanwhile waits."""
+    await engine.sleep()
+    assert server.asleep and server.paths().count("/collective_rpc") == 2, "on a CPU the cache is freed by ours"
+    request = asyncio.create_task(ask(engine))
+    await engine.load_weights(NEW)
+    assert [span.version for span in (await request).version_spans] == [3] and "/pause" not in server.paths()
+    asked = [(path, body.get("query") or body.get("method")) for _, path, body in server.asked]
+    order = [("/sleep", "level=2&mode=keep"), ("/wake_up", "tags=weights"), ("/collective_rpc", "rocstar_load")]
+    order += [("/update_weight_version", None), ("/wake_up", "tags=kv_cache")]
+    assert [each for each in asked[asked.index(order[0]) :] if each in order] == order
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+async def test_a_server_that_does_not_sleep_or_wake_is_named_and_serves_nothing(
+    server: StandIn, path: str, fault: Fault
+) -> None:
+    async with opened(server, patience(fault)) as engine:
+        server.faults[path] = fault
+        with pytest.raises(EngineUnavailable) as error:
+            await engine.sleep()
+            await engine.load_weights(NEW)
+        assert is_one_sentence(error, server) and path in str(error.value)
+        with pytest.raises(EngineUnavailable):
+            await ask(engine)
+        assert engine.load().policy_version == 0
+
+
+async def test_a_server_that_says_it_sleeps_on_is_named(server: StandIn, engine: VllmEngine) -> None:
+    await engine.sleep()
+    server.asleep.clear()
+    server.faults["/wake_up"] = says('{"status": "sleeping"}')
+    with pytest.raises(EngineUnavailable, match="did not wake: it says that it is sleeping"):
+        await engine.load_weights(NEW)
+
+
+async def test_weights_that_a_waking_server_refuses_leave_it_with_none(server: StandIn, engine: VllmEngine) -> None:
+    await engine.sleep()
+    server.faults["/collective_rpc"] = says('{"results": [{"refused": "no such folder"}]}')
+    with pytest.raises(EngineUnavailable, match="no such folder"):
+        await engine.load_weights(NEW)
+    with pytest.raises(EngineUnavailable, match="weights 3 in anywhere were taken in part"):
+        await ask(engine)
+
+
 async def test_what_is_in_flight_while_an_exchange_fails_is_unavailable(server: StandIn, engine: VllmEngine) -> None:
     server.free.clear()
     asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(3)]

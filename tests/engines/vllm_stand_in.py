@@ -37,6 +37,8 @@ class StandIn:
         self.used, self.produced = "0.0", 0
         """What /metrics says."""
         self._version, self._connections = "0", 0
+        self.asleep: set[str] = set()
+        """What it has no memory for."""
         self._decoding: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,8 +79,8 @@ class StandIn:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             sizes = [line.split(":")[1] for line in head if line.lower().startswith("content-length:")]
             content = await reader.readexactly(int(sizes[0]) if sizes else 0)
-            path = head[0].split(" ")[1].split("?")[0]
-            body = json.loads(content or b"{}")
+            path, _, query = head[0].split(" ")[1].partition("?")
+            body = json.loads(content or b"{}") | ({"query": query} if query else {})
             self.asked.append((number, path, body))
             if path in self.faults:
                 await self.faults[path](writer)
@@ -87,8 +89,16 @@ class StandIn:
             await send(writer, 404 if found is None else 200, found if isinstance(found, str) else json.dumps(found))
 
     async def _answer(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/sleep":
+            self.asleep = {"weights", "kv_cache"}
+            return {"status": "sleeping", "level": 2}
+        if path == "/wake_up":
+            self.asleep.discard(body["query"].partition("=")[2])
+            return {"status": "sleeping" if self.asleep else "awake"}
+        assert not self.asleep or path not in ("/inference/v1/generate", "/resume"), "vLLM would compute with nothing"
         if path == "/collective_rpc":
-            facts = {"name": body["args"][-1], **self.facts}
+            assert body["method"] != "rocstar_load" or "weights" not in self.asleep
+            facts = {"name": (body["args"] or [""])[-1], **self.facts}
             return {"results": [facts if body["method"] == "rocstar_open" else {}]}
         if path == "/metrics":
             return METRICS.format(used=self.used, running=len(self._decoding), produced=self.produced)

@@ -43,11 +43,19 @@ def shape_for(recipe: Recipe) -> Shape:
 
 
 def check(table: Placement) -> None:
-    """No GPU is taken twice but by the embedded engine, and each GPU's bytes are at most what it has."""
+    """No GPU is taken twice but by the embedded engine and, where they take turns, by a learner and an engine; each
+    GPU's bytes are at most what it has, in the learners' turn and in the engines'."""
     for (machine, gpu), processes in table.taken().items():
-        own = [process for process in processes if process.kind != EMBEDDED]
-        assert len(own) <= 1, f"GPU {gpu} of {machine} is taken by {[process.name for process in own]}"
-        assert table.refusals or sum(process.total for process in processes) <= table.usable * (1 + 1e-9)
+        learners = [process for process in processes if process.kind == "learner"]
+        others = [process for process in processes if process.kind not in ("learner", EMBEDDED)]
+        one_of_each = len(learners) <= 1 and len(others) <= 1
+        assert one_of_each and (table.colocate or len(learners + others) <= 1), f"GPU {gpu} of {machine}: {processes}"
+        turns = [learners, [process for process in processes if process not in learners]] if table.colocate else []
+        for computing in turns or [processes]:
+            asleep = sum(process.asleep for process in processes if process not in computing)
+            taken = sum(process.total for process in computing) + asleep
+            assert table.refusals or taken <= table.usable * (1 + 1e-9)
+            assert taken <= table.most(processes) * (1 + 1e-9)
     for process in table.processes:
         assert len(process.gpus) == process.needs == len(set(process.gpus))
     assert len({process.name for process in table.processes}) == len(table.processes)
@@ -118,7 +126,8 @@ def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
         else {"name": f"e{n}", "kind": "torch", "count": draw(counts)}
         for n in range(draw(st.integers(0, 3)))
     ]
-    asked = recipe(draw(st.integers(1, 8)), *engines, offload_optimizer=draw(st.booleans()))
+    turns = draw(st.sampled_from([None, True, False]))
+    asked = recipe(draw(st.integers(1, 8)), *engines, offload_optimizer=draw(st.booleans()), colocate=turns)
     kv_tokens = draw(st.none() | st.integers(1000, 2_000_000))
     asked = asked.model_copy(update={"rollout": asked.rollout.model_copy(update={"kv_tokens": kv_tokens})})
     there = machines(draw(st.integers(1, 24)), draw(st.sampled_from([1, 4, 8])))
@@ -131,6 +140,38 @@ def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
         check(table)
         for engine in table.engines:
             assert table.refusals or kv_tokens is None or engine.kv_tokens == kv_tokens
+
+
+@pytest.mark.parametrize("memory", [24, 80, 141])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+def test_learners_and_engines_take_turns_where_gpus_are_as_many_as_learners(gpus: int, memory: int) -> None:
+    """Every GPU has one of each; the cache has what the learner leaves asleep. 16: two machines of eight."""
+    asked = recipe(gpus, {"name": "v", "kind": "vllm", "count": gpus})
+    table, forced = (
+        place(one, SMALL, machines(gpus), memory * GB)
+        for one in (asked, recipe(gpus, {"name": "v", "kind": "vllm", "count": gpus}, colocate=True))
+    )
+    assert table == forced and table.colocate and all(len(both) == 2 for both in table.taken().values())
+    check(table)
+    learner, engine = table["learner-0"], table["v-0"]
+    assert learner.asleep == pytest.approx(0.6 * GB + SMALL.parameters * 12 / gpus), "fp32 weights and two moments"
+    assert bool(table.refusals) == ((gpus, memory) == (1, 24)) and engine.asleep == 0.6 * GB
+    assert table.refusals or engine.total == pytest.approx(table.usable - learner.asleep, rel=1e-3)
+    assert "they take turns: asleep learner-0 keeps" in table.table()
+    with pytest.raises(ConfigError, match=f"need {2 * gpus} GPUs and there are"):
+        place(recipe(gpus, *asked.model_dump()["engine"], colocate=False), SMALL, machines(gpus), memory * GB)
+
+
+def test_overlap_and_servers_that_run_already_take_no_turns() -> None:
+    stale = load_recipe(RECIPES / "7b-8gpu.toml", ["rollout.max_staleness_steps=1", "cluster.learners=8"])
+    with pytest.raises(ConfigError, match="need 12 GPUs and there are 8"):
+        place(stale, shape_of(stale.model), machines(8), 80 * GB)
+    told = "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps 1 has them write"
+    with pytest.raises(ConfigError, match=told):
+        load_recipe(RECIPES / "7b-8gpu.toml", ["rollout.max_staleness_steps=1", "cluster.colocate=true"])
+    away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.colocate=true"]
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.url names one that runs already; leave one of them out"):
+        load_recipe(RECIPES / "7b-8gpu.toml", away)
 
 
 def test_a_cache_has_what_is_left_unless_less_is_asked_for() -> None:
@@ -161,10 +202,15 @@ def test_what_is_started_is_what_the_table_says(tmp_path: Path, monkeypatch: pyt
     )
     engines = named_engines(asked.engine, made, tmp_path, VllmServer.start, table)
     vllm, torch = engines["v-0"], engines["t-0"]
+    shared = place(recipe(2, *asked.model_dump()["engine"][:1]), SMALL, {"here": ("4", "5")}, 24 * GB)
+    turns = named_engines(asked.engine[:1], made, tmp_path, VllmServer.start, shared)["v-0"]
+    assert isinstance(turns, VllmEngine) and isinstance(turns._place, VllmSettings)
+    assert turns._place.gpus == ("4", "5") and "--enable-sleep-mode" in _options(turns._place, 1)
     assert isinstance(vllm, VllmEngine) and isinstance(torch, ProcessEngine) and isinstance(vllm._place, VllmSettings)
     assert table.local_ranks == [0] and table["learner-0"].gpus == ("4",)
     assert vllm._place.gpus == ("5", "6") == table["v-0"].gpus
     assert torch._settings.gpus == ("7",)
+    assert "--enable-sleep-mode" not in _options(vllm._place, 1)
     options = dict(option[2:].split("=", 1) for option in _options(vllm._place, 1) if "=" in option)
     assert options["tensor-parallel-size"] == "2"
     assert float(options["gpu-memory-utilization"]) == pytest.approx(table["v-0"].total / (24 * GB), abs=1e-3)

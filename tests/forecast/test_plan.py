@@ -101,9 +101,18 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
     whole = plan("7b-8gpu.toml", "h100", 8, *SMALL)
     assert plan("7b-8gpu.toml", "h100", 16, *SMALL).hours < whole.hours
-    assert plan("7b-8gpu.toml", "h100", 8, *SMALL, length_share=0.8).hours > 1.5 * whole.hours
+    longer = plan("7b-8gpu.toml", "h100", 8, *SMALL, length_share=0.8)
+    assert longer.hours > 1.3 * whole.hours  # the longest end at the cap in both
+    assert longer.stages[0].tokens == pytest.approx(2 * whole.stages[0].tokens, rel=0.02)
+    large = plan("7b-8gpu.toml", "h100", 8)
+    few = plan("7b-8gpu.toml", "h100", 8, "rollout.engine_rows=8")
+    assert few.stages[0].rollout_seconds > 2 * large.stages[0].rollout_seconds
+    reference = plan("7b-8gpu.toml", "h100", 8, *SMALL, "learning.kl_coefficient=0.1").stages[0]
+    assert reference.learning_seconds == pytest.approx(5 / 4 * whole.stages[0].learning_seconds)
     assert plan("7b-8gpu.toml", "h100", 8, *SMALL, "rollout.max_staleness_steps=1").hours < whole.hours
     assert plan("7b-8gpu.toml", "h200", 8, *SMALL).kv_tokens > whole.kv_tokens
+    turns = plan("7b-8gpu.toml", "h100", 8, "cluster.colocate=true")
+    assert (turns.learners, turns.engines) == (8, 8) and 1.7 * turns.hours < large.hours
 
 
 def placed(*settings: str, memory: float = 80e9) -> Placement:

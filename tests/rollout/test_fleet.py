@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -302,6 +302,48 @@ async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_wh
         assert a.version == 3
         found = await asyncio.gather(*(trajectory(fleet, n) for n in range(4)))
         assert found == [expected(n) for n in range(4)] and len(a.seen) > 1
+
+
+async def test_while_learners_have_the_gpus_nothing_is_written_or_begun() -> None:
+    """An engine that does not sleep is taken out, and begun anew when it is the engines' turn again."""
+
+    class Restless(Faulty):
+        begun: ClassVar[list[str]] = []
+        restarting = asyncio.Event()
+
+        async def sleep(self) -> None:
+            if self.dead:
+                raise EngineUnavailable("vLLM answered /sleep with 500")
+            self.begun.append("asleep")
+
+        async def restart(self, newest: NewestWeights | None) -> None:
+            self.begun.append("restarting")
+            await self.restarting.wait()
+            self.begun.append("restarted")
+            self.dead = False
+
+        def whereabouts(self) -> dict[str, str | int]:
+            return {}
+
+    told, a, b = Told(), Restless(), PlainEngine()
+    a.dead = True
+    async with opened(told, patience=60, a=a, b=b) as fleet:
+        await fleet.sleep()
+        (lost,) = told.of("engine_lost")
+        assert lost["reason"] == "vLLM answered /sleep with 500"
+        turn = asyncio.create_task(ask(fleet))
+        await asyncio.sleep(0.05)
+        assert not turn.done() and not a.begun and not told.of("engine_still_out")
+        await fleet.load_weights(Weights(version=3, folder="w"))
+        assert (await turn).version_spans == ((3, 5),)
+        await until(lambda: a.begun == ["restarting"])
+        asleep = asyncio.create_task(fleet.sleep())
+        await until(lambda: not b.awake.is_set())
+        await asyncio.sleep(0.01)
+        assert not asleep.done(), "an engine that is being begun takes memory"
+        a.restarting.set()
+        await asleep
+        assert a.begun == ["restarting", "restarted", "asleep"] and told.of("engine_back")
 
 
 async def test_why_an_engine_does_not_come_back_is_told_at_each_try() -> None:
