@@ -18,34 +18,34 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (2237, 12),
     "answers": (3681, 22),
     "cli": (3338, 23),
-    "cluster": (713, 8),
-    "config": (1948, 11),
+    "cluster": (739, 8),
+    "config": (1972, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
-    "engines": (3445, 18),
+    "engines": (3543, 18),
     "errors": (48, 1),
     "evaluation": (3812, 23),
-    "forecast": (2473, 12),
-    "learning": (3348, 19),
-    "parts": (1338, 8),
-    "protocols": (271, 1),
+    "forecast": (2474, 12),
+    "learning": (3356, 19),
+    "parts": (1371, 8),
+    "protocols": (281, 1),
     "record": (2841, 17),
-    "rollout": (1870, 12),
-    "run": (3214, 20),
+    "rollout": (1894, 12),
+    "run": (3220, 20),
     "sandbox": (8677, 43),
     "serving": (823, 5),
     "support": (1294, 9),
     "tools": (658, 8),
-    "train": (201, 1),
+    "train": (203, 1),
     "types": (528, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 564, 3946
+CLASSES, FUNCTIONS = 567, 3968
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 62
-BENCHMARK_LINES = 8051
+SIGNATURES_WITH_RECIPE = 63
+BENCHMARK_LINES = 8097
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -152,7 +152,7 @@ def test_overlap_and_servers_that_run_already_take_no_turns() -> None:
     with pytest.raises(ConfigError, match=told):
         load_recipe(RECIPES / "7b-8gpu.toml", ["rollout.max_staleness_steps=1", "cluster.colocate=true"])
     away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.colocate=true"]
-    with pytest.raises(ConfigError, match="engine.vllm.url names one that runs already; leave one of them out"):
+    with pytest.raises(ConfigError, match=r"engine.vllm.url names one that runs already; leave one of them out"):
         load_recipe(RECIPES / "7b-8gpu.toml", away)
 
 
