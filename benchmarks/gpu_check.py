@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,12 @@ def engine_is_exact(device: str, dtype: str, most: float) -> tuple[str, str, boo
         await engine.close()
         return list(done)
 
-    done = asyncio.run(sample())
+    gap = gap_of(learner, prompts, asyncio.run(sample()))
+    return f"{gap:.1e} nats", f"at most {most:g}", gap <= most
+
+
+def gap_of(learner: GrpoLearner, prompts: list[list[int]], done: list[Any]) -> float:
+    """The largest difference of an engine's log-probabilities from the learner's."""
     rows = tuple(
         BatchRow(
             token_ids=[*ids, *each.token_ids],
@@ -132,8 +138,40 @@ def engine_is_exact(device: str, dtype: str, most: float) -> tuple[str, str, boo
         )
         for ids, each in zip(prompts, done, strict=True)
     )
-    gap = worst([row.old_logprobs for row in learner.score(rows)], [row.sampled_logprobs for row in rows])
-    return f"{gap:.1e} nats", f"at most {most:g}", gap <= most
+    return worst([row.old_logprobs for row in learner.score(rows)], [row.sampled_logprobs for row in rows])
+
+
+def turns_are_taken(device: str, dtype: str) -> tuple[str, str, bool]:
+    """An engine writes, sleeps while the learner updates, and wakes with the new weights: what its cache gave back, and
+    the gap of what it then writes."""
+    learner, model = learner_of(TINY, device, dtype)
+    copied = lowered(copy.deepcopy(model), getattr(torch, dtype))
+    engine = TorchEngine(copied, rows=64, positions=4096)
+    pages = engine._decoder._cache
+    cache, prompts = 2 * pages.keys.numel() * pages.keys.element_size(), rows_of(TINY["vocab_size"], 8, 1000, 1)
+
+    async def take_turns() -> tuple[list[Any], int]:
+        await asyncio.gather(*(write(row, n) for n, row in enumerate(prompts)))
+        before = held(device)
+        await engine.sleep()
+        given_back = before - held(device)
+        waiting = [asyncio.create_task(write(row, 100 + n)) for n, row in enumerate(prompts)]
+        learner.update(Batch(rows=rows_of(TINY["vocab_size"], 8, 16, 200)))
+        await engine.load_weights(learner._policy.publish())
+        done = list(await asyncio.gather(*waiting))
+        await engine.close()
+        return done, given_back
+
+    async def write(row: BatchRow, number: int) -> Any:
+        sampling = Sampling(max_new_tokens=100, seed=number)
+        return await engine.generate(row.token_ids[:1000], sampling, request_id=f"{number}", session_id=f"{number}")
+
+    done, given_back = asyncio.run(take_turns())
+    gap = gap_of(learner, [list(row.token_ids[:1000]) for row in prompts], done)
+    newest = all([span.version for span in each.version_spans] == [learner.version] for each in done)
+    enough = given_back >= (0.9 * cache if device == "cuda" else 1e6)
+    value = f"{given_back / 1e6:.1f} MB of {cache / 1e6:.0f} given back, gap {gap:.1e}, newest weights {newest}"
+    return value, "on a GPU 90%, on a CPU 1 MB; gap at most 0.15", enough and newest and gap <= 0.15
 
 
 def memory_is_foretold(device: str) -> tuple[str, str, bool | None]:
@@ -235,6 +273,13 @@ def timed(device: str, work: Callable[[], object], rounds: int = 3) -> float:
     return best
 
 
+def held(device: str) -> int:
+    """Bytes that this process holds of the GPU, or of main memory."""
+    if device == "cuda":
+        return int(torch.cuda.memory_reserved())
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def peak_rate(device: str, dtype: str) -> float:
     """FLOP/s of the best product of square matrices."""
     size = 8192 if device == "cuda" else 512
@@ -280,6 +325,7 @@ def main() -> int:
         "learner, bf16, against a CPU in fp32": lambda: learner_is_exact(device, "bfloat16", 0.15),
         "engine to learner, fp32": lambda: engine_is_exact(device, "float32", 2e-4),
         "engine to learner, bf16": lambda: engine_is_exact(device, "bfloat16", 0.15),
+        "colocated sleep and wake": lambda: turns_are_taken(device, "bfloat16"),
         "memory of an update, 0.5B": lambda: memory_is_foretold(device),
         "learner's speed, bf16": lambda: learner_is_fast(device, "bfloat16"),
         "engine's speed, bf16, 64 rows": lambda: decode_is_fast(device, "bfloat16"),

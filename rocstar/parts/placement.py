@@ -129,13 +129,6 @@ class Placement:
                 found[process.machine, gpu].append(process)
         return found
 
-    def most(self, processes: Sequence[Placed]) -> float:
-        """Bytes of a GPU that these take at once."""
-        if not self.colocate:
-            return sum(process.total for process in processes)
-        kept = sum(process.asleep for process in processes)
-        return max((process.total + kept - process.asleep for process in processes), default=0.0)
-
     def share(self, process: Placed) -> float | None:
         """Of each of its GPUs' memory that a process takes; None where that is not known."""
         return process.total / self.gpu_bytes if process.bytes and self.gpu_bytes else None

@@ -55,7 +55,6 @@ def check(table: Placement) -> None:
             asleep = sum(process.asleep for process in processes if process not in computing)
             taken = sum(process.total for process in computing) + asleep
             assert table.refusals or taken <= table.usable * (1 + 1e-9)
-            assert taken <= table.most(processes) * (1 + 1e-9)
     for process in table.processes:
         assert len(process.gpus) == process.needs == len(set(process.gpus))
     assert len({process.name for process in table.processes}) == len(table.processes)
