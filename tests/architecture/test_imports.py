@@ -30,7 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "config": ("errors", "support"),
     "dialogue": BOTTOM,
     # The seven rooms that work. None of them imports another: parts/ puts them together.
-    "engines": BOTTOM,
+    "engines": (*BOTTOM, "support"),
     "rollout": (*BOTTOM, "dialogue"),
     "tools": (*BOTTOM, "support", "dialogue", "sandbox"),
     "answers": SHARED,

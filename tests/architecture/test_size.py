@@ -18,33 +18,33 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (2237, 12),
     "answers": (3681, 22),
     "cli": (3339, 23),
-    "cluster": (713, 8),
-    "config": (1970, 11),
+    "cluster": (739, 8),
+    "config": (2006, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
-    "engines": (3543, 18),
+    "engines": (3561, 18),
     "errors": (48, 1),
     "evaluation": (3812, 23),
-    "forecast": (2475, 12),
-    "learning": (3528, 20),
-    "parts": (1427, 8),
-    "protocols": (271, 1),
+    "forecast": (2551, 12),
+    "learning": (3529, 20),
+    "parts": (1445, 8),
+    "protocols": (281, 1),
     "record": (2841, 17),
-    "rollout": (1870, 12),
-    "run": (3221, 20),
-    "sandbox": (8677, 43),
+    "rollout": (1649, 12),
+    "run": (3230, 20),
+    "sandbox": (8675, 43),
     "serving": (823, 5),
-    "support": (1295, 9),
+    "support": (1318, 10),
     "tools": (658, 8),
     "train": (203, 1),
     "types": (528, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 565, 3967
+CLASSES, FUNCTIONS = 566, 3978
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 62
+SIGNATURES_WITH_RECIPE = 63
 BENCHMARK_LINES = 8159
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
