@@ -25,12 +25,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (3445, 18),
     "errors": (48, 1),
     "evaluation": (3812, 23),
-    "forecast": (2473, 12),
+    "forecast": (2509, 12),
     "learning": (3348, 19),
     "parts": (1338, 8),
     "protocols": (271, 1),
     "record": (2841, 17),
-    "rollout": (1870, 12),
+    "rollout": (1626, 12),
     "run": (3214, 20),
     "sandbox": (8677, 43),
     "serving": (823, 5),
@@ -45,7 +45,7 @@ LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 62
-BENCHMARK_LINES = 8051
+BENCHMARK_LINES = 8106
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
