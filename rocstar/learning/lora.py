@@ -90,7 +90,8 @@ class Merged(Mapping[str, torch.Tensor]):
         if not adapted:
             return full(self._state[held])
         down, up = (full(self._state[layer + part]) for part in (DOWN, UP))
-        return full(self._state[held]).float() + (up @ down) * self._scale
+        merged: torch.Tensor = full(self._state[held]).float() + (up @ down) * self._scale
+        return merged
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

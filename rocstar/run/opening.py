@@ -190,7 +190,7 @@ def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpo
     new run."""
     if checkpoint is not None:
         adapted = material.pretrained if material.recipe.model.lora_rank else None
-        made = opened(checkpoint, adapted and adapted.facts.folder)
+        made = opened(checkpoint, adapted.facts.folder if adapted else None)
         _write_rows(_layouts(material), made, material, folder)
         return made
     imitates = bool(material.recipe.sft_stages)

@@ -26,7 +26,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (48, 1),
     "evaluation": (3812, 23),
     "forecast": (2475, 12),
-    "learning": (3528, 20),
+    "learning": (3529, 20),
     "parts": (1427, 8),
     "protocols": (271, 1),
     "record": (2841, 17),
