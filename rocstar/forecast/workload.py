@@ -83,16 +83,9 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
     "spread": _log_normal(0.8, 0.5),
     "easy-or-hard": Draw(lambda rng: rng.betavariate(0.5, 1.0), _easy_or_hard),
     "alike": Draw(lambda rng: 0.4, lambda rng, centre: rng.gammavariate(2.0, centre / 2.0)),
-    "pareto": Draw(lambda rng: 0.03 * math.exp(rng.gauss(0.0, 0.5)), lambda rng, least: least * rng.paretovariate(1.0)),
-    "two-kinds": Draw(
-        lambda rng: rng.betavariate(0.5, 2.0),
-        lambda rng, hard: rng.lognormvariate(math.log(0.8 if rng.random() < hard else 0.06), 0.2),
-    ),
-    "uniform": Draw(lambda rng: 1.0, lambda rng, most: rng.uniform(0.02, most)),
 }
 """`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
-attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another. `pareto`: a heavy
-tail, 3% run into the limit. `two-kinds`: very short and long, mixed per problem. `uniform`: nothing is typical."""
+attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another."""
 
 
 def synthetic_workload(

@@ -25,12 +25,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (3561, 18),
     "errors": (48, 1),
     "evaluation": (3812, 23),
-    "forecast": (2551, 12),
+    "forecast": (2515, 12),
     "learning": (3529, 20),
     "parts": (1445, 8),
     "protocols": (281, 1),
     "record": (2841, 17),
-    "rollout": (1649, 12),
+    "rollout": (1894, 12),
     "run": (3230, 20),
     "sandbox": (8675, 43),
     "serving": (823, 5),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (528, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 566, 3978
+CLASSES, FUNCTIONS = 568, 3992
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 63
-BENCHMARK_LINES = 8912
+BENCHMARK_LINES = 8857
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
