@@ -51,7 +51,9 @@ PAGE_HEAD = """\
 Every causal language model of transformers {version}, made tiny with random weights (`python benchmarks/every_family.py
 --write docs/families.md`). *Runs* means that log-probabilities are transformers' own to 1e-5 nats, by rows that exceed
 sliding windows. *Refused by its config* is refused by `--dry-run`; *refused by its weights* when the model is loaded,
-before the first step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too.
+before the first step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too. *Not made*: the
+sizes known to the benchmark make no tiny model of it, so nothing is known.
+
 """
 HYBRID: Mapping[str, Any] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What the defaults of a config leave out of its published models."""

