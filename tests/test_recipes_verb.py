@@ -37,6 +37,6 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "quickstart.toml is there already" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["quickstart.toml"]
     assert run(["recipes", "copy", "nothing.toml"]) == 2
-    assert "there is no recipe nothing; there are 7b-8gpu.toml" in capsys.readouterr().err
+    assert "there is no recipe nothing; there are 1.5b-1gpu.toml, 7b-8gpu.toml" in capsys.readouterr().err
     assert run(["recipes", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == listed()

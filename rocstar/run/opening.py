@@ -199,7 +199,7 @@ def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpo
     return opening(material, folder)
 
 
-def opened(checkpoint: Path, base: Path | None) -> OpenedModel:
+def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
     """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the model that its
     adapters are of, where it has some."""
     folder = checkpoint / "model"
