@@ -346,11 +346,12 @@ async def test_an_engine_that_sleeps_writes_nothing_loses_nothing_and_goes_on_wi
     request = asking(engine, ids=LONG_PROMPT, tokens=tokens)
     await running(engine)
     await engine.sleep()
-    produced = engine.load().produced_tokens
     late = asking(engine, session="late")
     await engine.sleep()
+    await asyncio.sleep(0.3)  # a server's last tokens may be on their way
+    produced = engine.load().produced_tokens
     await asyncio.sleep(0.3)
-    assert not request.done() and not late.done() and engine.load().produced_tokens <= produced + 2
+    assert not request.done() and not late.done() and engine.load().produced_tokens == produced < tokens
     await engine.load_weights(weights)
     completion = await request
     assert len(completion.token_ids) == tokens and versions_of(completion) in ([0, 1], [1])
