@@ -12,21 +12,19 @@ files; `"programs"` (the default) demonstrates the programs.
 
 from __future__ import annotations
 
-import ast
 import csv
 import gzip
 import random
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from fractions import Fraction
 from functools import cached_property
-from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from word_variants import Asked, Variants
+from word_variants import Asked, Variants, value_of
 
 from rocstar.config.sections import DataSection, TaskSection
 from rocstar.data.demonstrations import work_out
@@ -43,12 +41,6 @@ MASK = re.compile(r"number(\d+)")
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 WORKED = re.compile(r"(?:[$\d(][\d\s+\-*/x().,$%]*)?=\s*\$?\s*<<[^<>]*>>\s*[\d.,]*\d|<<[^<>]*>>\s*[\d.,]*\d")
-WORKED_OUT: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: add,
-    ast.Sub: sub,
-    ast.Mult: mul,
-    ast.Div: truediv,
-}
 OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
@@ -244,7 +236,7 @@ def marked_program(question: str, solution: str) -> str:
         lines += [f"# {_comment(sentence)}"] if marks else []
         for written in marks:
             expression = _tidy(written)
-            value, name = _value(expression), next(free, "")
+            value, name = value_of(expression), next(free, "")
             if value is None or not name:
                 return ""
             named = NUMBER.sub(lambda number: _named(number[0], names, given), expression)
@@ -267,24 +259,6 @@ def _tidy(expression: str) -> str:
 def _named(number: str, names: dict[Fraction, str], given: Set[Fraction]) -> str:
     value = Fraction(number)
     return number if value in given else names.get(value, number)
-
-
-def _value(expression: str) -> Fraction | None:
-    """Of a sum of numbers; None where it is anything else."""
-    try:
-        return _worked(ast.parse(expression, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-        return None
-
-
-def _worked(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and len(str(node.value)) < 20:
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_worked(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in WORKED_OUT:
-        return WORKED_OUT[type(node.op)](_worked(node.left), _worked(node.right))
-    raise ValueError("no sum of numbers")
 
 
 def _prints(program: str, answer: str) -> bool:

@@ -6,11 +6,13 @@ not matter, another question, another unknown. Nothing here was made by looking 
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 from typing import NamedTuple
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)")
@@ -29,6 +31,14 @@ BASES: Mapping[str, str] = {
 }  # fmt: skip
 LESS = ("gave {n} {what} to {other}", "lost {n} {what}", "sold {n} {what}", "used {n} {what}", "ate {n} {what}")
 MORE = ("bought {n} more {what}", "found {n} more {what}", "got {n} more {what} from {other}", "made {n} more {what}")
+
+
+WORKED_OUT: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+}
 
 
 class Asked(NamedTuple):
@@ -86,9 +96,11 @@ def other_numbers(asked: Asked, rng: random.Random) -> Asked | None:
     for _ in range(20):
         new = {number: _like(number, rng) for number in written}
         changed = Asked(*(_renamed(text, new) for text in asked))
-        answer = _value(changed.expression)
-        whole = answer.denominator == 1 or _value(asked.expression).denominator > 1
-        if len({*new.values()}) == len(new) and answer > 0 and whole and changed != asked:
+        before, answer = value_of(asked.expression), value_of(changed.expression)
+        if before is None or answer is None or answer <= 0:
+            continue
+        whole = answer.denominator == 1 or before.denominator > 1
+        if len({*new.values()}) == len(new) and whole and changed != asked:
             return changed
     return None
 
@@ -173,10 +185,19 @@ def _unlike(number: str, question: str, rng: random.Random) -> str:
     return next(new for _ in range(1000) if (new := _like(number, rng)) not in taken)
 
 
-def _value(expression: str) -> Fraction:
-    """Of sums that `infix` writes."""
-    exact = NUMBER.sub(lambda match: f"Fraction('{match[0]}')", expression)
+def value_of(expression: str) -> Fraction | None:
+    """Of a sum of numbers; None where it is anything else."""
     try:
-        return Fraction(eval(exact, {"Fraction": Fraction}))  # our own text: numbers, brackets, + - * /
-    except ZeroDivisionError:
-        return Fraction(-1)
+        return _worked(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _worked(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and len(str(node.value)) < 20:
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_worked(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in WORKED_OUT:
+        return WORKED_OUT[type(node.op)](_worked(node.left), _worked(node.right))
+    raise ValueError("no sum of numbers")
