@@ -72,7 +72,7 @@ ERRORS = (
     (Status.CODE_ERROR, "NameError: name 'undefined' is not defined"),
     (Status.CODE_ERROR, "ZeroDivisionError: division by zero"),
     (Status.CODE_ERROR, "SyntaxError: '(' was never closed"),
-    (Status.TIMEOUT, "the program ran longer than 5 s"),
+    (Status.TIMEOUT, "TimeoutError: the program ran too long"),
 )
 
 

@@ -62,6 +62,7 @@ class Variants:
             other_question,
             other_unknown,
             comparison,
+            signed,
         )
         for found in (asked, *(kind(asked, rng) for kind in kinds)):
             distracted = self.distracted(found, rng) if found and (found is asked or rng.random() < 0.5) else None
@@ -164,6 +165,26 @@ def comparison(asked: Asked, rng: random.Random) -> Asked | None:
     told = [f"{other} has {a} {what} .", told[1]]
     rng.shuffle(told)
     return Asked(f"{' '.join(told)} How many {what} does {who} have ?", f"{a}{back}{b}")
+
+
+def signed(asked: Asked, rng: random.Random) -> Asked | None:
+    """A question whose answer may be below zero. Without any, a model learns in RL to subtract in the order of the story
+    and to leave out the minus sign of what its program printed, which is right wherever answers are positive."""
+    whole = [number for number in NUMBER.findall(asked.question) if number.isdecimal() and int(number) > 1]
+    if not whole:
+        return None
+    a = rng.choice(whole)
+    b, who = _unlike(a, asked.question, rng), rng.choice(NAMES)
+    question, expression = rng.choice(
+        (
+            (f"It was {a} degrees in the morning . By night it was {b} degrees colder . How many degrees was it ?", f"{a}-{b}"),
+            (f"{who} had {a} points and lost {b} points . How many points does {who} have now ?", f"{a}-{b}"),
+            (f"{who} owes {a} dollars and has {b} dollars . How many dollars is {who} worth ?", f"{b}-{a}"),
+            (f"There were {a} visitors on Monday and {b} on Tuesday . By how many did the number rise ?", f"{b}-{a}"),
+            (f"{who} earned {b} dollars and spent {a} dollars . How many dollars did {who} gain ?", f"{b}-{a}"),
+        )
+    )
+    return Asked(question, expression)
 
 
 def _renamed(text: str, new: Mapping[str, str]) -> str:

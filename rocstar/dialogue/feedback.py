@@ -54,20 +54,12 @@ def _error_text(result: ToolResult, errors: Errors) -> str:
 def _limit_message(result: ToolResult) -> str:
     """Our own line where the program had no chance to explain itself; empty where its standard error does."""
     if result.status is Status.TIMEOUT:
-        return _timeout_message(result.run_seconds)
+        return "TimeoutError: the program ran too long"  # no seconds: a repeated run must see the same tokens
     if result.status is Status.MEMORY_LIMIT:
         return "MemoryError: the program used too much memory"
     if result.status is Status.OUTPUT_LIMIT:
         return "OutputError: the program printed too much"
     return "" if result.stderr.strip() else "Error: the program failed without a message"
-
-
-def _timeout_message(run_seconds: float) -> str:
-    """Whole seconds, because the fraction differs from run to run and a repeated run must see the same tokens."""
-    seconds = int(run_seconds)
-    if seconds < 1:
-        return "TimeoutError: the program ran too long"
-    return f"TimeoutError: the program ran longer than {seconds} second{'s' if seconds > 1 else ''}"
 
 
 def _last_line(text: str) -> str:

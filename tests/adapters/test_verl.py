@@ -92,7 +92,7 @@ async def test_the_tool_that_verl_makes_from_a_file_runs_programs(tmp_path: Path
     assert await called(tool, fields, code="x = 6\nx * 7") == "42"
     assert "NameError" in await called(tool, fields, code="x")
     assert "'code' is missing" in await called(tool, fields, program="1")
-    assert "ran longer than 2 seconds" in await called(tool, fields, code="while True: pass")
+    assert "ran too long" in await called(tool, fields, code="while True: pass")
     assert len(await called(tool, fields, code="print('y' * 5000)")) < 250
     assert fields == {CALLS: 5, FAILED: 3}
     many = await asyncio.gather(*(called(tool, {}, code=f"{n} + 1") for n in range(20)))
