@@ -177,7 +177,10 @@ def signed(asked: Asked, rng: random.Random) -> Asked | None:
     b, who = _unlike(a, asked.question, rng), rng.choice(NAMES)
     question, expression = rng.choice(
         (
-            (f"It was {a} degrees in the morning . By night it was {b} degrees colder . How many degrees was it ?", f"{a}-{b}"),
+            (
+                f"It was {a} degrees in the morning . By night it was {b} degrees colder . How many degrees was it ?",
+                f"{a}-{b}",
+            ),
             (f"{who} had {a} points and lost {b} points . How many points does {who} have now ?", f"{a}-{b}"),
             (f"{who} owes {a} dollars and has {b} dollars . How many dollars is {who} worth ?", f"{b}-{a}"),
             (f"There were {a} visitors on Monday and {b} on Tuesday . By how many did the number rise ?", f"{b}-{a}"),
