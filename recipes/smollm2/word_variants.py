@@ -168,8 +168,10 @@ def comparison(asked: Asked, rng: random.Random) -> Asked | None:
 
 
 def signed(asked: Asked, rng: random.Random) -> Asked | None:
-    """A question whose answer may be below zero. Without any, a model learns in RL to subtract in the order of the story
-    and to leave out the minus sign of what its program printed, which is right wherever answers are positive."""
+    """A question whose answer may be below zero.
+
+    Without any, a model learns in RL to subtract in the order of the story and to leave out the minus sign of what its
+    program printed, which is right wherever answers are positive."""
     whole = [number for number in NUMBER.findall(asked.question) if number.isdecimal() and int(number) > 1]
     if not whole:
         return None
@@ -178,7 +180,7 @@ def signed(asked: Asked, rng: random.Random) -> Asked | None:
     question, expression = rng.choice(
         (
             (
-                f"It was {a} degrees in the morning . By night it was {b} degrees colder . How many degrees was it ?",
+                f"It was {a} degrees and got {b} degrees colder . How many degrees is it now ?",
                 f"{a}-{b}",
             ),
             (f"{who} had {a} points and lost {b} points . How many points does {who} have now ?", f"{a}-{b}"),
