@@ -165,11 +165,11 @@ class Policy:
             _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
 
     @together
-    def publish(self, folder: Path | None = None) -> Weights:
+    def publish(self, folder: Path | None = None, *, merged: bool = True) -> Weights:
         """The current weights for engines. Without a folder they are for one in this process: the live tensors where
         nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
-        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; raises OSError, and RunHalted
-        for weights that are not finite.
+        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; without `merged`, adapters
+        alone, in PEFT's format. Raises OSError, and RunHalted for weights that are not finite.
 
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
@@ -177,11 +177,16 @@ class Policy:
         self._give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
-        tensors = self._tensors(self.dtype, vectors=torch.float32)
+        self.require_finite()
+        alone = self._adapts and not merged
+        tensors = adapters(self.model) if alone else self._tensors(self.dtype, vectors=torch.float32)
         if not self.ranks.rank:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
-            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
+            if alone:
+                save_adapters(self.model, tensors, folder)
+            else:
+                _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
         del tensors
         canary = self.canary()
         self._give_back()

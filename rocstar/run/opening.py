@@ -44,7 +44,7 @@ from rocstar.run.material import (
 )
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
-from rocstar.run.published import PublishedWeights
+from rocstar.run.published import MEMORY, PublishedWeights
 from rocstar.run.rows import Layout, rows_of_layouts, write_sft_rows
 from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
@@ -101,7 +101,9 @@ async def opened_run(
         engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
         if embedded is None:
             disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
-            published = PublishedWeights(disk) if machines.engines_share_memory else PublishedWeights(disk, memory=None)
+            near = machines.engines_share_memory
+            merges = near and len(recipe.servers) == len(recipe.engine)  # a server that we start reads the model here
+            published = PublishedWeights(disk, MEMORY if near else None, merged=not merges)
             closing.callback(published.close)
             engines = _processes(material, policy, published, positions, folder, machines)
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))

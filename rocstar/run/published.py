@@ -26,10 +26,11 @@ ROOM = 2.0  # times the weights that memory must have free: for them, and as muc
 class PublishedWeights:
     """One for the life of a run; `close` it at the end."""
 
-    def __init__(self, disk: Path, memory: Path | None = MEMORY) -> None:
+    def __init__(self, disk: Path, memory: Path | None = MEMORY, *, merged: bool = True) -> None:
         """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on
-        other machines read the weights."""
-        self._disk = disk
+        other machines read the weights. merged: False where each engine merges adapters itself, into the model that it
+        reads from where the run read it."""
+        self._disk, self._merged = disk, merged
         self._memory: Path | None = None
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
@@ -42,9 +43,10 @@ class PublishedWeights:
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         self._count += 1
-        size = sum(parameter.numel() for parameter in policy.parameters) * policy.dtype.itemsize
+        sent = [parameter for parameter in policy.parameters if self._merged or parameter.requires_grad]
+        size = sum(parameter.numel() for parameter in sent) * policy.dtype.itemsize
         folder = self._place(size) / f"{self._count:06d}"
-        weights = policy.publish(folder)
+        weights = policy.publish(folder, merged=self._merged)
         self._kept = [*self._kept[-1:], folder]
         return weights
 

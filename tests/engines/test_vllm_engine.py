@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,9 +16,13 @@ pytest.importorskip("torch")
 
 import torch
 
+from rocstar.config.sections import ModelSection
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_client import VllmClient
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import VOCAB, canary, naive_logprobs, qwen, saved
 from tests.engines.vllm_server import POSITIONS, vllm_engine
@@ -51,6 +56,28 @@ async def test_weights_of_which_only_the_body_arrives_are_found_by_the_canary(
 ) -> None:
     with pytest.raises(EngineUnavailable, match=r"does not compute with weights 3: .* differ by up to \d.* allowed"):
         await engine.load_weights(body_only(tmp_path))
+
+
+async def test_a_server_merges_adapters_into_the_model_that_it_reads_itself(engine: VllmEngine, tmp_path: Path) -> None:
+    """The canary rows prove it to 1e-3 nats; one that names no model there is refused, and the server goes on."""
+    pytest.importorskip("peft")
+    qwen(0).save_pretrained(tmp_path / "base")
+    known: Any = SimpleNamespace(vocab_size=VOCAB)
+    template, section = template_named("compact"), ModelSection(lora_rank=4)
+    policy = Policy(load_model(tmp_path / "base"), known, template, section, seed=3)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    policy.version = 5
+    weights = policy.publish(tmp_path / "5", merged=False)
+    assert not (tmp_path / "5" / "model.safetensors").exists()
+    await engine.load_weights(weights)
+    assert [span.version for span in (await ask(engine)).version_spans] == [5]
+    (tmp_path / "base").rename(tmp_path / "elsewhere")
+    with pytest.raises(EngineUnavailable, match=r"weights 5 in .* were refused: .*embed_tokens|q_proj|base"):
+        await engine.load_weights(weights)
+    assert [span.version for span in (await ask(engine, "again")).version_spans] == [5]
 
 
 async def test_nothing_is_served_after_that_until_right_weights_come(engine: VllmEngine, tmp_path: Path) -> None:

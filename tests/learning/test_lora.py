@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
+from rocstar.engines.inside_vllm.rocstar_vllm_worker import _tensors
 from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
 from rocstar.learning.learner import GrpoLearner
@@ -118,6 +119,20 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
     assert (expected - logprobs(load_model(tmp_path / "base"), ids)).abs().max() > 0.1
     for form, made in forms.items():
         assert (logprobs(made, ids) - expected).abs().max() < 1e-5, form
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, dtype: str) -> None:
+    policy = adapted(base(tmp_path / "base"), dtype=dtype)
+    course(policy, steps=1)
+    policy.publish(tmp_path / "merged")
+    policy.publish(tmp_path / "alone", merged=False)
+    assert {file.name for file in tmp_path.glob("alone/*")} == {"config.json", *FILES}
+    computed = getattr(torch, dtype)
+    sent, taken = load_file(tmp_path / "merged" / "model.safetensors"), dict(_tensors(tmp_path / "alone", computed) or ())
+    assert sent.keys() == taken.keys()
+    for name, tensor in sent.items():
+        torch.testing.assert_close(taken[name].to(tensor.dtype), tensor, atol=0, rtol=0)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ whoever asked. Not here: pausing and caches, which vLLM's own endpoints do."""
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -49,16 +50,16 @@ class RocstarWorker:
         }
 
     def rocstar_load(self, folder: str) -> dict[str, str]:
-        """Take the weights of a Hugging Face folder. Returns {"refused": why} where nothing was changed, and
-        {"failed": why} where a part of them may have been."""
+        """Take the weights of a Hugging Face folder, or of PEFT's adapter in one and the model that it is for. Returns
+        {"refused": why} where nothing was changed, and {"failed": why} where a part of them may have been."""
         try:
-            files = [safe_open(path, "pt") for path in sorted(Path(folder).glob("*.safetensors"))]
-        except (OSError, SafetensorError) as error:
+            tensors = _tensors(Path(folder), self.model_config.dtype)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             return {"refused": f"its files could not be read: {error}"}
-        if not files:
+        if tensors is None:
             return {"refused": "it holds no *.safetensors file that this machine can see"}
         try:
-            self.model_runner.reload_weights(weights_iterator=_tensors(files))
+            self.model_runner.reload_weights(weights_iterator=tensors)
             self._rocstar_pack_again()
         except Exception as error:  # told to the client, which takes this engine out of service
             return {"failed": repr(error)}
@@ -100,5 +101,41 @@ class RocstarWorker:
         model.compute_logits = masked
 
 
-def _tensors(files: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+Named = Iterator[tuple[str, torch.Tensor]]
+
+
+def _tensors(folder: Path, dtype: torch.dtype) -> Named | None:
+    """None where there are none. Raises OSError, ValueError, KeyError, SafetensorError."""
+    adapter = folder / "adapter_config.json"
+    if adapter.exists():
+        return _adapted(folder, json.loads(adapter.read_text()), dtype)
+    files = _files(folder)
+    return _stored(files) if files else None
+
+
+def _files(folder: Path) -> list[Any]:
+    return [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
+
+
+def _stored(files: list[Any]) -> Named:
     return ((name, file.get_tensor(name)) for file in files for name in file.keys())  # noqa: SIM118
+
+
+def _adapted(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Named:
+    """The model that the adapter is for, read here, with W + alpha / rank * B A in fp32 where the adapter has a pair;
+    each W as the learner holds it, in `dtype`."""
+    factors, stored = dict(_stored(_files(folder))), _files(Path(config["base_model_name_or_path"]))
+    scale = config["lora_alpha"] / config["r"]
+    ends = ".lora_A.weight", ".lora_B.weight"
+    layers = {key.removeprefix("base_model.model.").removesuffix(ends[0]) for key in factors if key.endswith(ends[0])}
+    if lost := layers - {name.removesuffix(".weight") for file in stored for name in file.keys()}:  # noqa: SIM118
+        raise KeyError(f"{min(lost)} has an adapter and is not in {config['base_model_name_or_path']}")
+
+    def merged(name: str, held: torch.Tensor) -> torch.Tensor:
+        layer = name.removesuffix(".weight")
+        if layer not in layers:
+            return held
+        down, up = (factors[f"base_model.model.{layer}{end}"] for end in ends)
+        return held.to(dtype).float() + (up @ down) * scale
+
+    return ((name, merged(name, held)) for name, held in _stored(stored))
