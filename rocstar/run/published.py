@@ -29,7 +29,7 @@ class PublishedWeights:
     def __init__(self, disk: Path, memory: Path | None = MEMORY, *, merged: bool = True) -> None:
         """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on
         other machines read the weights. merged: False where each engine merges adapters itself, into the model that it
-        reads from where the run read it."""
+        reads from where the run read it; what engines start on, the first that is published, is merged."""
         self._disk, self._merged = disk, merged
         self._memory: Path | None = None
         self._lock: int | None = None
@@ -43,10 +43,11 @@ class PublishedWeights:
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         self._count += 1
-        sent = [parameter for parameter in policy.parameters if self._merged or parameter.requires_grad]
+        merged = self._merged or self._count == 1
+        sent = [parameter for parameter in policy.parameters if merged or parameter.requires_grad]
         size = sum(parameter.numel() for parameter in sent) * policy.dtype.itemsize
         folder = self._place(size) / f"{self._count:06d}"
-        weights = policy.publish(folder, merged=self._merged)
+        weights = policy.publish(folder, merged=merged)
         self._kept = [*self._kept[-1:], folder]
         return weights
 

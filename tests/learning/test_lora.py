@@ -129,7 +129,10 @@ def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, 
     policy.publish(tmp_path / "alone", merged=False)
     assert {file.name for file in tmp_path.glob("alone/*")} == {"config.json", *FILES}
     computed = getattr(torch, dtype)
-    sent, taken = load_file(tmp_path / "merged" / "model.safetensors"), dict(_tensors(tmp_path / "alone", computed) or ())
+    sent, taken = (
+        load_file(tmp_path / "merged" / "model.safetensors"),
+        dict(_tensors(tmp_path / "alone", computed) or ()),
+    )
     assert sent.keys() == taken.keys()
     for name, tensor in sent.items():
         torch.testing.assert_close(taken[name].to(tensor.dtype), tensor, atol=0, rtol=0)

@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rocstar.config.sections import ModelSection
+from rocstar.dialogue.templates import template_named
+from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.run import published
 from rocstar.run.published import PublishedWeights
@@ -59,6 +62,19 @@ def test_the_newest_two_versions_are_kept(tmp_path: Path, memory: Path) -> None:
     assert [folder.exists() for folder in folders] == [False, False, True, True]
     kept.close()
     assert not any(folder.exists() for folder in folders)
+
+
+def test_engines_start_on_a_whole_model_and_get_adapters_alone_after_that(tmp_path: Path, memory: Path) -> None:
+    pytest.importorskip("peft")
+    qwen(0).save_pretrained(tmp_path / "base")
+    codec: Any = Codec()
+    adapts, template = ModelSection(lora_rank=2), template_named("compact")
+    made = Policy(load_model(tmp_path / "base"), codec, template, adapts)
+    kept = PublishedWeights(tmp_path / "disk", memory, merged=False)
+    first, second = ({file.name for file in Path(kept.publish(made).folder or "").iterdir()} for _ in range(2))
+    kept.close()
+    assert first == {"config.json", "model.safetensors"}
+    assert second == {"config.json", "adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_what_memory_has_no_room_for_lies_on_the_disk(
