@@ -136,6 +136,7 @@ def _adapted(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Named:
         if layer not in layers:
             return held
         down, up = (factors[f"base_model.model.{layer}{end}"] for end in ends)
-        return held.to(dtype).float() + (up @ down) * scale
+        both: torch.Tensor = held.to(dtype).float() + (up @ down) * scale
+        return both
 
     return ((name, merged(name, held)) for name, held in _stored(stored))
