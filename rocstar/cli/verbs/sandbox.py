@@ -16,6 +16,7 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, OK, need
 
 if TYPE_CHECKING:
+    from rocstar.adapters.sandbox_bench.programs import Program
     from rocstar.sandbox.client import SandboxClient
 
 MEBIBYTE = 2**20
@@ -174,6 +175,57 @@ def probe(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 
     with _sandbox(url, token_file, "L1") as client:
         _print(to_builtins(client.info()), as_json)
+
+
+@app.command()
+def bench(
+    systems: Annotated[list[str], typer.Argument(metavar="SYSTEM...", help="Services to ask, in this order.")],
+    programs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL of {code, input}: their truth is what bare Python does.")
+    ] = None,
+    callers: Annotated[str, typer.Option(metavar="N,N", help="Calls under way at once.")] = "1,10,100",
+    calls: Annotated[int, typer.Option(min=10, help="Least calls at each number of callers.")] = 200,
+    slots: Annotated[int, typer.Option(min=1, help="Programs at once, of `here` and `python`.")] = 2,
+    attacks: Annotated[
+        bool, typer.Option("--attacks", help="Also try what no program may do: 3 GiB, 600 processes, for seconds.")
+    ] = False,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask code execution services, ours and others', the same programs: right ends, attacks held, time and CPU a call.
+
+    SYSTEM: here, python (a fresh interpreter each), http://HOST:PORT, code-judge:URL, sandbox-fusion:URL, mcp:COMMAND.
+
+    Example: rocstar sandbox bench here python mcp:'npx my-server' --attacks"""
+    import asyncio
+    from dataclasses import asdict
+
+    from rocstar.adapters.sandbox_bench.measure import compared, rows
+    from rocstar.data.rows import read_rows
+
+    asked = [] if programs is None else [_asked(*row, programs) for row in read_rows(programs)]
+    for system in systems:
+        need("mcp" if system.startswith("mcp:") else "sandbox")
+    counts = [int(word) if word.isdecimal() else 0 for word in callers.split(",")]
+    if not all(counts):
+        raise ConfigError(f"--callers {callers} are no counts; write 1,10,100")
+    found = asyncio.run(
+        compared(systems, asked, counts, token=_token(token_file), attacks=attacks, calls=calls, slots=slots)
+    )
+    if as_json:
+        print_json({system: asdict(one) for system, one in found.items()})
+    else:
+        for line in rows(found):
+            write(sys.stdout, line + "\n")
+
+
+def _asked(line: int, row: Any, file: Path) -> Program:
+    from rocstar.adapters.sandbox_bench.programs import Program
+
+    code, stdin = (row.get(name, "") if isinstance(row, dict) else None for name in ("code", "input"))
+    if not isinstance(code, str) or not isinstance(stdin, str) or not code:
+        raise ConfigError(f'{file}, line {line}: no program; write {{"code": TEXT, "input": TEXT}}')
+    return Program(f"{file.name}, line {line}", code, "", stdin=stdin)
 
 
 def _program(code: str) -> str:

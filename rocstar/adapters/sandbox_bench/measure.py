@@ -1,0 +1,244 @@
+"""What is measured of a service: how many known ends it tells rightly, what attacks get, what is left behind, and how
+long a call takes with more and more callers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import create_server
+
+from rocstar.adapters.sandbox_bench.programs import (
+    BODIES,
+    FINDS_A_FILE,
+    KNOWN,
+    LEAVES_A_FILE,
+    LEAVES_A_PROCESS,
+    PRINTS_FOR_EVER,
+    Program,
+    attack,
+)
+from rocstar.adapters.sandbox_bench.systems import Runs, Told, opened
+
+AT_ONCE = 4  # known ends
+LEAST_CALLS = 200  # at each number of callers
+HELD = Program("", "print(6 * 7)", "ok", "42", seconds=60.0)
+"""What a service must still do after an attack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What calls took, with so many callers at once."""
+
+    p50_ms: float
+    p99_ms: float
+    calls_a_second: float
+    cpu_ms: float
+    """Of the whole machine a call: services are of many processes. True where nothing else computes."""
+    wrong: int
+    """Calls that were answered wrongly."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """Of one service."""
+
+    right: int = 0
+    programs: int = 0
+    wrong: list[str] = field(default_factory=list)
+    """Name of a program, its known end, and what was told."""
+    held: int = 0
+    attacks: int = 0
+    got_through: list[str] = field(default_factory=list)
+    latency: dict[int, Load] = field(default_factory=dict)
+    """By callers."""
+
+
+async def compared(
+    systems: Sequence[str],
+    asked: Sequence[Program],
+    callers: Sequence[int],
+    *,
+    token: str,
+    attacks: bool,
+    calls: int = LEAST_CALLS,
+    slots: int = 2,
+) -> dict[str, Findings]:
+    """Of each system, one after the other. asked: programs whose truth is what bare Python makes of them; without any,
+    those of known ends. Raises ConfigError, SandboxDown, Unavailable."""
+    programs = await with_truth(asked, slots) if asked else KNOWN
+    found = {}
+    for system in systems:
+        async with opened(system, token, slots) as runs:
+            found[system] = await measured(runs, programs, callers, attacks=attacks, calls=calls)
+    return found
+
+
+async def with_truth(asked: Sequence[Program], slots: int) -> list[Program]:
+    """Each with what bare Python makes of it."""
+    async with opened("python", "", slots) as runs:
+        told = await asyncio.gather(*map(runs, asked))
+    return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, told, strict=True)]
+
+
+def rows(found: Mapping[str, Findings]) -> list[str]:
+    """What a person reads: a table, and by name what was wrong and what got through."""
+    loads = [f"{count} callers" for count in next(iter(found.values())).latency]
+    lines = ["p50 / p99 / CPU of the whole machine a call, ms", _row("", "right", "attacks held", *loads)]
+    for system, one in found.items():
+        times = [f"{load.p50_ms:.1f} / {load.p99_ms:.1f} / {load.cpu_ms:.1f}" for load in one.latency.values()]
+        held = f"{one.held} of {one.attacks}" if one.attacks else "not tried"
+        lines.append(_row(system[:35], f"{one.right} of {one.programs}", held, *times))
+    for system, one in found.items():
+        lines += [f"{system}: {said}" for said in (*one.wrong, *(f"got through: {name}" for name in one.got_through))]
+        bad = {count: load.wrong for count, load in one.latency.items() if load.wrong}
+        lines += [f"{system}: {wrong} calls were answered wrongly at {count} callers" for count, wrong in bad.items()]
+    return lines
+
+
+def _row(system: str, right: str, held: str, *times: str) -> str:
+    return f"{system:36}{right:>10}{held:>14}" + "".join(f"{each:>24}" for each in times)
+
+
+async def measured(
+    runs: Runs, programs: Sequence[Program], callers: Sequence[int], *, attacks: bool, calls: int = LEAST_CALLS
+) -> Findings:
+    found = Findings(programs=len(programs))
+    await _truth(runs, programs, found)
+    if attacks:
+        await _attacked(runs, found)
+    for count in callers:
+        found.latency[count] = await _loaded(runs, count, max(calls, count))
+    return found
+
+
+async def _truth(runs: Runs, programs: Sequence[Program], found: Findings) -> None:
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(program: Program) -> None:
+        async with free:
+            told = await runs(program)
+        if is_right(program, told):
+            found.right += 1
+        else:
+            shown = "other output" if told.ends == program.ends else told.ends
+            found.wrong.append(f"{program.name}: {program.ends}, told {shown}")
+
+    await asyncio.gather(*map(ask, programs))
+
+
+def is_right(program: Program, told: Told) -> bool:
+    same = told.stdout.strip() == program.stdout.strip()
+    return told.ends == program.ends and (same or program.ends != "ok")
+
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _surroundings() -> Iterator[dict[str, int | str]]:
+    """A process to be seen and killed, a port that listens, and a file to be read."""
+    os.environ["ROCSTAR_BENCH_SECRET"] = "x"
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder, closing(create_server(("127.0.0.1", 0))) as listener:
+        secret = Path(folder, "secret")
+        secret.write_text("x")
+        canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "rocstar-bench-canary"])
+        try:
+            yield {"canary": canary.pid, "port": listener.getsockname()[1], "secret": str(secret)}
+            if canary.poll() is not None:
+                raise _CanaryKilled
+        finally:
+            canary.kill()
+            canary.wait()
+            del os.environ["ROCSTAR_BENCH_SECRET"]
+
+
+class _CanaryKilled(Exception):
+    pass
+
+
+async def _attacked(runs: Runs, found: Findings) -> None:
+    for name in BODIES:
+        killed = False
+        try:
+            with _surroundings() as there:
+                told = await runs(Program(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
+        except _CanaryKilled:
+            killed = True
+        got = killed or (told.ends == "ok" and told.stdout.strip() != "held")
+        await _note(runs, found, name, not got)
+    told = await runs(Program("", PRINTS_FOR_EVER, "failed", seconds=5.0))
+    await _note(runs, found, "prints for ever", len(told.stdout) < 2**26)
+    mark = f"rocstar-bench-{secrets.token_hex(8)}"
+    await runs(Program("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
+    await asyncio.sleep(1.0)
+    await _note(runs, found, "leaves a process behind", not _processes(mark))
+    await runs(Program("", LEAVES_A_FILE.replace("{mark}", mark), "ok"))
+    left = await runs(Program("", FINDS_A_FILE.replace("{mark}", mark), "ok"))
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(tempfile.gettempdir(), mark))
+    await _note(runs, found, "leaves a file for the next program", left.stdout.strip() != "found")
+
+
+async def _note(runs: Runs, found: Findings, name: str, held: bool) -> None:
+    """It held where the service still runs programs, too."""
+    alive = is_right(HELD, await runs(HELD))
+    found.attacks += 1
+    found.held += held and alive
+    if not (held and alive):
+        found.got_through.append(name if not held else f"{name} (no program runs after it)")
+
+
+def _processes(mark: str) -> list[str]:
+    """Of this machine, with that word in their command."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [place.parent.name] if mark in place.read_bytes().decode(errors="replace").split("\0") else []
+        except OSError:
+            continue
+    return found
+
+
+# -- load --------------------------------------------------------------------------------------------------------------
+
+
+async def _loaded(runs: Runs, callers: int, calls: int) -> Load:
+    """Each caller sends its next call when the last is answered."""
+    seconds: list[float] = []
+    wrong, left = 0, iter(range(calls))
+
+    async def caller() -> None:
+        nonlocal wrong
+        for number in left:
+            began = time.perf_counter()
+            told = await runs(Program("", f"print({number} * 3)", "ok", seconds=60.0))
+            seconds.append(time.perf_counter() - began)
+            wrong += told != Told("ok", told.stdout) or told.stdout.strip() != str(number * 3)
+
+    began, busy = time.perf_counter(), _busy_seconds()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    whole, busy = time.perf_counter() - began, _busy_seconds() - busy
+    percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
+    return Load(
+        p50_ms=round(1000 * percentiles[49], 2),
+        p99_ms=round(1000 * percentiles[98], 2),
+        calls_a_second=round(calls / whole, 1),
+        cpu_ms=round(1000 * busy / calls, 2),
+        wrong=wrong,
+    )
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that the whole machine has computed, whoever for."""
+    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")

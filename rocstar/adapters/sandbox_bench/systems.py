@@ -1,0 +1,211 @@
+"""How a program is given to each kind of service, and what it says of it in words that all have.
+
+here                    a sandbox of this process
+python                  a fresh `python -c` for each program, without any walls
+URL                     a service of ours: POST /v1/run
+code-judge:URL          POST /run
+sandbox-fusion:URL      POST /run_code
+mcp:COMMAND             an MCP server on stdin and stdout: its first tool that takes code
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, NamedTuple
+
+from rocstar.adapters.sandbox_bench.programs import Program
+from rocstar.errors import ConfigError, Unavailable
+
+CODE_NAMES = ("code", "python_code", "source", "program", "script")
+"""Of the argument of an MCP tool that is a program."""
+INPUT_NAMES = ("input", "stdin")
+MAX_OUTPUT = 2**26  # bytes that are read of what a bare interpreter printed
+SERVICE_SECONDS = 120.0  # a service that takes longer for an answer has failed
+
+
+class Told(NamedTuple):
+    """What a service says of a program."""
+
+    ends: str
+    """ok, failed, timeout; or refused, where the service could not run it."""
+    stdout: str = ""
+
+
+Runs = Callable[[Program], Awaitable[Told]]
+
+
+@asynccontextmanager
+async def opened(system: str, token: str, slots: int) -> AsyncIterator[Runs]:
+    """slots: programs at once, of those that start here. Raises ConfigError, SandboxDown, Unavailable."""
+    kind, _, rest = system.partition(":")
+    if system == "here" or kind in ("http", "https"):
+        opens = _ours(None if system == "here" else system, token, slots)
+    elif system == "python":
+        opens = _python(slots)
+    elif kind in DIALECTS and rest:
+        opens = _http(rest, token, *DIALECTS[kind])
+    elif kind == "mcp" and rest:
+        opens = _mcp(rest)
+    else:
+        raise ConfigError(
+            f"{system!r} is no service that can be asked; give here, python, http://HOST:PORT, "
+            "code-judge:URL, sandbox-fusion:URL or mcp:COMMAND"
+        )
+    async with opens as runs:
+        yield runs
+
+
+@asynccontextmanager
+async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
+    from rocstar.sandbox.call import Call, Limits, ProgramOutcome, ServiceOutcome
+    from rocstar.sandbox.client import SandboxClient
+
+    number = itertools.count()
+    ends = dict.fromkeys((ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT), "timeout")
+
+    async def runs(program: Program) -> Told:
+        limits = Limits(wall_seconds=program.seconds, cpu_seconds=program.seconds)
+        call = Call(id=f"bench-{next(number)}", code=program.code, stdin=program.stdin, limits=limits)
+        response = await client.run(call)
+        if isinstance(response.outcome, ServiceOutcome):
+            return Told("refused")
+        return Told(ends.get(response.outcome, "ok" if response.outcome == "ok" else "failed"), response.stdout)
+
+    start = SandboxClient.start(slots=slots, preload=()) if url is None else SandboxClient.connect([url], token=token)
+    with start as client:
+        yield runs
+
+
+@asynccontextmanager
+async def _python(slots: int) -> AsyncIterator[Runs]:
+    free = asyncio.Semaphore(slots)
+
+    async def runs(program: Program) -> Told:
+        async with free:
+            # pipes would be held open by what it leaves behind
+            with TemporaryFile() as given, TemporaryFile() as out, TemporaryDirectory() as folder:
+                given.write(program.stdin.encode())
+                given.seek(0)
+                command, nowhere = (sys.executable, "-c", program.code), asyncio.subprocess.DEVNULL
+                child = await asyncio.create_subprocess_exec(
+                    *command, stdin=given, stdout=out, stderr=nowhere, cwd=folder
+                )
+                try:
+                    async with asyncio.timeout(program.seconds):
+                        await child.wait()
+                except TimeoutError:
+                    child.kill()
+                    await child.wait()
+                    return Told("timeout")
+                out.seek(0)
+                return Told("failed" if child.returncode else "ok", out.read(MAX_OUTPUT).decode(errors="replace"))
+
+    yield runs
+
+
+def _asks_code_judge(program: Program) -> Mapping[str, Any]:
+    return {"type": "python", "solution": program.code, "input": program.stdin}
+
+
+def _told_by_code_judge(said: Mapping[str, Any]) -> Told:
+    if said.get("reason") in ("queue_timeout", "internal_error"):
+        return Told("refused")
+    late = said.get("reason") == "worker_timeout"
+    return Told("timeout" if late else "ok" if said["run_success"] else "failed", said.get("stdout") or "")
+
+
+def _asks_fusion(program: Program) -> Mapping[str, Any]:
+    return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.seconds}
+
+
+def _told_by_fusion(said: Mapping[str, Any]) -> Told:
+    ran = said.get("run_result")
+    if ran is None:
+        return Told("refused")
+    late = ran["status"] == "TimeLimitExceeded"
+    return Told("timeout" if late else "failed" if ran["return_code"] else "ok", ran.get("stdout") or "")
+
+
+DIALECTS: Mapping[str, tuple[str, Callable[[Program], Mapping[str, Any]], Callable[[Mapping[str, Any]], Told]]] = {
+    "code-judge": ("/run", _asks_code_judge, _told_by_code_judge),
+    "sandbox-fusion": ("/run_code", _asks_fusion, _told_by_fusion),
+}
+"""By name: path, request, and what an answer says."""
+
+
+@asynccontextmanager
+async def _http(
+    url: str,
+    token: str,
+    path: str,
+    asks: Callable[[Program], Mapping[str, Any]],
+    told: Callable[[Mapping[str, Any]], Told],
+) -> AsyncIterator[Runs]:
+    import httpx
+
+    async def runs(program: Program) -> Told:
+        try:
+            answer = await client.post(path, json=asks(program))
+            return told(answer.json()) if answer.status_code == 200 else Told("refused")
+        except (httpx.TimeoutException, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
+            return Told("refused")
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{url}{path} can't be asked: {error}") from error
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=SERVICE_SECONDS, limits=unlimited) as client:
+        yield runs
+
+
+@asynccontextmanager
+async def _mcp(command: str) -> AsyncIterator[Runs]:
+    """What a program printed is the tool's text, or `stdout` where it is JSON; no server tells a timeout apart."""
+    from mcp import ClientSession
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    file, *arguments = shlex.split(command)
+    if shutil.which(file) is None:
+        raise ConfigError(f"{file} can't be started as an MCP server: there is no such command")
+    server = StdioServerParameters(command=file, args=arguments)
+    async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        tool, code, stdin = _tool((await session.list_tools()).tools)
+
+        async def runs(program: Program) -> Told:
+            given = {code: program.code} | ({stdin: program.stdin} if stdin else {})
+            try:
+                async with asyncio.timeout(SERVICE_SECONDS):
+                    return _told_by_tool(await session.call_tool(tool, given))
+            except TimeoutError:
+                return Told("refused")
+
+        yield runs
+
+
+def _tool(tools: list[Any]) -> tuple[str, str, str]:
+    """Names of the first tool that takes a program, of that argument, and of the one for standard input, "" without."""
+    for tool in tools:
+        takes = tool.input_schema.get("properties", {})
+        if code := next((name for name in CODE_NAMES if name in takes), ""):
+            return tool.name, code, next((name for name in INPUT_NAMES if name in takes), "")
+    raise ConfigError(
+        f"the MCP server has no tool that takes a program ({', '.join(CODE_NAMES)}); its tools are "
+        f"{', '.join(tool.name for tool in tools) or 'none'}"
+    )
+
+
+def _told_by_tool(answer: Any) -> Told:
+    text = "".join(part.text for part in answer.content if part.type == "text")
+    said = answer.structured_content or {}
+    outcome = str(said.get("outcome", said.get("status", "")))
+    late = "timeout" in outcome
+    failed = answer.is_error or outcome not in ("", "ok", "success")
+    return Told("timeout" if late else "failed" if failed else "ok", str(said.get("stdout", text)))

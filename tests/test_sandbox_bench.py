@@ -1,0 +1,121 @@
+"""`rocstar sandbox bench`: what every kind of service says of a program, and what is counted of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, with_truth
+from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, Program
+from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
+from rocstar.cli.main import app
+
+QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
+LATE = Program("late", "while True: pass", "timeout", seconds=0.5)
+
+
+def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
+    """A service that answers by what stands in a program, and multiplies and holds otherwise."""
+
+    async def runs(program: Program) -> Told:
+        for word, told in says:
+            if word in program.code:
+                return told
+        if program.code.startswith("print(") and "*" in program.code:
+            return Told("ok", str(eval(program.code[6:-1])))
+        return Told("ok", "held")
+
+    return runs
+
+
+@pytest.mark.parametrize("system", ["here", "python"])
+async def test_every_known_end_is_told_by_our_sandbox_and_by_a_bare_interpreter(system: str) -> None:
+    found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
+    assert (found[system].right, found[system].wrong) == (len(KNOWN), [])
+    assert found[system].latency[2].wrong == 0 and found[system].latency[2].p50_ms > 0
+
+
+async def test_our_sandbox_holds_every_attack() -> None:
+    found = await compared(["here"], QUICK[:1], [], token="", attacks=True, slots=2)
+    assert found["here"].got_through == [] and found["here"].held == found["here"].attacks == len(BODIES) + 3
+
+
+async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> None:
+    runs = scripted([("/etc/shadow", Told("ok", "got ['/etc/shadow']")), ("os.fork", Told("failed"))])
+    found = await measured(runs, (), (), attacks=True)
+    assert found.got_through == ["reads files of the machine"]
+    dead = await measured(scripted([("print(6", Told("refused"))]), (), (), attacks=True)
+    assert dead.held == 0 and all("no program runs after it" in name for name in dead.got_through)
+
+
+async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
+    asked = [Program("a", "a", "ok", "1"), Program("b", "b", "failed"), Program("c", "c", "ok", "held")]
+    found = await measured(scripted([("print(7", Told("ok", "22"))]), asked, [3], attacks=False, calls=20)
+    assert found.wrong == ["a: ok, told other output", "b: failed, told ok"] and found.right == 1
+    assert found.latency[3].wrong == 1
+    shown = "\n".join(rows({"x": found}))
+    assert "1 of 3" in shown and "x: 1 calls were answered wrongly at 3 callers" in shown
+
+
+@pytest.mark.parametrize(
+    ("dialect", "said", "told"),
+    [
+        ("code-judge", {"run_success": True, "reason": "", "stdout": "4\n"}, Told("ok", "4\n")),
+        ("code-judge", {"run_success": False, "reason": "", "stdout": None}, Told("failed")),
+        ("code-judge", {"run_success": False, "reason": "worker_timeout", "stdout": ""}, Told("timeout")),
+        ("code-judge", {"run_success": False, "reason": "queue_timeout"}, Told("refused")),
+        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 0, "stdout": "4"}}, Told("ok", "4")),
+        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 1, "stdout": ""}}, Told("failed")),
+        ("sandbox-fusion", {"run_result": {"status": "TimeLimitExceeded", "return_code": None}}, Told("timeout")),
+        ("sandbox-fusion", {"run_result": None, "status": "SandboxError"}, Told("refused")),
+    ],
+)
+def test_what_each_dialect_says(dialect: str, said: dict[str, Any], told: Told) -> None:
+    assert DIALECTS[dialect][2](said) == told
+
+
+async def test_the_truth_of_a_file_is_what_bare_python_makes_of_it() -> None:
+    asked = [Program("1", "print(input()[::-1])", "", stdin="abc"), Program("2", "1 / 0", ""), LATE._replace(ends="")]
+    assert [(one.ends, one.stdout) for one in await with_truth(asked, 2)] == [
+        ("ok", "cba\n"),
+        ("failed", ""),
+        ("timeout", ""),
+    ]
+
+
+async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code() -> None:
+    pytest.importorskip("mcp")
+    async with opened(f"mcp:{sys.executable} -m rocstar sandbox mcp", "", 1) as runs:
+        told = [await runs(program) for program in (KNOWN[0], KNOWN[2], QUICK[-1])]
+    assert [one.ends for one in told] == ["ok", "ok", "failed"] and told[1].stdout.strip() == "6"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["elsewhere"], "'elsewhere' is no service that can be asked; give here, python, http://HOST:PORT"),
+        (["here", "--callers", "1,x"], "--callers 1,x are no counts"),
+        (["here", "--programs", "FILE"], "programs.jsonl, line 2: no program; write"),
+        (["mcp:/no/such/server"], "/no/such/server can't be started as an MCP server"),
+        (["code-judge:http://127.0.0.1:9"], "http://127.0.0.1:9/run can't be asked"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(arguments: list[str], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "programs.jsonl"
+    file.write_text('{"code": "print(1)"}\n{"program": "print(1)"}\n')
+    with pytest.raises(Exception, match=told.replace("(", "[(]")):
+        CliRunner().invoke(
+            app, ["sandbox", "bench", *(str(file) if a == "FILE" else a for a in arguments)], catch_exceptions=False
+        )
+
+
+def test_figures_are_json() -> None:
+    done = CliRunner().invoke(app, ["sandbox", "bench", "here", "--callers", "1", "--calls", "10", "--json"])
+    found = json.loads(done.stdout)
+    assert found["here"]["right"] == len(KNOWN) and found["here"]["latency"]["1"]["wrong"] == 0
