@@ -12,18 +12,18 @@ import pytest
 from typer.testing import CliRunner
 
 from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, with_truth
-from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, Program
+from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
 from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
 from rocstar.cli.main import app
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
-LATE = Program("late", "while True: pass", "timeout", seconds=0.5)
+LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
 
 
 def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
     """A service that answers by what stands in a program, and multiplies and holds otherwise."""
 
-    async def runs(program: Program) -> Told:
+    async def runs(program: KnownProgram) -> Told:
         for word, told in says:
             if word in program.code:
                 return told
@@ -55,7 +55,7 @@ async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> No
 
 
 async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
-    asked = [Program("a", "a", "ok", "1"), Program("b", "b", "failed"), Program("c", "c", "ok", "held")]
+    asked = [KnownProgram("a", "a", "ok", "1"), KnownProgram("b", "b", "failed"), KnownProgram("c", "c", "ok", "held")]
     found = await measured(scripted([("print(7", Told("ok", "22"))]), asked, [3], attacks=False, calls=20)
     assert found.wrong == ["a: ok, told other output", "b: failed, told ok"] and found.right == 1
     assert found.latency[3].wrong == 1
@@ -81,7 +81,11 @@ def test_what_each_dialect_says(dialect: str, said: dict[str, Any], told: Told) 
 
 
 async def test_the_truth_of_a_file_is_what_bare_python_makes_of_it() -> None:
-    asked = [Program("1", "print(input()[::-1])", "", stdin="abc"), Program("2", "1 / 0", ""), LATE._replace(ends="")]
+    asked = [
+        KnownProgram("1", "print(input()[::-1])", "", stdin="abc"),
+        KnownProgram("2", "1 / 0", ""),
+        LATE._replace(ends=""),
+    ]
     assert [(one.ends, one.stdout) for one in await with_truth(asked, 2)] == [
         ("ok", "cba\n"),
         ("failed", ""),

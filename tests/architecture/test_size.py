@@ -14,7 +14,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1874, 13),
+    "adapters": (1876, 13),
     "analysis": (2237, 12),
     "answers": (3681, 22),
     "cli": (3391, 23),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
 }
 CLASSES, FUNCTIONS = 573, 4027
 LONGEST_CHAIN = 17
-DOUBLED_CLASS_NAMES = 2
+DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 63
 BENCHMARK_LINES = 8859

@@ -24,19 +24,19 @@ from rocstar.adapters.sandbox_bench.programs import (
     LEAVES_A_FILE,
     LEAVES_A_PROCESS,
     PRINTS_FOR_EVER,
-    Program,
+    KnownProgram,
     attack,
 )
 from rocstar.adapters.sandbox_bench.systems import Runs, Told, opened
 
 AT_ONCE = 4  # known ends
 LEAST_CALLS = 200  # at each number of callers
-HELD = Program("", "print(6 * 7)", "ok", "42", seconds=60.0)
+HELD = KnownProgram("", "print(6 * 7)", "ok", "42", seconds=60.0)
 """What a service must still do after an attack."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadTimes:
     """What calls took, with so many callers at once."""
 
     p50_ms: float
@@ -59,13 +59,13 @@ class Findings:
     held: int = 0
     attacks: int = 0
     got_through: list[str] = field(default_factory=list)
-    latency: dict[int, Load] = field(default_factory=dict)
+    latency: dict[int, LoadTimes] = field(default_factory=dict)
     """By callers."""
 
 
 async def compared(
     systems: Sequence[str],
-    asked: Sequence[Program],
+    asked: Sequence[KnownProgram],
     callers: Sequence[int],
     *,
     token: str,
@@ -83,7 +83,7 @@ async def compared(
     return found
 
 
-async def with_truth(asked: Sequence[Program], slots: int) -> list[Program]:
+async def with_truth(asked: Sequence[KnownProgram], slots: int) -> list[KnownProgram]:
     """Each with what bare Python makes of it."""
     async with opened("python", "", slots) as runs:
         told = await asyncio.gather(*map(runs, asked))
@@ -110,7 +110,7 @@ def _row(system: str, right: str, held: str, *times: str) -> str:
 
 
 async def measured(
-    runs: Runs, programs: Sequence[Program], callers: Sequence[int], *, attacks: bool, calls: int = LEAST_CALLS
+    runs: Runs, programs: Sequence[KnownProgram], callers: Sequence[int], *, attacks: bool, calls: int = LEAST_CALLS
 ) -> Findings:
     found = Findings(programs=len(programs))
     await _truth(runs, programs, found)
@@ -121,10 +121,10 @@ async def measured(
     return found
 
 
-async def _truth(runs: Runs, programs: Sequence[Program], found: Findings) -> None:
+async def _truth(runs: Runs, programs: Sequence[KnownProgram], found: Findings) -> None:
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(program: Program) -> None:
+    async def ask(program: KnownProgram) -> None:
         async with free:
             told = await runs(program)
         if is_right(program, told):
@@ -136,7 +136,7 @@ async def _truth(runs: Runs, programs: Sequence[Program], found: Findings) -> No
     await asyncio.gather(*map(ask, programs))
 
 
-def is_right(program: Program, told: Told) -> bool:
+def is_right(program: KnownProgram, told: Told) -> bool:
     same = told.stdout.strip() == program.stdout.strip()
     return told.ends == program.ends and (same or program.ends != "ok")
 
@@ -171,19 +171,19 @@ async def _attacked(runs: Runs, found: Findings) -> None:
         killed = False
         try:
             with _surroundings() as there:
-                told = await runs(Program(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
+                told = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
         except _CanaryKilled:
             killed = True
         got = killed or (told.ends == "ok" and told.stdout.strip() != "held")
         await _note(runs, found, name, not got)
-    told = await runs(Program("", PRINTS_FOR_EVER, "failed", seconds=5.0))
+    told = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
     await _note(runs, found, "prints for ever", len(told.stdout) < 2**26)
     mark = f"rocstar-bench-{secrets.token_hex(8)}"
-    await runs(Program("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
+    await runs(KnownProgram("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
     await asyncio.sleep(1.0)
     await _note(runs, found, "leaves a process behind", not _processes(mark))
-    await runs(Program("", LEAVES_A_FILE.replace("{mark}", mark), "ok"))
-    left = await runs(Program("", FINDS_A_FILE.replace("{mark}", mark), "ok"))
+    await runs(KnownProgram("", LEAVES_A_FILE.replace("{mark}", mark), "ok"))
+    left = await runs(KnownProgram("", FINDS_A_FILE.replace("{mark}", mark), "ok"))
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(tempfile.gettempdir(), mark))
     await _note(runs, found, "leaves a file for the next program", left.stdout.strip() != "found")
@@ -212,7 +212,7 @@ def _processes(mark: str) -> list[str]:
 # -- load --------------------------------------------------------------------------------------------------------------
 
 
-async def _loaded(runs: Runs, callers: int, calls: int) -> Load:
+async def _loaded(runs: Runs, callers: int, calls: int) -> LoadTimes:
     """Each caller sends its next call when the last is answered."""
     seconds: list[float] = []
     wrong, left = 0, iter(range(calls))
@@ -221,7 +221,7 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> Load:
         nonlocal wrong
         for number in left:
             began = time.perf_counter()
-            told = await runs(Program("", f"print({number} * 3)", "ok", seconds=60.0))
+            told = await runs(KnownProgram("", f"print({number} * 3)", "ok", seconds=60.0))
             seconds.append(time.perf_counter() - began)
             wrong += told != Told("ok", told.stdout) or told.stdout.strip() != str(number * 3)
 
@@ -229,7 +229,7 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> Load:
     await asyncio.gather(*(caller() for _ in range(callers)))
     whole, busy = time.perf_counter() - began, _busy_seconds() - busy
     percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
-    return Load(
+    return LoadTimes(
         p50_ms=round(1000 * percentiles[49], 2),
         p99_ms=round(1000 * percentiles[98], 2),
         calls_a_second=round(calls / whole, 1),

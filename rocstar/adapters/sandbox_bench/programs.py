@@ -11,7 +11,7 @@ from typing import NamedTuple
 ATTACK_BYTES, ATTACK_PROCESSES, ATTACK_SECONDS = 3 * 2**30, 600, 5
 
 
-class Program(NamedTuple):
+class KnownProgram(NamedTuple):
     name: str
     code: str
     ends: str
@@ -27,33 +27,35 @@ TEXT = "naïve, 数学, \U0001f680"
 CATCHES = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
 WAITS = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
 KNOWN = (
-    Program("prints", "print(2**100)", "ok", str(2**100)),
-    Program("prints nothing", "x = 1", "ok"),
-    Program("reads its input", "print(sum(map(int, input().split())))", "ok", "6", "1 2 3\n"),
-    Program("reads lines to their end", "import sys\nprint(len(sys.stdin.readlines()))", "ok", "3", "a\nb\nc\n"),
-    Program("is not ASCII", f"print({TEXT!r})", "ok", TEXT),
-    Program("imports", "import math, collections, itertools\nprint(math.comb(40, 20))", "ok", "137846528820"),
-    Program("is a script", "if __name__ == '__main__':\n    print('main')", "ok", "main"),
-    Program("exits with 0", "import sys\nprint('bye')\nsys.exit(0)", "ok", "bye"),
-    Program("flushes late", "import atexit\natexit.register(print, 'end')", "ok", "end"),
-    Program("writes a file", "open('a.txt', 'w').write('7')\nprint(open('a.txt').read())", "ok", "7"),
-    Program("starts a thread", "from threading import Thread\nThread(target=print, args=(5,)).start()", "ok", "5"),
-    Program("recurses deeply", "f = lambda n: n and 1 + f(n - 1)\nprint(f(900))", "ok", "900"),
-    Program("prints 20,000 characters", "print('x' * 20_000)", "ok", "x" * 20_000),
-    Program("computes for 0.5 s", "import time\nwhile time.process_time() < 0.5: pass\nprint('done')", "ok", "done"),
-    Program("waits for 1 s", "import time\ntime.sleep(1)\nprint('done')", "ok", "done"),
-    Program("raises", "print(1)\nraise ValueError('no')", "failed"),
-    Program("has a syntax error", "print((1)", "failed"),
-    Program("exits with 3", "import sys\nsys.exit(3)", "failed"),
-    Program("exits with a message", "import sys\nsys.exit('no')", "failed"),
-    Program("recurses for ever", "def f(): f()\nf()", "failed"),
-    Program("kills itself", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "failed"),
-    Program("crashes", "import ctypes\nctypes.string_at(0)", "failed"),
-    Program("divides by zero in a function", "def f(x): return 1 / x\nf(0)", "failed"),
-    Program("computes for ever", "while True: pass", "timeout", seconds=2.0),
-    Program("sleeps for ever", "import time\ntime.sleep(1000)", "timeout", seconds=2.0),
-    Program("catches everything for ever", CATCHES, "timeout", seconds=2.0),
-    Program("computes in a child for ever", WAITS, "timeout", seconds=2.0),
+    KnownProgram("prints", "print(2**100)", "ok", str(2**100)),
+    KnownProgram("prints nothing", "x = 1", "ok"),
+    KnownProgram("reads its input", "print(sum(map(int, input().split())))", "ok", "6", "1 2 3\n"),
+    KnownProgram("reads lines to their end", "import sys\nprint(len(sys.stdin.readlines()))", "ok", "3", "a\nb\nc\n"),
+    KnownProgram("is not ASCII", f"print({TEXT!r})", "ok", TEXT),
+    KnownProgram("imports", "import math, collections, itertools\nprint(math.comb(40, 20))", "ok", "137846528820"),
+    KnownProgram("is a script", "if __name__ == '__main__':\n    print('main')", "ok", "main"),
+    KnownProgram("exits with 0", "import sys\nprint('bye')\nsys.exit(0)", "ok", "bye"),
+    KnownProgram("flushes late", "import atexit\natexit.register(print, 'end')", "ok", "end"),
+    KnownProgram("writes a file", "open('a.txt', 'w').write('7')\nprint(open('a.txt').read())", "ok", "7"),
+    KnownProgram("starts a thread", "from threading import Thread\nThread(target=print, args=(5,)).start()", "ok", "5"),
+    KnownProgram("recurses deeply", "f = lambda n: n and 1 + f(n - 1)\nprint(f(900))", "ok", "900"),
+    KnownProgram("prints 20,000 characters", "print('x' * 20_000)", "ok", "x" * 20_000),
+    KnownProgram(
+        "computes for 0.5 s", "import time\nwhile time.process_time() < 0.5: pass\nprint('done')", "ok", "done"
+    ),
+    KnownProgram("waits for 1 s", "import time\ntime.sleep(1)\nprint('done')", "ok", "done"),
+    KnownProgram("raises", "print(1)\nraise ValueError('no')", "failed"),
+    KnownProgram("has a syntax error", "print((1)", "failed"),
+    KnownProgram("exits with 3", "import sys\nsys.exit(3)", "failed"),
+    KnownProgram("exits with a message", "import sys\nsys.exit('no')", "failed"),
+    KnownProgram("recurses for ever", "def f(): f()\nf()", "failed"),
+    KnownProgram("kills itself", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "failed"),
+    KnownProgram("crashes", "import ctypes\nctypes.string_at(0)", "failed"),
+    KnownProgram("divides by zero in a function", "def f(x): return 1 / x\nf(0)", "failed"),
+    KnownProgram("computes for ever", "while True: pass", "timeout", seconds=2.0),
+    KnownProgram("sleeps for ever", "import time\ntime.sleep(1000)", "timeout", seconds=2.0),
+    KnownProgram("catches everything for ever", CATCHES, "timeout", seconds=2.0),
+    KnownProgram("computes in a child for ever", WAITS, "timeout", seconds=2.0),
 )
 
 TRIES = """

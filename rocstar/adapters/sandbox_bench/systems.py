@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple
 
-from rocstar.adapters.sandbox_bench.programs import Program
+from rocstar.adapters.sandbox_bench.programs import KnownProgram
 from rocstar.errors import ConfigError, Unavailable
 
 CODE_NAMES = ("code", "python_code", "source", "program", "script")
@@ -38,7 +38,7 @@ class Told(NamedTuple):
     stdout: str = ""
 
 
-Runs = Callable[[Program], Awaitable[Told]]
+Runs = Callable[[KnownProgram], Awaitable[Told]]
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
     number = itertools.count()
     ends = dict.fromkeys((ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT), "timeout")
 
-    async def runs(program: Program) -> Told:
+    async def runs(program: KnownProgram) -> Told:
         limits = Limits(wall_seconds=program.seconds, cpu_seconds=program.seconds)
         call = Call(id=f"bench-{next(number)}", code=program.code, stdin=program.stdin, limits=limits)
         response = await client.run(call)
@@ -87,7 +87,7 @@ async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
 async def _python(slots: int) -> AsyncIterator[Runs]:
     free = asyncio.Semaphore(slots)
 
-    async def runs(program: Program) -> Told:
+    async def runs(program: KnownProgram) -> Told:
         async with free:
             # pipes would be held open by what it leaves behind
             with TemporaryFile() as given, TemporaryFile() as out, TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ async def _python(slots: int) -> AsyncIterator[Runs]:
     yield runs
 
 
-def _asks_code_judge(program: Program) -> Mapping[str, Any]:
+def _asks_code_judge(program: KnownProgram) -> Mapping[str, Any]:
     return {"type": "python", "solution": program.code, "input": program.stdin}
 
 
@@ -121,7 +121,7 @@ def _told_by_code_judge(said: Mapping[str, Any]) -> Told:
     return Told("timeout" if late else "ok" if said["run_success"] else "failed", said.get("stdout") or "")
 
 
-def _asks_fusion(program: Program) -> Mapping[str, Any]:
+def _asks_fusion(program: KnownProgram) -> Mapping[str, Any]:
     return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.seconds}
 
 
@@ -133,7 +133,7 @@ def _told_by_fusion(said: Mapping[str, Any]) -> Told:
     return Told("timeout" if late else "failed" if ran["return_code"] else "ok", ran.get("stdout") or "")
 
 
-DIALECTS: Mapping[str, tuple[str, Callable[[Program], Mapping[str, Any]], Callable[[Mapping[str, Any]], Told]]] = {
+DIALECTS: Mapping[str, tuple[str, Callable[[KnownProgram], Mapping[str, Any]], Callable[[Mapping[str, Any]], Told]]] = {
     "code-judge": ("/run", _asks_code_judge, _told_by_code_judge),
     "sandbox-fusion": ("/run_code", _asks_fusion, _told_by_fusion),
 }
@@ -145,12 +145,12 @@ async def _http(
     url: str,
     token: str,
     path: str,
-    asks: Callable[[Program], Mapping[str, Any]],
+    asks: Callable[[KnownProgram], Mapping[str, Any]],
     told: Callable[[Mapping[str, Any]], Told],
 ) -> AsyncIterator[Runs]:
     import httpx
 
-    async def runs(program: Program) -> Told:
+    async def runs(program: KnownProgram) -> Told:
         try:
             answer = await client.post(path, json=asks(program))
             return told(answer.json()) if answer.status_code == 200 else Told("refused")
@@ -179,7 +179,7 @@ async def _mcp(command: str) -> AsyncIterator[Runs]:
         await session.initialize()
         tool, code, stdin = _tool((await session.list_tools()).tools)
 
-        async def runs(program: Program) -> Told:
+        async def runs(program: KnownProgram) -> Told:
             given = {code: program.code} | ({stdin: program.stdin} if stdin else {})
             try:
                 async with asyncio.timeout(SERVICE_SECONDS):

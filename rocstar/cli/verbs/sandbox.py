@@ -16,7 +16,7 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, OK, need
 
 if TYPE_CHECKING:
-    from rocstar.adapters.sandbox_bench.programs import Program
+    from rocstar.adapters.sandbox_bench.programs import KnownProgram
     from rocstar.sandbox.client import SandboxClient
 
 MEBIBYTE = 2**20
@@ -219,13 +219,13 @@ def bench(
             write(sys.stdout, line + "\n")
 
 
-def _asked(line: int, row: Any, file: Path) -> Program:
-    from rocstar.adapters.sandbox_bench.programs import Program
+def _asked(line: int, row: Any, file: Path) -> KnownProgram:
+    from rocstar.adapters.sandbox_bench.programs import KnownProgram
 
     code, stdin = (row.get(name, "") if isinstance(row, dict) else None for name in ("code", "input"))
     if not isinstance(code, str) or not isinstance(stdin, str) or not code:
         raise ConfigError(f'{file}, line {line}: no program; write {{"code": TEXT, "input": TEXT}}')
-    return Program(f"{file.name}, line {line}", code, "", stdin=stdin)
+    return KnownProgram(f"{file.name}, line {line}", code, "", stdin=stdin)
 
 
 def _program(code: str) -> str:
