@@ -24,6 +24,7 @@ class KnownProgram(NamedTuple):
 
 
 TEXT = "naïve, 数学, \U0001f680"
+COMPUTES = "import time\nwhile time.process_time() < 0.5: pass\nprint('done')"
 CATCHES = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
 WAITS = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
 KNOWN = (
@@ -40,9 +41,7 @@ KNOWN = (
     KnownProgram("starts a thread", "from threading import Thread\nThread(target=print, args=(5,)).start()", "ok", "5"),
     KnownProgram("recurses deeply", "f = lambda n: n and 1 + f(n - 1)\nprint(f(900))", "ok", "900"),
     KnownProgram("prints 20,000 characters", "print('x' * 20_000)", "ok", "x" * 20_000),
-    KnownProgram(
-        "computes for 0.5 s", "import time\nwhile time.process_time() < 0.5: pass\nprint('done')", "ok", "done"
-    ),
+    KnownProgram("computes for 0.5 s", COMPUTES, "ok", "done"),
     KnownProgram("waits for 1 s", "import time\ntime.sleep(1)\nprint('done')", "ok", "done"),
     KnownProgram("raises", "print(1)\nraise ValueError('no')", "failed"),
     KnownProgram("has a syntax error", "print((1)", "failed"),

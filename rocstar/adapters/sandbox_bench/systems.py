@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -95,13 +97,13 @@ async def _python(slots: int) -> AsyncIterator[Runs]:
                 given.seek(0)
                 command, nowhere = (sys.executable, "-c", program.code), asyncio.subprocess.DEVNULL
                 child = await asyncio.create_subprocess_exec(
-                    *command, stdin=given, stdout=out, stderr=nowhere, cwd=folder
+                    *command, stdin=given, stdout=out, stderr=nowhere, cwd=folder, start_new_session=True
                 )
                 try:
                     async with asyncio.timeout(program.seconds):
                         await child.wait()
                 except TimeoutError:
-                    child.kill()
+                    os.killpg(child.pid, signal.SIGKILL)
                     await child.wait()
                     return Told("timeout")
                 out.seek(0)
