@@ -269,6 +269,22 @@ def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> Non
         assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
 
 
+def test_a_caller_who_fills_the_queue_fills_it_for_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\ntwo\n")
+    slow = json.dumps({"code": "import time; time.sleep(1)"}).encode()
+    with running(max_queue=6, token="one", token_file=str(file)) as url, ThreadPoolExecutor(30) as pool:
+        http = Http(url)
+
+        def asked(token: str) -> int:
+            return http.send("POST", "/v1/run", slow, Authorization=f"Bearer {token}")[0]
+
+        greedy = [pool.submit(asked, "one") for _ in range(20)]
+        assert [each.result() for each in islice(as_completed(greedy), 12)] == [503] * 12
+        assert [pool.submit(asked, "two").result() for _ in range(2)] == [200, 200]
+        assert sorted(each.result() for each in greedy) == [200] * 8 + [503] * 12
+
+
 def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
     with running(token="s3cret") as url:
         http = Http(url)

@@ -107,7 +107,7 @@ def rows(found: Mapping[str, Findings]) -> list[str]:
 
 
 def _row(system: str, right: str, held: str, *times: str) -> str:
-    return f"{system:36}{right:>10}{held:>14}" + "".join(f"{each:>24}" for each in times)
+    return f"{system:36}{right:>10}{held:>14}" + "".join(f"{each:>27}" for each in times)
 
 
 async def measured(

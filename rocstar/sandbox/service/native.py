@@ -458,7 +458,8 @@ class FrameConnection:
                 return FrameKind.RESPONSE, wire.encode(refusal)
             if peek.session:
                 self.sessions.add(peek.session)
-            frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
+            with self.service.counted():
+                frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
             if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body
