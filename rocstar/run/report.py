@@ -29,6 +29,8 @@ SAMPLE = 256  # attempts: a share is then known to about three points either way
 LITERAL = r"""(?:[-+]?[\d._]+(?:e[-+]?\d+)?|"[^"\n]*"|'[^'\n]*')"""
 CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|$)\s*)+", re.IGNORECASE)
 """A program that is nothing but constants, printed or as its last value."""
+NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
+"""Not the second one of 7-10 with its minus."""
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -211,13 +213,23 @@ def prints_constants(attempt: Trajectory) -> bool:
 
 
 def is_unfounded(attempt: Trajectory, decode: Decode) -> bool:
-    """Whether its answer stands neither in a tool's output nor in the text outside of boxes."""
+    """Whether its answer stands neither in a tool's output nor in the text outside of boxes, or only with the other
+    sign: a model learns to print 7-10 and to answer 3."""
     answer = attempt.outcome.extracted if attempt.outcome else None
     if not answer:
         return False
-    bare = "".join(_plain(_without_boxes(decode(turn.completion.token_ids))) for turn in attempt.turns)
-    shown = _plain("\n".join(f"{result.stdout}\n{result.value or ''}" for result in attempt.results))
-    return _plain(answer) not in bare and _plain(answer) not in shown
+    bare = "".join(_without_boxes(decode(turn.completion.token_ids)) for turn in attempt.turns)
+    shown = "\n".join(f"{result.stdout}\n{result.value or ''}" for result in attempt.results)
+    if not any(_plain(answer) in _plain(text) for text in (bare, shown)):
+        return True
+    return _has_other_sign(_plain(answer), f"{bare}\n{shown}".replace(",", ""))
+
+
+def _has_other_sign(answer: str, text: str) -> bool:
+    if not NUMBER.fullmatch(answer):
+        return False
+    numbers = {float(found) for found in NUMBER.findall(text)}
+    return float(answer) not in numbers and -float(answer) in numbers
 
 
 def gives_several_answers(attempt: Trajectory, decode: Decode) -> bool:

@@ -68,6 +68,15 @@ def test_an_answer_from_a_tool_or_from_reasoning_is_founded() -> None:
     assert not is_unfounded(attempt(turn("?"), answer=None), decode)
 
 
+def test_an_answer_of_the_other_sign_is_unfounded() -> None:
+    def answered(printed: str, answer: str) -> bool:
+        return is_unfounded(attempt(turn("", "f()", printed), turn(rf"\boxed{{{answer}}}"), answer=answer), decode)
+
+    assert answered("-42\n", "42") and answered("4\n-42.0\n", "42.0") and answered("-1.5", "1.5")
+    assert not answered("-42\n", "-42") and not answered("-42\n42\n", "42") and not answered("50-42", "42")
+    assert not answered("-142\n", "42"), "only a part of a number"
+
+
 def test_several_answers_are_told_from_one_that_is_a_list() -> None:
     assert gives_several_answers(attempt(turn(r"\boxed{41} or rather: no, it must surely be \boxed{42}")), decode)
     assert not gives_several_answers(attempt(turn(r"\boxed{42}, as said before and shown above: \boxed{42}")), decode)
