@@ -35,7 +35,7 @@ class Question:
     said: str = ""
     """Running text in which math-verify may look for an answer of its own; empty for none."""
     search: str = "all"
-    """What it may take from it; see `mathverify.py`."""
+    """What it may take from it; see `judge.py`."""
 
 
 class SymbolicChecker:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
-from rocstar.answers.form import format_facts
+from rocstar.answers.extract import answer_blocks, boxed_answer, phrase_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
 from rocstar.dialogue.calls import HERMES, CallSyntax
@@ -181,3 +180,28 @@ def _grade_output(gold: str, output: str | None) -> Grade:
     gap = abs(given.value - wanted.value)
     close = gap <= max(abs(wanted.value) * TOOL_TOLERANCE, _ZERO_TOLERANCE)
     return Grade(Verdict.RIGHT if close else Verdict.WRONG, "tool_output", extracted)
+
+
+def format_facts(texts_of_turns: Sequence[str], prompt: str = "<answer>") -> FormatFacts:
+    """Look at what the assistant wrote, one text per turn; tool replies and template text must not be in it. The prompt
+    says whether an answer block was asked for: that of our template `paper` does, those of `compact` and of most
+    published models do not, whatever stands in the question or in an environment's own words counts too.
+
+    Blocks do not span turns. The release counts over the whole response and reads tags in tool output as the
+    model's own; ours cannot. Source: paper §2.2.2 (extra `<reason>` after `<answer>`) and eq. 5."""
+    tags = [len(answer_blocks(text)) for text in texts_of_turns]
+    return FormatFacts(
+        answer_tags=sum(tags),
+        reason_after_answer=_reason_after_answer(texts_of_turns, tags),
+        boxed=any(boxed_answer(text) is not None for text in texts_of_turns),
+        answer_asked="<answer>" in prompt,
+    )
+
+
+def _reason_after_answer(texts: Sequence[str], tags: Sequence[int]) -> bool:
+    first = next((turn for turn, count in enumerate(tags) if count), None)
+    if first is None:
+        return False
+    # The first *block* closes at the first closing tag that has an opening tag before it.
+    closed = texts[first].index("</answer>", texts[first].index("<answer>"))
+    return "<reason>" in texts[first][closed:] or any("<reason>" in text for text in texts[first + 1 :])

@@ -26,7 +26,6 @@ from rocstar.cli.verbs import (
     compare,
     data,
     doctor,
-    evals,
     evaluate,
     model,
     plan,
@@ -39,7 +38,7 @@ from rocstar.cli.verbs import (
     view,
 )
 from rocstar.cli.verbs import runs as run_verbs
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stop, stoppable, tell_next
+from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.support.signals import answered
@@ -72,10 +71,6 @@ app = typer.Typer(
 )
 RunsOrNone = Annotated[
     Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
 ]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
@@ -217,7 +212,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
-app.add_typer(evals.app, name="evals")
+app.add_typer(evaluate.app, name="evals")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(model.app, name="model")

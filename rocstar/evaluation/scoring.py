@@ -8,8 +8,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any, Protocol
 
-from rocstar.answers.form import format_facts
-from rocstar.answers.verifier import settled, written
+from rocstar.answers.verifier import format_facts, settled, written
 from rocstar.dialogue.calls import CallSyntax
 from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.intervals import Estimate, Z, wilson

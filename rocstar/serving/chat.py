@@ -15,7 +15,7 @@ from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
-from rocstar.record.page import visible
+from rocstar.record.formats import visible
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import AnswerEnded, Event, Ran, Words, answered, checked, environment_for, opened_agent

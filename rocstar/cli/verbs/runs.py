@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json
+from rocstar.cli.verbs.common import STYLE, AsJson, Runs, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
@@ -26,7 +26,6 @@ Name = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
 Source = Annotated[
     str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Step = Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)]
 Problem = Annotated[
     str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
@@ -274,7 +273,7 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.call_errors import failures
-    from rocstar.record.page import visible
+    from rocstar.record.formats import visible
 
     errors = ", ".join(failures(row["turns"]))
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
@@ -288,8 +287,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _whole(row: Mapping[str, Any], origin: Origin) -> str:
-    from rocstar.record.formats import as_written
-    from rocstar.record.page import visible
+    from rocstar.record.formats import as_written, visible
 
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
     return "\n".join((_line(row), *said, ""))

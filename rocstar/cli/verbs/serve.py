@@ -11,17 +11,12 @@ from typing import Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, quiet, stoppable
+from rocstar.cli.verbs.common import AsJson, Runs, Settings, quiet, stoppable
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
 READ_BYTES = 65536
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a hub id, a run's name or `last`.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
-]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Context = Annotated[
     int | None, typer.Option(min=1, metavar="TOKENS", help="Of the longest conversation.", show_default=False)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json
+from rocstar.cli.verbs.common import AsJson, Runs, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
@@ -80,7 +80,7 @@ def simulate(
     policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = "",
     picture: Picture = None,
     as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Runs = Path("runs"),
 ) -> None:
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
