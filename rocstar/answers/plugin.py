@@ -178,13 +178,11 @@ class RewardVerifier:
             return reward
         if cut:
             reward = min(0.0, reward or 0.0)
+        verdict = Verdict.UNDECIDED
+        if reward is not None:
+            verdict = Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
         prompt = self._codec.decode(trajectory.prompt_ids)
-        return outcome(cut or Grade(self._verdict(reward), "function", None), texts, prompt, reward)
-
-    def _verdict(self, reward: float | None) -> Verdict:
-        if reward is None:
-            return Verdict.UNDECIDED
-        return Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
+        return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
 
     async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()

@@ -73,9 +73,8 @@ _PLAIN = r"""
 """
 
 
-def _literal(text: str) -> str:
-    """A Jinja string literal."""
-    return json.dumps(text)
+_literal = json.dumps
+"""A text as a string literal of Jinja."""
 
 
 def _emit(*texts: str) -> str:

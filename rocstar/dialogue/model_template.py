@@ -194,18 +194,14 @@ def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: st
     if tools and not _shows(made, tools):
         made = replace(made, source=source.taught_tools(), taught=True)
     if tools:
-        _check_tools_are_shown(made, tools, folder)
+        if not _shows(made, tools):
+            raise ConfigError(
+                f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
+                "(rollout.max_turns = 1)."
+            )
         made = replace(made, calls=_call_syntax(made.source, folder))
         _check_history(made, tools, folder)
     return replace(made, reserved=_reserved(made))
-
-
-def _check_tools_are_shown(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
-    if not _shows(template, tools):
-        raise ConfigError(
-            f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
-            "(rollout.max_turns = 1)."
-        )
 
 
 def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
@@ -243,18 +239,14 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
         for width in (1, 2):
             opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
-            said = _completion(template.calls, thought, width)
+            calls = "\n".join(text_of(template.calls.render("python", {"code": "1"})) for _ in range(width))
+            said = thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
             written = opening + (said + reply) * 2
             if not any(written == text for text in _rendered(template, thought, said, width)):
                 raise ConfigError(
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
                     f"{said[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
                 )
-
-
-def _completion(syntax: CallSyntax, thought: str, width: int) -> str:
-    calls = "\n".join(text_of(syntax.render("python", {"code": "1"})) for _ in range(width))
-    return thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
 
 
 def _rendered(template: ModelTemplate, thought: str, said: str, width: int) -> list[str]:

@@ -77,17 +77,9 @@ class ChatMl:
     markers: tuple[str, ...]
     """Strings a tokenizer trained for this template keeps whole as special tokens; `stop` is one of them."""
 
-    @property
-    def stop(self) -> str:
-        return STOP
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        return RESERVED
-
-    @property
-    def calls(self) -> CallSyntax:
-        return HERMES
+    stop = STOP
+    reserved = RESERVED
+    calls = HERMES
 
     @property
     def jinja(self) -> str:

@@ -42,6 +42,19 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.evals = self.path / "evals"
+        self.checkpoints = self.path / "checkpoints"
+        self.resolved = self.path / "config.resolved.json"
+        """The settings in force; resume reads these."""
+        self.problems = self.path / "problems.json"
+        """A hash of the problems of each stage, and of those held out."""
+        self.summary = self.path / "summary.json"
+        """Written once, when the run is over."""
+        self.end_request = self.path / "end_stage"
+        """Holds the name of a stage that a person wants to end after its step under way."""
 
     @classmethod
     def create(
@@ -58,7 +71,11 @@ class RunFolder:
         `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. `fill` puts into the
         folder what the run begins with and returns more entries of run.json. Raises ConfigError where no folder can be
         made there, and OSError."""
-        folder = cls(_claim_run(Path(base), recipe.run.name))
+        refuse_place(base, recipe.run.name)
+        try:
+            folder = cls(claim(Path(base) / part for part in numbered(recipe.run.name)))
+        except OSError as error:
+            raise _no_place(base, error.strerror or str(error)) from None
         try:
             folder._begin(recipe, argv, recipe_text, fill)
         except OSError:
@@ -113,33 +130,10 @@ class RunFolder:
         """The name of the folder, or of the link to it."""
         return os.path.basename(os.path.abspath(self.path))
 
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def resolved(self) -> Path:
-        """The settings in force; resume reads these."""
-        return self.path / "config.resolved.json"
-
     def recipe_text(self) -> str:
         """config.toml as it lies there; empty for a recipe made in Python."""
         file = self.path / "config.toml"
         return file.read_text() if file.is_file() else ""
-
-    @property
-    def summary(self) -> Path:
-        """Written once, when the run is over."""
-        return self.path / "summary.json"
-
-    @property
-    def end_request(self) -> Path:
-        """Holds the name of a stage that a person wants to end after its step under way."""
-        return self.path / "end_stage"
 
     def asks_to_end(self, stage: str) -> bool:
         """Whether a person wants this stage to end."""
@@ -153,25 +147,8 @@ class RunFolder:
         write_atomic(self.end_request, str(begun[-1]).encode())
         return str(begun[-1])
 
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def evals(self) -> Path:
-        return self.path / "evals"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
-
-    @property
-    def problems(self) -> Path:
-        """A hash of the problems of each stage, and of those held out."""
-        return self.path / "problems.json"
 
     def pool(self, stage: str) -> Path:
         """What is known of the problems that a stage chose from."""
@@ -324,14 +301,6 @@ def refuse_place(base: Path | str, name: str) -> None:
         raise _no_place(base, f"{there} is not a folder that can be written into")
     if len(os.fsencode(name)) > NAME_BYTES:
         raise _no_place(base, f"the name is longer than {NAME_BYTES} bytes")
-
-
-def _claim_run(base: Path, name: str) -> Path:
-    refuse_place(base, name)
-    try:
-        return claim(base / part for part in numbered(name))
-    except OSError as error:
-        raise _no_place(base, error.strerror or str(error)) from None
 
 
 def _no_place(base: Path | str, why: str) -> ConfigError:

@@ -17,7 +17,7 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import islice
 from math import sqrt
@@ -66,7 +66,13 @@ def feedback_of(settings: Mapping[str, Any]) -> Feedback:
 def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
     in the text as it was written, and so does all of a turn that holds one."""
-    return [{"role": "user", "content": row["question"]}, *_structured(row, feedback)]
+    messages = [{"role": "user", "content": row["question"]}]
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        messages.append(_assistant(text, turn))
+        for result in turn["results"]:
+            shown = feedback(result_of(result))
+            messages.append({"role": "tool", "tool_call_id": result["call_id"], "content": shown})
+    return messages
 
 
 def sent(prompt: str, question: str) -> tuple[list[Message], str]:
@@ -88,25 +94,15 @@ def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     return messages
 
 
-def _structured(row: Mapping[str, Any], feedback: Feedback) -> Iterator[Message]:
-    for text, turn in zip(row["text"], row["turns"], strict=True):
-        yield _assistant(text, turn)
-        for result in turn["results"]:
-            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(result_of(result))}
-
-
 def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
     calls = turn["calls"]
     if not calls or any(call["parse_error"] for call in calls):
         return {"role": "assistant", "content": without_end(text)}
     start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
     before = text[:start] if start < end else without_end(text)  # a call that stands nowhere in the text
-    return {"role": "assistant", "content": before, "tool_calls": [_call(call) for call in calls]}
-
-
-def _call(call: Mapping[str, Any]) -> Message:
-    function = {"name": call["tool"], "arguments": json.dumps(call["arguments"])}
-    return {"id": call["id"], "type": "function", "function": function}
+    functions = [{"name": call["tool"], "arguments": json.dumps(call["arguments"])} for call in calls]
+    asked = [{"id": c["id"], "type": "function", "function": f} for c, f in zip(calls, functions, strict=True)]
+    return {"role": "assistant", "content": before, "tool_calls": asked}
 
 
 class Origin(NamedTuple):
