@@ -64,15 +64,15 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
         asked = type(call)(id=call.id, tool=self.name, arguments=parameters, raw="")
         complaint = text_arguments(asked, PARAMETERS)
         try:
-            result = bad_call(asked, complaint) if complaint else await self._run(parameters["code"])
+            if complaint:
+                result = bad_call(asked, complaint)
+            else:
+                result = await asyncio.wrap_future(self._sandbox.submit(self._sandbox.program(parameters["code"])))
         except SandboxUnavailable:
             fields[OUTAGES] = fields.get(OUTAGES, 0) + 1
             raise
         fields[FAILED] = fields.get(FAILED, 0) + result.is_error
         return ToolResponse(text=self._sandbox.shown(result)), 0.0, {}
-
-    async def _run(self, code: str) -> Any:
-        return await asyncio.wrap_future(self._sandbox.submit(self._sandbox.program(code)))
 
     def close(self) -> None:
         """End the sandbox of this process. verl does not call it: its process ends."""

@@ -304,8 +304,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
     from rocstar.config.origins import of_run
-    from rocstar.record.branch import fill_branch, find_checkpoint
-    from rocstar.record.folder import RunFolder
+    from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint
     from rocstar.run.continued import continued
     from rocstar.run.material import read_material
 
@@ -326,6 +325,7 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 
 def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    from rocstar.config.origins import ABSENT
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
 
@@ -343,7 +343,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
         )
     else:
         for one in given:
-            print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+            before = "" if one.default in (ABSENT, None) else f"default {json.dumps(one.default)}; "
+            print(f"{one.key} = {json.dumps(one.value)}  ({before}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
         print(f"stages in order: {order or 'none'}", file=sys.stderr)
@@ -363,12 +364,6 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
             f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
         )
         print(f"{told}; all of them are asked", file=sys.stderr)
-
-
-def _before(given: Provenance) -> str:
-    from rocstar.config.origins import ABSENT
-
-    return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,7 +112,7 @@ KINDS = {
     "ifbench": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
-        scorer=ifeval.ifbench_scorer,
+        scorer=partial(ifeval.IfevalScorer, follows=ifeval.published),
         check=ifeval.check_ifbench,
         one_turn=True,
     ),

@@ -137,7 +137,7 @@ def serve(
     if problem := complaint(settings):
         raise ConfigError(problem)
     try:
-        code = serve_until_told(settings, _say)
+        code = serve_until_told(settings, lambda said: print(f"rocstar: {said}", file=sys.stderr, flush=True))
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from error
     raise typer.Exit(code)
@@ -243,10 +243,6 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
 
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
-
-
-def _say(sentence: str) -> None:
-    print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
 
 
 def _words(value: Any) -> list[str]:

@@ -21,7 +21,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
@@ -315,10 +315,11 @@ class IfevalScorer(Scorer):
         self._follows = follows
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
-        signs = [[_signs(attempt) for attempt in group.trajectories if attempt.outcome] for group in groups]
+        judged = [[a.outcome for a in group.trajectories if a.outcome] for group in groups]
+        signs = [[outcome.method.partition(" ")[2] for outcome in outcomes] for outcomes in judged]
         loose = [[("." not in one) for one in group] for group in signs if group]
         return {
-            "prompt_strict": figure(mean_over_problems([_share(_strict(one) for one in g) for g in signs if g])),
+            "prompt_strict": figure(mean_over_problems([fmean(map(_strict, g)) for g in signs if g])),
             "prompt_loose": figure(mean_over_problems([sum(group) / len(group) for group in loose])),
             "instruction_strict": figure(ratio([("".join(g).count("S"), len("".join(g))) for g in signs])),
             "instruction_loose": figure(ratio([(len(t) - t.count("."), len(t)) for t in map("".join, signs)])),
@@ -339,17 +340,5 @@ class IfevalScorer(Scorer):
         return "l" if any(self._follows(name, arguments, prompt, one) for one in variants(text)) else "."
 
 
-def ifbench_scorer(parts: Parts) -> IfevalScorer:
-    return IfevalScorer(parts, published)
-
-
-def _signs(attempt: Trajectory) -> str:
-    return attempt.outcome.method.partition(" ")[2] if attempt.outcome else ""
-
-
 def _strict(signs: str) -> bool:
     return set(signs) <= {"S"}
-
-
-def _share(right: Iterable[bool]) -> float:
-    return fmean(map(float, right))
