@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(ROOT))
 
 from rocstar.config.sections import ModelSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.vllm import too_far
 from rocstar.learning.policy import Policy
 from rocstar.types import Canary, gaps

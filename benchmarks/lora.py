@@ -22,7 +22,7 @@ from frame import Table, parser, report, spent
 
 from rocstar.config.sections import ModelSection, SftSection
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_forward import take_weights
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy

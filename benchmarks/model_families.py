@@ -35,7 +35,8 @@ from rocstar.config.sections import Recipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.markup import MODEL_PREAMBLE
-from rocstar.dialogue.template import template_for, tool_schema
+from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.templates import template_for
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.parts.build import AttemptParts

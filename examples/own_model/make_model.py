@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 
 HERE = Path(__file__).parent
 MARKERS = [

@@ -51,7 +51,9 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
         self._sandbox = SandboxThread(config.get("url", ""), limits=Limits(**limits), **given)
-        super().__init__(config, tool_schema or _schema())
+        function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
+        own = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
+        super().__init__(config, tool_schema or own)
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -81,11 +83,6 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
 
 PythonTool = VerlPythonTool
 """Its name in verl's files."""
-
-
-def _schema() -> OpenAIFunctionToolSchema:
-    function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
-    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
 
 
 def roc_filter(

@@ -83,17 +83,12 @@ def judge(question: Mapping[str, Any]) -> Found:
     """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
     accepts decides, as in the release. What nobody can decide is WRONG where the reference can be compared with
     something: then it is the prediction that cannot be read. Unbounded in time. Raises MemoryError."""
-    found = _attempted(**question)
-    if found[0] is Verdict.UNDECIDED and is_readable(question["graders"], question["gold"]):
-        return Verdict.WRONG, "unreadable"
-    return found
-
-
-def is_readable(graders: Sequence[str], gold: str) -> bool:
-    """Whether a reference can be told from a plain number; words always can, though `true` is none to a parser."""
-    if LOSSY.search(gold):
-        return False
-    return is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+    found, graders, gold = _attempted(**question), question["graders"], question["gold"]
+    if found[0] is not Verdict.UNDECIDED or LOSSY.search(gold):
+        return found
+    # Whether it can be told from a plain number; words always can, though `true` is none to a parser.
+    readable = is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+    return (Verdict.WRONG, "unreadable") if readable else found
 
 
 def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str) -> Found:

@@ -2,22 +2,19 @@
 
 Our two templates share one ChatML shape. `paper` is the conversation of rStar2-Agent (system text, tools block,
 preamble, pre-opened `<reason>`); `compact` is the bare minimum for models of a few hundred thousand parameters. A
-model's own chat template is in `model_template.py`; `template_for` finds one by its name."""
+model's own chat template is in `model_template.py`; `templates.py` picks one by name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.jinja import chat_template
 from rocstar.dialogue.markup import PREAMBLE, RESERVED, START, STOP, SYSTEM, TOOLS_HEAD, TOOLS_TAIL
 from rocstar.dialogue.segments import Segment, foreign, ours
-from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 
 
@@ -147,31 +144,3 @@ CHAT = replace(PAPER, system="You are a helpful assistant.", preamble="", opened
 """How rows that bring their own tools are written: the paper's tools block and call syntax without its reasoning
 clothes. A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to
 ignore both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""
-
-
-TEMPLATES: Mapping[str, ChatMl] = {"paper": PAPER, "compact": COMPACT}
-MODEL = "model"
-
-
-def template_for(
-    name: str, folder: Path | None, tools: Sequence[ToolSpec] = (), *, preamble: str | None = None
-) -> Template:
-    """The template of that name; `model` is the chat template of the model in `folder`, checked with `tools` (those
-    of the recipe). `preamble` replaces what stands before each question. Raises ConfigError."""
-    if name == MODEL:
-        if folder is None:
-            raise ConfigError("rollout.template 'model' is the model's own chat template and needs model.path; set it.")
-        from rocstar.dialogue.model_template import load_model_template
-
-        return load_model_template(folder, tools, preamble=preamble)
-    template = template_named(name)
-    return template if preamble is None else replace(template, preamble=preamble)
-
-
-def template_named(name: str) -> ChatMl:
-    """Our own template of that name. Raises ConfigError for any other name than `paper` and `compact`."""
-    if name in TEMPLATES:
-        return TEMPLATES[name]
-    names = [*TEMPLATES, MODEL]
-    nearest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"rollout.template {name!r} is unknown; the nearest is {nearest!r}, of {', '.join(names)}.")

@@ -19,7 +19,8 @@ from rocstar.config.places import Engines, TorchEngines, VllmEngines
 from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.template import Template, template_for
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings

@@ -1,5 +1,5 @@
-"""The run folder: where each file of a run lies, how a run is created, continued as
-another, found again and deleted, and what it takes.
+"""The run folder: where each file of a run lies, how a run is created, found again, branched and deleted, and what it
+takes on the disk.
 
 Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints' contents (the learner's).
 """
@@ -78,27 +78,18 @@ class RunFolder:
         except OSError as error:
             raise _no_place(base, error.strerror or str(error)) from None
         try:
-            folder._begin(recipe, argv, recipe_text, fill)
+            for part in (folder.rollouts, folder.evals, folder.checkpoints):
+                part.mkdir()
+            if recipe_text is not None:
+                write_atomic(folder.path / "config.toml", recipe_text.encode())
+            write_json(folder.resolved, recipe.resolved())
+            more = fill(folder)
+            # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
+            write_json(folder.path / "run.json", {**_identity(folder.name, argv), **more})
         except OSError:
             shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
             raise
         return folder
-
-    def _begin(
-        self,
-        recipe: Recipe,
-        argv: Sequence[str],
-        recipe_text: str | None,
-        fill: Callable[[RunFolder], Mapping[str, Any]],
-    ) -> None:
-        for part in (self.rollouts, self.evals, self.checkpoints):
-            part.mkdir()
-        if recipe_text is not None:
-            write_atomic(self.path / "config.toml", recipe_text.encode())
-        write_json(self.resolved, recipe.resolved())
-        more = fill(self)
-        # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
-        write_json(self.path / "run.json", {**_identity(self.name, argv), **more})
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:

@@ -23,7 +23,8 @@ from rocstar.data.sft.check import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import ChatMl, Template, template_named
+from rocstar.dialogue.template import ChatMl, Template
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError

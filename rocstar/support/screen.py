@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
 from rocstar.support.pace import Pace, time_left
@@ -236,7 +235,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _left(self, name: str, done: int, total: int, *, first: int, began: float) -> str:

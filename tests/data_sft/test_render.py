@@ -21,7 +21,8 @@ from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import ours
-from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl, template_named
+from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl
+from rocstar.dialogue.templates import template_named
 from rocstar.types import Demonstration, DemoTurn, Problem, SftRow, Status, ToolResult
 from tests.data_sft.support import WEATHER, calls, real, result, says, talk, user
 from tests.dialogue.naive_rows import encode_demonstration

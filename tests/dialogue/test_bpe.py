@@ -6,7 +6,7 @@ from rocstar.dialogue.bpe import UNKNOWN, fixed_phrases, train_bpe
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 
 COMPACT = template_named("compact")

@@ -9,7 +9,7 @@ import pytest
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.protocols import TextCodec
 

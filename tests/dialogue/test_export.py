@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import COMPACT, PAPER, template_for
+from rocstar.dialogue.template import COMPACT, PAPER
+from rocstar.dialogue.templates import template_for
 from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, byte_level, folder_of, published_qwen
 
 

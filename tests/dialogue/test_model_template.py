@@ -13,7 +13,8 @@ from rocstar.dialogue.calls import LLAMA as LLAMA_CALLS
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.markup import MODEL_PREAMBLE
 from rocstar.dialogue.segments import Author, text_of
-from rocstar.dialogue.template import template_for, tool_schema
+from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.templates import template_for
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, THINKING, byte_level, folder_of, published_qwen

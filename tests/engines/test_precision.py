@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config.sections import LearningSection, ModelSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_forward import forward_of, lowered

@@ -13,7 +13,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rocstar.config.sections import ModelSection
     from rocstar.dialogue.bpe import train_bpe
     from rocstar.dialogue.segments import text_of
-    from rocstar.dialogue.template import template_named
+    from rocstar.dialogue.templates import template_named
     from rocstar.learning.models import random_model
     from rocstar.learning.policy import Policy
 

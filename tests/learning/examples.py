@@ -9,7 +9,7 @@ from typing import Any
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import random_model
 from rocstar.learning.policy import Policy
 from rocstar.types import BatchRow, SftRow

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rocstar.config.sections import LearningSection, ModelSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning import attention
 from rocstar.learning.attention import PACKED_SDPA, Document, DocumentLayout, layout_of, packed_sdpa

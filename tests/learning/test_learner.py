@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.advantages import question_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
 from rocstar.learning.learner import GrpoLearner

@@ -21,7 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
 from rocstar.learning import policy as policies

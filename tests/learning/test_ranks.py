@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy

@@ -13,7 +13,8 @@ from rocstar.answers.grade import Grader
 from rocstar.answers.verifier import BoxedVerifier
 from rocstar.config.sections import ResampleSection
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import Template, template_for
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_for
 from rocstar.learning.resample import resampler_of
 from rocstar.types import Choice, Group, Outcome, Status, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn

@@ -12,7 +12,7 @@ from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment

@@ -246,7 +246,7 @@ def pretrained(tmp_path: Path) -> dict[str, Any]:
     """A model of its own and a problem."""
     pytest.importorskip("torch")
     from rocstar.config.sections import ModelSection
-    from rocstar.dialogue.template import template_named
+    from rocstar.dialogue.templates import template_named
     from rocstar.learning.models import random_model
     from rocstar.learning.policy import Policy
     from tests.learning.examples import SHAPE, codec

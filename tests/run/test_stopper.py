@@ -95,7 +95,7 @@ def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> Non
     pytest.importorskip("torch")
     from rocstar.config.places import ClusterSection
     from rocstar.config.sections import LearningSection, ModelSection
-    from rocstar.dialogue.template import template_named
+    from rocstar.dialogue.templates import template_named
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.policy import Policy
     from rocstar.learning.ranks import start

@@ -16,7 +16,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -107,9 +106,7 @@ class ChatEndpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=self.timeout_seconds, limits=limits)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
