@@ -4,6 +4,8 @@ the ids of a rollout, a test holds both forms equal. And what a chat template th
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 
 from rocstar.dialogue.markup import START, STOP, TOOLS_HEAD, TOOLS_TAIL
 
@@ -13,28 +15,66 @@ def chat_template(*, system: str | None, preamble: str, header: str, lists_tools
 
     The content of an assistant message is what the model wrote after the header (after the opened tag, in `paper`).
     """
-    return (
-        _system(system, lists_tools)
-        + "{%- for message in turns -%}"
-        + _user(preamble)
-        + _assistant(_literal(header))
-        + _tool()
-        + "{%- endif -%}{%- endfor -%}"
-        + f"{{%- if add_generation_prompt -%}}{{{{- {_literal(header)} -}}}}{{%- endif -%}}"
-    )
+    source = _CHATML.replace("LISTED", _TOOLS if lists_tools else "")
+    words = {"HEAD": TOOLS_HEAD, "TAIL": TOOLS_TAIL, "END": f"{STOP}\n", "HEADER": header}
+    words |= {"SYSTEM": f"{START}system\n", "USER": f"{START}user\n{preamble}", "REPLIED": f"{START}user"}
+    return _filled(source, {"DEFAULT": "none" if system is None else json.dumps(system), **_literals(words)})
 
 
 def with_tools(source: str, *, in_system: bool) -> str:
     """A chat template that knows roles system, user and assistant alone, for conversations with tools: their schemas
     stand at the end of the system message (else at the beginning of the first question), calls in the assistant's own
     text, and replies in a turn of the user. Source: ours."""
-    literals = {"HEAD": TOOLS_HEAD.lstrip(), "TAIL": TOOLS_TAIL, "ROLE": "system" if in_system else "user"}
-    prelude = "".join(line.strip() for line in _PLAIN.splitlines())
-    for name, text in literals.items():
-        prelude = prelude.replace(name, _literal(text))
-    return prelude + "{{- '' }}" + source
+    words = {"HEAD": TOOLS_HEAD.lstrip(), "TAIL": TOOLS_TAIL, "ROLE": "system" if in_system else "user"}
+    return _filled(_PLAIN, _literals(words)) + "{{- '' }}" + source
 
 
+def _literals(words: Mapping[str, str]) -> dict[str, str]:
+    """Texts as string literals of Jinja."""
+    return {name: json.dumps(text) for name, text in words.items()}
+
+
+def _filled(source: str, words: Mapping[str, str]) -> str:
+    """Jinja source in one line, with what stands for each word in capitals."""
+    line = "".join(part.strip() for part in source.splitlines())
+    return re.sub(rf"\b(?:{'|'.join(words)})\b", lambda found: words[found[0]], line)
+
+
+_TOOLS = r"""
+    {%- if tools -%}
+        {{- HEAD -}}
+        {%- for tool in tools -%}{{- "\n" -}}{{- tool | tojson -}}{%- endfor -%}
+        {{- TAIL -}}
+    {%- endif -%}"""
+_CHATML = r"""
+{%- if messages and messages[0].role == 'system' -%}
+    {%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set system = DEFAULT -%}{%- set turns = messages -%}
+{%- endif -%}
+{%- if system is not none -%}
+    {{- SYSTEM -}}{{- system -}}LISTED{{- END -}}
+{%- endif -%}
+{%- for message in turns -%}
+    {%- if message.role == 'user' -%}
+        {{- USER -}}{{- message.content -}}{{- END -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- HEADER -}}{{- message.content or '' -}}
+        {%- for call in message.tool_calls or [] -%}{%- set call = call.function or call -%}
+            {%- if not loop.first or message.content -%}{{- "\n" -}}{%- endif -%}
+            {{- "<tool_call>\n{\"name\": " -}}{{- call.name | tojson -}}{{- ", \"arguments\": " -}}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson -}}
+            {{- "}\n</tool_call>" -}}
+        {%- endfor -%}
+        {{- END -}}
+    {%- elif message.role == 'tool' -%}
+        {%- if loop.first or loop.previtem.role != 'tool' -%}{{- REPLIED -}}{%- endif -%}
+        {{- "\n<tool_response>\n" -}}{{- message.content -}}{{- "\n</tool_response>" -}}
+        {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- END -}}{%- endif -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- HEADER -}}{%- endif -%}
+"""
 _PLAIN = r"""
 {%- set plain = namespace(turns=[], tools='', said='') -%}
 {%- for tool in tools or [] -%}{%- set plain.tools = plain.tools + '\n' + (tool | tojson) -%}{%- endfor -%}
@@ -71,82 +111,3 @@ _PLAIN = r"""
 {%- endfor -%}
 {%- set messages = plain.turns -%}
 """
-
-
-_literal = json.dumps
-"""A text as a string literal of Jinja."""
-
-
-def _emit(*texts: str) -> str:
-    """Write literal text."""
-    return "{{- " + _literal("".join(texts)) + " -}}"
-
-
-def _system(system: str | None, lists_tools: bool) -> str:
-    default = "none" if system is None else _literal(system)
-    return (
-        "{%- if messages and messages[0].role == 'system' -%}"
-        "{%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}"
-        f"{{%- else -%}}{{%- set system = {default} -%}}{{%- set turns = messages -%}}{{%- endif -%}}"
-        "{%- if system is not none -%}"
-        + _emit(START, "system\n")
-        + "{{- system -}}"
-        + (_tools() if lists_tools else "")
-        + _emit(STOP, "\n")
-        + "{%- endif -%}"
-    )
-
-
-def _tools() -> str:
-    return (
-        "{%- if tools -%}"
-        + _emit(TOOLS_HEAD)
-        + "{%- for tool in tools -%}"
-        + _emit("\n")
-        + "{{- tool | tojson -}}{%- endfor -%}"
-        + _emit(TOOLS_TAIL)
-        + "{%- endif -%}"
-    )
-
-
-def _user(preamble: str) -> str:
-    return (
-        "{%- if message.role == 'user' -%}"
-        + _emit(START, "user\n", preamble)
-        + "{{- message.content -}}"
-        + _emit(STOP, "\n")
-    )
-
-
-def _assistant(header: str) -> str:
-    return (
-        "{%- elif message.role == 'assistant' -%}{{- "
-        + header
-        + " -}}{{- message.content or '' -}}"
-        + "{%- for call in message.tool_calls or [] -%}{%- set call = call.function or call -%}"
-        + "{%- if not loop.first or message.content -%}"
-        + _emit("\n")
-        + "{%- endif -%}"
-        + _emit('<tool_call>\n{"name": ')
-        + "{{- call.name | tojson -}}"
-        + _emit(', "arguments": ')
-        + "{{- call.arguments if call.arguments is string else call.arguments | tojson -}}"
-        + _emit("}\n</tool_call>")
-        + "{%- endfor -%}"
-        + _emit(STOP, "\n")
-    )
-
-
-def _tool() -> str:
-    return (
-        "{%- elif message.role == 'tool' -%}"
-        "{%- if loop.first or loop.previtem.role != 'tool' -%}"
-        + _emit(START, "user")
-        + "{%- endif -%}"
-        + _emit("\n<tool_response>\n")
-        + "{{- message.content -}}"
-        + _emit("\n</tool_response>")
-        + "{%- if loop.last or loop.nextitem.role != 'tool' -%}"
-        + _emit(STOP, "\n")
-        + "{%- endif -%}"
-    )
