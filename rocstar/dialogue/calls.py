@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rocstar.dialogue.markup import CLOSE, OPEN
 from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of
 from rocstar.types import ToolCall
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FAILED = "Failed to decode tool call: "
 TOO_DEEP = "nested too deeply"
 # Up to the first closing tag that is not inside a JSON string. Of two readings that begin at different opening tags,

@@ -25,10 +25,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, CallSyntax
-from rocstar.dialogue.jinja import with_tools
-from rocstar.dialogue.markup import MODEL_PREAMBLE
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
-from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
@@ -179,7 +177,7 @@ class ModelTemplate:
 
 def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`jinja.with_tools`).
+    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`with_tools`).
     Raises ConfigError where it writes calls in a syntax we cannot read, or rewrites what stands before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
     stop = _stop(source, folder)

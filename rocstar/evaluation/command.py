@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
 from rocstar.config.sections import Recipe
-from rocstar.dialogue.markup import SYSTEM
+from rocstar.dialogue.template import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.chat_client import ChatClient, check_address

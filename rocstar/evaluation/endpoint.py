@@ -19,11 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rocstar.dialogue.calls import HERMES, render_call
+from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, render_call
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import CLOSE, OPEN, START, STOP
 from rocstar.dialogue.segments import Segment, text_of
-from rocstar.dialogue.template import Template, tool_schema, tools_block
+from rocstar.dialogue.template import START, STOP, Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of

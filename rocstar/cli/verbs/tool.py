@@ -105,7 +105,6 @@ async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str,
 
 def _call(name: str, arguments: str, number: int) -> ToolCall:
     """As the model would write it, whether it is JSON or not."""
-    from rocstar.dialogue.calls import HERMES
-    from rocstar.dialogue.markup import CLOSE, OPEN
+    from rocstar.dialogue.calls import CLOSE, HERMES, OPEN
 
     return HERMES.parse(f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}', number)[0]

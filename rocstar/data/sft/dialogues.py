@@ -32,8 +32,7 @@ from rocstar.data.sft.format import (
     tool_spec,
     tools_of,
 )
-from rocstar.dialogue.calls import parse_calls
-from rocstar.dialogue.markup import CLOSE, OPEN
+from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
 from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
 
