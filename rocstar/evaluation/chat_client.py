@@ -130,7 +130,7 @@ class ChatClient:
                 raise
 
     async def ask(self, prompt: str, *, system: str) -> str:
-        """What the model says as a judge of answers (`scoring.Judge`). Raises VerifierUnavailable."""
+        """What the model says as a judge of answers, at temperature 0. Raises VerifierUnavailable."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
         try:
             return (await self.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)).text

@@ -53,7 +53,7 @@ def analyze(
         return
     reports = []
     methods = [method_of(name) for name in names]
-    for method, source in [(one.label, find_source(name, runs)) for one in methods for name in one.names]:
+    for method, source in [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]:
         piece, scorer = _tokens_of(source, entropy)
         reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
     if pictures is not None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -115,23 +115,19 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
         )
     if spec.run is None and spec.step is not None:
         raise ConfigError(f"--step {spec.step} is a step of a run; name the run")
-    case = _drawn(spec, **{**DRAWN, **drawn}) if spec.run is None else _replayed(spec, spec.run, costs)
-    model = replace(case.model, evicted_share=spec.evicted_share, **sizes, **costs)
-    fleet = {f"engine{number:02}": model for number in range(spec.engines or case.engines)}
+    drawn_or_recorded = _drawn(spec, **{**DRAWN, **drawn}) if spec.run is None else _replayed(spec, spec.run, costs)
+    work, engine, engines = drawn_or_recorded
+    model = replace(engine, evicted_share=spec.evicted_share, **sizes, **costs)
+    fleet = {f"engine{number:02}": model for number in range(spec.engines or engines)}
     fleet["engine00"] = model.slower(spec.slow)
-    rows = [_row(name, report) for name, report in _reports(spec, case.work, fleet).items()]
+    rows = [_row(name, report) for name, report in _reports(spec, work, fleet).items()]
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
-class Scenario(NamedTuple):
-    """What is to be simulated."""
-
-    work: Steps
-    model: EngineModel
-    engines: int
-
-
-def _drawn(spec: SimulateSpec, *, lengths: str, problems: int, attempts: int, seed: int) -> Scenario:
+def _drawn(
+    spec: SimulateSpec, *, lengths: str, problems: int, attempts: int, seed: int
+) -> tuple[Steps, EngineModel, int]:
+    """(work, what an engine is like, how many there are)."""
     from rocstar.forecast.engine_model import EngineModel
     from rocstar.forecast.workload import synthetic_workload
 
@@ -139,11 +135,11 @@ def _drawn(spec: SimulateSpec, *, lengths: str, problems: int, attempts: int, se
         synthetic_workload(lengths, problems=problems, attempts=attempts, limit=spec.cap or CAP, seed=number)
         for number in range(seed, seed + spec.steps)
     ]
-    return Scenario(work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES)
+    return work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES
 
 
-def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> Scenario:
-    """A run's work and engines; what these cost is fitted where it is not all given."""
+def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple[Steps, EngineModel, int]:
+    """The same of a run; what its engines cost is fitted where it is not all given."""
     from rocstar.forecast.engine_model import COSTS as FITTED
     from rocstar.forecast.replay import recorded
 
@@ -155,7 +151,7 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> Scena
         said = ", ".join(f"{name} {getattr(model, name):.3g}" for name in FITTED)
         errors = ", ".join(f"{error:+.1%}" for error in fitted.errors)
         print(f"costs fitted to the run: {said}\nsimulated steps beside recorded ones: {errors}", file=sys.stderr)
-    return Scenario([list(step.attempts) for step in found.steps], model, found.engines)
+    return [list(step.attempts) for step in found.steps], model, found.engines
 
 
 def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, StepReport]:
