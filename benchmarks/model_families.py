@@ -34,8 +34,7 @@ sys.path.insert(0, str(ROOT))
 from rocstar.config.sections import Recipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import MODEL_PREAMBLE
-from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema
 from rocstar.dialogue.templates import template_for
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy

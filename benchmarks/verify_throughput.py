@@ -24,7 +24,7 @@ from frame import Table, data_folder, parser, read_rows, report, spent
 
 from rocstar.answers.extract import lenient_answer
 from rocstar.answers.grade import Grader, Pair
-from rocstar.answers.mathverify import grade_math_verify
+from rocstar.answers.judge import grade_math_verify
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.prime import grade_prime
 from rocstar.answers.symbolic import SymbolicChecker

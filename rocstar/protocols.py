@@ -261,14 +261,6 @@ class PolicyLoss(Protocol):
         ...
 
 
-class Tracker(Protocol):
-    """Records a run. Never raises into training, never slows it."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def record(self, step: int, groups: Sequence[Resampled]) -> None: ...
-
-
 class TextCodec(Protocol):
     """The part of a tokenizer that dialogue and answers need."""
 

@@ -10,8 +10,7 @@ import pytest
 from rocstar.config.recipe import recipe_of, resolved_from_json
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
-from rocstar.record.branch import fill_branch
-from rocstar.record.folder import RunFolder
+from rocstar.record.folder import RunFolder, fill_branch
 from rocstar.record.show import show_run
 from rocstar.run.continued import continued, is_reopened, made_again, record
 from rocstar.support.screen import changed_setting

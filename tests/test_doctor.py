@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.cli import doctor
-from rocstar.cli.doctor import State, findings
 from rocstar.cli.main import run
-from rocstar.cli.verbs import sandbox, serve, view
+from rocstar.cli.verbs import doctor, sandbox, serve, view
+from rocstar.cli.verbs.doctor import State, findings
 from rocstar.support.exits import install_command
 
 

@@ -172,7 +172,8 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
         if user is not None:
             raise SandboxUserUnsupportedError(f"sandbox rocstar runs all as one user of its own and has no {user!r}")
         request = f"run({cmd!r}, {cwd!r}, {env or {}!r}, {timeout!r}, {STREAM_BYTES})"
-        response = await self._ask(request, input or b"", self._wall_seconds(timeout))
+        seconds = self._settings.wall_seconds if timeout is None else timeout + GRACE_SECONDS
+        response = await self._ask(request, input or b"", seconds)
         if response.state_lost:
             return _killed(response)
         code, dropped = ast.literal_eval(response.value or "None, False")
@@ -200,9 +201,6 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
                 raise SandboxUnavailableError(f"the sandbox sent {len(data)} of the {size} bytes of {file}")
             data += piece
         return data.decode() if text else data
-
-    def _wall_seconds(self, timeout: float | None) -> float:
-        return self._settings.wall_seconds if timeout is None else timeout + GRACE_SECONDS
 
     async def _ask(self, request: str, content: str | bytes | None, wall_seconds: float | None = None) -> Response:
         """Call a function of inside.py. Raises SandboxUnavailableError, and what the function raised."""

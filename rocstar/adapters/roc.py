@@ -44,7 +44,8 @@ def reasons_of(
         penalties = [batch[row].penalty for row in rewards]
         _, chosen = select([*rewards.values()], penalties, keep, rng, success_above=success_above)
         reasons |= zip(rewards, chosen, strict=True)
-    return [reasons.get(row) or _unusable(drawn) for row, drawn in enumerate(batch)]
+    lost = {True: Reason.DROPPED_ENVIRONMENT, False: Reason.DROPPED_UNDECIDED}
+    return [reasons.get(row) or lost[drawn.outage] for row, drawn in enumerate(batch)]
 
 
 def penalty_of_messages(
@@ -61,7 +62,3 @@ def penalty_of_messages(
 
 def is_kept(reason: Reason) -> bool:
     return reason in KEPT
-
-
-def _unusable(drawn: Drawn) -> Reason:
-    return Reason.DROPPED_ENVIRONMENT if drawn.outage else Reason.DROPPED_UNDECIDED

@@ -51,7 +51,9 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
         self._sandbox = SandboxThread(config.get("url", ""), limits=Limits(**limits), **given)
-        super().__init__(config, tool_schema or _schema())
+        function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
+        own = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
+        super().__init__(config, tool_schema or own)
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -64,15 +66,15 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
         asked = type(call)(id=call.id, tool=self.name, arguments=parameters, raw="")
         complaint = text_arguments(asked, PARAMETERS)
         try:
-            result = bad_call(asked, complaint) if complaint else await self._run(parameters["code"])
+            if complaint:
+                result = bad_call(asked, complaint)
+            else:
+                result = await asyncio.wrap_future(self._sandbox.submit(self._sandbox.program(parameters["code"])))
         except SandboxUnavailable:
             fields[OUTAGES] = fields.get(OUTAGES, 0) + 1
             raise
         fields[FAILED] = fields.get(FAILED, 0) + result.is_error
         return ToolResponse(text=self._sandbox.shown(result)), 0.0, {}
-
-    async def _run(self, code: str) -> Any:
-        return await asyncio.wrap_future(self._sandbox.submit(self._sandbox.program(code)))
 
     def close(self) -> None:
         """End the sandbox of this process. verl does not call it: its process ends."""
@@ -81,11 +83,6 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
 
 PythonTool = VerlPythonTool
 """Its name in verl's files."""
-
-
-def _schema() -> OpenAIFunctionToolSchema:
-    function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
-    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
 
 
 def roc_filter(

@@ -22,13 +22,6 @@ ValuesOf = Callable[[Report], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    label: str
-    names: tuple[str, ...]
-    """The names of its runs, as `find_source` takes them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One step of a method's curve."""
 
@@ -41,17 +34,18 @@ class Point:
     """How many have one."""
 
 
-def method_of(argument: str) -> Method:
-    """`LABEL=NAME,NAME`, or one name; what has a slash before its first "=", or is a file, is a name.
+def method_of(argument: str) -> tuple[str, tuple[str, ...]]:
+    """The label of a method and the names of its runs, as `find_source` takes them: `LABEL=NAME,NAME`, or one name;
+    what has a slash before its first "=", or is a file, is a name.
 
     Raises ConfigError for a label without names, or with a name twice."""
     label, equals, rest = argument.partition("=")
     if not equals or "/" in label or Path(argument).exists():
-        return Method(label=argument, names=(argument,))
+        return argument, (argument,)
     names = tuple(rest.split(","))
     if not label or "" in names or len(set(names)) < len(names):
         raise ConfigError(f"{argument!r} is no LABEL=NAME,NAME: it needs a label, and names that differ")
-    return Method(label=label, names=names)
+    return label, names
 
 
 def by_method(reports: Iterable[Report]) -> dict[str, list[Report]]:

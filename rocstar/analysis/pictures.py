@@ -32,28 +32,24 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[str, Callable[[Sequence[Report]], Any]] = {
-        "fig4": _fig4,
+        "fig4": lambda some: _lines(some, {"failed calls in right attempts": failed_calls_in_right}),
         "fig8": _fig8,
         "fig9": _fig9,
         "fig10_11": _fig10_11,
         "errors": _errors,
         "tokens": _tokens,
     }
-    return [_saved(figure, folder / f"{name}.png") for name, drawn in made.items() if (figure := drawn(reports))]
-
-
-def _saved(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-    return path
-
-
-def _fig4(reports: Sequence[Report]) -> Any:
-    return _lines(reports, {"failed calls in right attempts": failed_calls_in_right})
+    files = []
+    for name, drawn in made.items():
+        if figure := drawn(reports):
+            figure.savefig(file := folder / f"{name}.png", dpi=120, bbox_inches="tight")
+            pyplot.close(figure)
+            files.append(file)
+    return files
 
 
 def _fig8(reports: Sequence[Report]) -> Any:
@@ -113,16 +109,14 @@ def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
                 continue
             steps = [point.step for point in points]
             style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
-            axes.plot(steps, [point.mean for point in points], label=_labelled(name, methods[name]), **style)
+            runs = len(methods[name])
+            label = name if runs == 1 else f"{name}, mean and range of {runs} runs"
+            axes.plot(steps, [point.mean for point in points], label=label, **style)
             lowest, highest = [point.lowest for point in points], [point.highest for point in points]
             axes.fill_between(steps, lowest, highest, color=f"C{colour}", alpha=0.2, linewidth=0)
         axes.set(title=title, xlabel="step", ylim=(0, None))
     row[0][0].legend()
     return figure
-
-
-def _labelled(method: str, runs: Sequence[Report]) -> str:
-    return method if len(runs) == 1 else f"{method}, mean and range of {len(runs)} runs"
 
 
 def _alone(reports: Sequence[Report]) -> list[Report]:

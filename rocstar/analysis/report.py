@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -69,20 +69,6 @@ def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> di
     return {"step": attempt.step, "problem": attempt.problem, "right": attempt.right, "tokens": tokens}
 
 
-@dataclass(slots=True)
-class Tokens:
-    """Counts of tokens by step, and attempts to look at."""
-
-    piece: Piece
-    steps: dict[int, TokenCounts] = field(default_factory=lambda: defaultdict(TokenCounts))
-    examples: Examples = field(default_factory=Examples)
-
-    def add(self, attempt: Attempt) -> None:
-        kinds = count_tokens(self.steps[attempt.step], attempt, self.piece)
-        if kinds:
-            self.examples.offer(attempt, kinds, self.piece)
-
-
 def analyse(
     source: Source, *, method: str, piece: Piece | None = None, entropies: Entropies | None = None
 ) -> dict[str, Any]:
@@ -90,10 +76,11 @@ def analyse(
 
     method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
     attempts that have none. Raises DataError."""
-    tally, tokens = AttemptCounts(), Tokens(piece) if piece else None
+    tally, examples = AttemptCounts(), Examples()
+    steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
     for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies)):
-        if tokens:
-            tokens.add(attempt)
+        if piece and (kinds := count_tokens(steps[attempt.step], attempt, piece)):
+            examples.offer(attempt, kinds, piece)
     whole = tally.whole()
     report: dict[str, Any] = {
         "source": source.name,
@@ -109,24 +96,22 @@ def analyse(
         "evaluations": _evaluations(source),
         "contamination": _contamination(source),
     }
-    if tokens is None or not any(counts.attempts for counts in tokens.steps.values()):
+    if not any(counts.attempts for counts in steps.values()):
         return report
-    return report | {"tokens": _tokens(tokens, source.temperatures())}
-
-
-def _tokens(tokens: Tokens, temperature: Callable[[int], float | None]) -> dict[str, Any]:
-    words = {kind: _words(tokens.steps.values(), kind) for kind in TokenKind}
-    return {
+    words = {kind: _words(steps.values(), kind) for kind in TokenKind}
+    temperature = source.temperatures()
+    tokens = {
         "by_step": [
             {"step": step, "temperature": temperature(step), **counts.figures()}
-            for step, counts in sorted(tokens.steps.items())
+            for step, counts in sorted(steps.items())
         ],
         "words": {
             str(kind): dict(islice(sorted(found.items(), key=lambda word: (-word[1], word[0])), SHOWN_WORDS))
             for kind, found in words.items()
         },
-        "examples": tokens.examples.shown(),
+        "examples": examples.shown(),
     }
+    return report | {"tokens": tokens}
 
 
 def _words(steps: Iterable[TokenCounts], kind: TokenKind) -> dict[str, int]:

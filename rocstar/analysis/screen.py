@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocstar.analysis.methods import by_method
@@ -45,39 +45,37 @@ def pages(reports: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, A
 def side_by_side(methods: Sequence[Mapping[str, Any]]) -> str:
     """A table for each curve: a row a step, a column a method."""
     runs = ", ".join(f"{method['method']} {len(method['runs'])}" for method in methods)
-    return "\n\n".join([f"Mean (lowest to highest) over runs: {runs}", *_curves(methods)])
-
-
-def _curves(methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    parts = [f"Mean (lowest to highest) over runs: {runs}"]
     for key, (title, form) in CURVES_SHOWN.items():
         points = [{point["step"]: point for point in method["curves"][key]} for method in methods]
         rows = [{"step": step, "points": [of.get(step) for of in points]} for step in sorted(set().union(*points))]
-        columns = [_ranges(method["method"], place, form) for place, method in enumerate(methods)]
+        columns = [_range(method["method"], place, form) for place, method in enumerate(methods)]
         if rows:
-            yield _section(title, steps_table([STEP, *columns, NOTHING], rows))
+            parts.append(_section(title, steps_table([STEP, *columns, NOTHING], rows)))
+    return "\n\n".join(parts)
 
 
-def _ranges(title: str, place: int, form: Callable[[float], str]) -> Column:
-    return title, lambda row: _range(row["points"][place], form)
+def _range(title: str, place: int, form: Callable[[float], str]) -> Column:
+    def cell(row: Mapping[str, Any]) -> str:
+        if (point := row["points"][place]) is None:
+            return "-"
+        several = f" ({form(point['lowest'])} to {form(point['highest'])})" if point["runs"] > 1 else ""
+        return f"{form(point['mean'])}{several}"
 
-
-def _range(point: Mapping[str, Any] | None, form: Callable[[float], str]) -> str:
-    if point is None:
-        return "-"
-    several = f" ({form(point['lowest'])} to {form(point['highest'])})" if point["runs"] > 1 else ""
-    return f"{form(point['mean'])}{several}"
+    return title, cell
 
 
 def page(report: Mapping[str, Any]) -> str:
     """All parts of one report that have something to say."""
+    steps, levels = report["by_step"], report["by_difficulty"]
+    by_step = steps_table([STEP, *FIGURES], steps) if len(steps) > 1 else ""
+    by_level = table([("right", lambda row: row["solved"]), *FIGURES], levels) if levels else ""
     parts = [
         _headline(report),
         _section("Failed calls by class, and what came after", _errors(report)),
-        _section("By step (Fig. 4: failed calls in right attempts)", _steps(report["by_step"])),
-        _section(
-            "By difficulty: how often a problem's attempts of a step were right", _levels(report["by_difficulty"])
-        ),
-        _section("RoC: why attempts were kept or dropped", _reasons(report["by_step"])),
+        _section("By step (Fig. 4: failed calls in right attempts)", by_step),
+        _section("By difficulty: how often a problem's attempts of a step were right", by_level),
+        _section("RoC: why attempts were kept or dropped", _reasons(steps)),
         _section("Suspicion: right attempts that may not have solved their problem", _suspicion(report["training"])),
         _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
         _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),
@@ -145,8 +143,11 @@ def _errors(report: Mapping[str, Any]) -> str:
     total = sum(row["failed"] for row in rows)
     if not total:
         return ""
-    after = [_part_of_failed(str(what)) for what in AfterFailure]
-    columns: list[Column] = [("class", lambda row: row["error"]), ("failed", lambda row: f"{row['failed']:,}"), *after]
+    columns: list[Column] = [
+        ("class", lambda row: row["error"]),
+        ("failed", lambda row: f"{row['failed']:,}"),
+        *((str(what), lambda row, what=str(what): share(row[what] / row["failed"])) for what in AfterFailure),
+    ]
     shown = rows[:MOST_ERRORS]
     rest = rows[MOST_ERRORS:]
     if rest:
@@ -159,20 +160,6 @@ def _errors(report: Mapping[str, Any]) -> str:
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(row[name] for row in rows) for name in ("failed", *map(str, AfterFailure))}
-
-
-def _part_of_failed(name: str) -> Column:
-    return name, lambda row: share(row[name] / row["failed"] if row["failed"] else None)
-
-
-def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
-    if len(rows) < 2:
-        return ""
-    return steps_table([STEP, *FIGURES], rows)
-
-
-def _levels(rows: Sequence[Mapping[str, Any]]) -> str:
-    return table([("right", lambda row: row["solved"]), *FIGURES], rows) if rows else ""
 
 
 def _evaluations(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -192,19 +192,14 @@ def carry_out(command: Sequence[str]) -> int:
 
 
 def swept_runs(name: str, base: Path) -> list[RunFolder]:
-    """The runs of a sweep. Raises ConfigError where there is none."""
+    """The runs of a sweep. Raises ConfigError where there is none, DataError."""
     sweeps: dict[str, list[RunFolder]] = {}
     for run in list_runs(base):
-        if run.resolved.is_file() and (of := sweep_of(run)):
+        if run.resolved.is_file() and (of := read_json(run.resolved).get("run", {}).get("sweep")):
             sweeps.setdefault(of, []).append(run)
     if name not in sweeps:
         raise ConfigError(f"there is no sweep {name} in {base}; there are {', '.join(sorted(sweeps)) or 'none'}")
     return sweeps[name]
-
-
-def sweep_of(run: RunFolder) -> str | None:
-    """Raises DataError."""
-    return read_json(run.resolved).get("run", {}).get("sweep") or None
 
 
 def came_to(name: str, runs: Sequence[RunFolder]) -> dict[str, Any]:

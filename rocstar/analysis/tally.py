@@ -141,11 +141,11 @@ class Counts:
             "penalty_right_kept": _share(self.penalty_kept, self.right_kept),
             "penalty_right_dropped": _share(self.penalty_dropped, self.right_dropped),
             "errors": dict(self.errors.most_common()),
-            "after_error": {str(after): self._after(after) for after in AfterFailure},
+            "after_error": {
+                str(after): sum(count for (_, what), count in self.after.items() if what is after)
+                for after in AfterFailure
+            },
         }
-
-    def _after(self, after: AfterFailure) -> int:
-        return sum(count for (_, what), count in self.after.items() if what is after)
 
 
 @dataclass(slots=True)

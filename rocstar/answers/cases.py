@@ -103,7 +103,10 @@ def load_cases(
         raise DataError(f"{file} has no rows; give one JSON object a line.")
     if not any(isinstance(case.expected, float) for case in cases):
         return cases
-    return [replace(case, expected=_reward(case.expected)) for case in cases]
+    return [
+        replace(case, expected=float(case.expected is Verdict.RIGHT)) if isinstance(case.expected, Verdict) else case
+        for case in cases
+    ]
 
 
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
@@ -272,7 +275,3 @@ def _expected(file: Path, line: int, row: Mapping[str, Any], name: str, graded: 
         return float(value)
     wanted = "true, false or a reward" if graded else "true or false"
     raise DataError(f"{file}, line {line}, field {name!r}: expected {wanted}, got {value!r}.")
-
-
-def _reward(expected: Verdict | float | None) -> float | None:
-    return float(expected is Verdict.RIGHT) if isinstance(expected, Verdict) else expected

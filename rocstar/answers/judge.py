@@ -13,14 +13,53 @@ from functools import partial
 from typing import Any
 
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
-from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
-from rocstar.answers.wording import HEDGE, is_running
+from rocstar.answers.wording import HEDGE, is_running, named_primes, undelimited
 from rocstar.types import Verdict
 
-Found = tuple[Verdict, str]
+# math-verify as a grader. Whether two answers *should* count as equal is the library's business; which texts it may
+# read is decided here.
 
+METHOD = "math_verify"
+LATEX, ANYTHING = "latex", "all"
+"""What may be taken from a running text: formulas; bare numbers as well."""
+
+
+def grade_math_verify(
+    gold: str, predicted: str, *, said: str = "", search: str = ANYTHING, any_names: bool = False
+) -> tuple[Verdict, str]:
+    """(verdict, method): RIGHT or WRONG; UNDECIDED when the reference cannot be read and the two texts do not come out
+    equal. A prediction that cannot be read is WRONG. `said`: running text, searched by the library's own rules as well.
+    `any_names`: names of variables do not matter, so f(x) is f(y). Unbounded in time."""
+    from math_verify import verify
+
+    wanted = _search(gold, search) if said and is_running(gold) else _read(gold)
+    given = [*_read(predicted), *(_search(said, search) if said else [])]
+    # A set may be written as a relation, 1 < x < 2 for (1, 2), by either side.
+    if verify(wanted, given, strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
+        return Verdict.RIGHT, METHOD
+    unread = all(isinstance(part, str) for part in wanted)
+    return (Verdict.UNDECIDED, "gold_unparsed") if unread else (Verdict.WRONG, METHOD)
+
+
+def _read(text: str) -> list[Any]:
+    """A text that must parse as LaTeX in whole: the library otherwise takes the last formula it finds, and then the
+    last number, so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
+    return _search(f"${named_primes(undelimited(text))}$", LATEX)
+
+
+def _search(text: str, search: str) -> list[Any]:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    kinds = [LatexExtractionConfig(), *([ExprExtractionConfig()] if search == ANYTHING else [])]
+    parsed: list[Any] = parse(text, kinds, parsing_timeout=None)
+    return parsed
+
+
+# The graders together
+
+Found = tuple[Verdict, str]
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
@@ -44,17 +83,12 @@ def judge(question: Mapping[str, Any]) -> Found:
     """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
     accepts decides, as in the release. What nobody can decide is WRONG where the reference can be compared with
     something: then it is the prediction that cannot be read. Unbounded in time. Raises MemoryError."""
-    found = _attempted(**question)
-    if found[0] is Verdict.UNDECIDED and is_readable(question["graders"], question["gold"]):
-        return Verdict.WRONG, "unreadable"
-    return found
-
-
-def is_readable(graders: Sequence[str], gold: str) -> bool:
-    """Whether a reference can be told from a plain number; words always can, though `true` is none to a parser."""
-    if LOSSY.search(gold):
-        return False
-    return is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+    found, graders, gold = _attempted(**question), question["graders"], question["gold"]
+    if found[0] is not Verdict.UNDECIDED or LOSSY.search(gold):
+        return found
+    # Whether it can be told from a plain number; words always can, though `true` is none to a parser.
+    readable = is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+    return (Verdict.WRONG, "unreadable") if readable else found
 
 
 def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str) -> Found:

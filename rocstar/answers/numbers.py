@@ -110,13 +110,15 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     body = _spelled(_clean(text))
     if _INTEGER.fullmatch(body):
         return PlainNumber(Fraction(int(body)))
-    name, body = _split_name(body)
+    named = _NAME.match(body)
+    name, body = (named[1], body[named.end() :]) if named else ("", body)
     if found := _BASED.fullmatch(body):
         return _based(found, name)
     whole = body
     shorter = PERCENT.sub("", body)
     rest, unit = _split_unit(body, letters) if shorter == body else (shorter, "")
-    scale, rest = _split_scale(rest)
+    scaled = _SCALE.search(rest)
+    scale, rest = (SCALES[scaled["word"]], rest[: scaled.start()]) if scaled else (1, rest)
     number = _parse_signed(rest.strip())
     if number is None:
         return _in_steps(whole, name)
@@ -155,11 +157,6 @@ def _spelled(body: str) -> str:
     return f"{value}{'' if found['text'] is None else chr(92) + 'text{ '}{body[found.end() :]}"
 
 
-def _split_name(body: str) -> tuple[str, str]:
-    found = _NAME.match(body)
-    return (found.group(1), body[found.end() :]) if found else ("", body)
-
-
 def _split_unit(body: str, letters: bool) -> tuple[str, str]:
     shorter, words = split_unit(body, bare=letters)
     if words or not (found := _UNIT.search(body)) or _NOT_UNITS.search(found[1]):
@@ -184,11 +181,6 @@ def _in_steps(body: str, name: str) -> PlainNumber | None:
             return None
         value, before = value + Fraction(number) * size, size
     return PlainNumber(value, name=name, unit=steps[0][1])
-
-
-def _split_scale(body: str) -> tuple[int, str]:
-    found = _SCALE.search(body)
-    return (SCALES[found["word"]], body[: found.start()]) if found else (1, body)
 
 
 def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:

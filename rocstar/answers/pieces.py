@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _TOKEN = re.compile(r"\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\cup(?![A-Za-z])|\\[A-Za-z]+|\\.|.", re.DOTALL)
@@ -78,8 +77,9 @@ class Pieces:
 def take_apart(text: str) -> Pieces | None:
     """The pieces of an answer that has several or stands in brackets; None for a single value."""
     text = _LINKS.sub(",", _REVERSED.sub(_turned, text)).strip()
-    if matrix := _MATRIX.match(_without_matrix_brackets(text)):
-        rows = [row for row in split_rows(matrix["cells"]) if row.strip()]
+    in_brackets = text.startswith(("[\\begin", "(\\begin")) and text.endswith(("}]", "})"))
+    if matrix := _MATRIX.match(text[1:-1].strip() if in_brackets else text):
+        rows = [row for row in matrix["cells"].replace("\\cr", "\\\\").split("\\\\") if row.strip()]
         cells = [[cell.strip() for cell in row.split("&")] for row in rows]
         if matrix["turned"]:
             cells = [list(column) for column in zip(*cells, strict=False)]
@@ -155,11 +155,6 @@ def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def split_rows(cells: str) -> Iterator[str]:
-    """The rows of a matrix, separated by a double backslash."""
-    return iter(cells.replace("\\cr", "\\\\").split("\\\\"))
-
-
 def both_signs(text: str) -> tuple[str, ...]:
     """`1 \\pm x` -> `1 + x`, `1 - x`; `(\\pm 1, \\mp 1)` -> `(1,-1)`, `(-1,1)`; several signs of one kind, which may
     mean four values, are left as they are."""
@@ -207,12 +202,6 @@ def _bracketed(text: str) -> Pieces | None:
     if len(items) == 1 and opening in "([" and closing in ")]":
         return None  # brackets around a single value say nothing
     return Pieces(opening, closing, tuple(item for part in items for item in both_signs(part)))
-
-
-def _without_matrix_brackets(text: str) -> str:
-    if text.startswith(("[\\begin", "(\\begin")) and text.endswith(("}]", "})")):
-        return text[1:-1].strip()
-    return text
 
 
 _PLAIN = {"\\{": "{", "\\lbrace": "{", "\\}": "}", "\\rbrace": "}", "\\langle": "(", "\\rangle": ")"}

@@ -178,13 +178,11 @@ class RewardVerifier:
             return reward
         if cut:
             reward = min(0.0, reward or 0.0)
+        verdict = Verdict.UNDECIDED
+        if reward is not None:
+            verdict = Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
         prompt = self._codec.decode(trajectory.prompt_ids)
-        return outcome(cut or Grade(self._verdict(reward), "function", None), texts, prompt, reward)
-
-    def _verdict(self, reward: float | None) -> Verdict:
-        if reward is None:
-            return Verdict.UNDECIDED
-        return Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
+        return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
 
     async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
@@ -197,8 +195,8 @@ class RewardVerifier:
         except TimeoutError:
             self._overdue = self._overdue if not self._overdue.done() else done  # those in line are no cause
             return late
-        except _Raised as error:
-            return VerifierUnavailable(f"your reward function {self._reward.name} raised {error}.")
+        except VerifierUnavailable as error:
+            return error
         case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
         told = f"{self._reward.name} gave {repr(given)[:80]} as the reward of {case}"
         try:
@@ -219,10 +217,7 @@ class RewardVerifier:
         except ConfigError as wrong:
             done.set_exception(wrong)
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
-            done.set_exception(_Raised(raised_by(self._reward.function, error)))
+            told = f"your reward function {self._reward.name} raised {raised_by(self._reward.function, error)}."
+            done.set_exception(VerifierUnavailable(told))
         finally:
             self._one_at_a_time.release()
-
-
-class _Raised(Exception):
-    """What the function raised."""

@@ -124,7 +124,8 @@ def _stated(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if len(sides) < 2 or len(split_top(gold, EQUALS)) > 1 or take_apart(predicted) or any(map(_NO_SIDE.search, sides)):
         return None
     numbers = [side for side in sides if _is_number(side)]
-    agreed = [number for number in numbers if _agree(numbers[0], number)]
+    # The same number, or one is the other rounded.
+    agreed = [number for number in numbers if same_answer(numbers[0], number) or is_rounded(numbers[0], number)]
     exact = split_top(split_top(undelimited(predicted), EQUALS[1:])[0], EQUALS[:1])
     contradict = any(number in exact and number not in agreed for number in numbers)
     if numbers and (contradict or any(is_linear(split_unit(side)[0]) for side in sides if side not in numbers)):
@@ -137,11 +138,6 @@ def _stated(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 def _is_number(side: str) -> bool:
     text = split_unit(side)[0]
     return not is_name(text) and (parse_number(text) is not None or value_of(text) is not None)
-
-
-def _agree(first: str, second: str) -> bool:
-    """Whether two numbers are the same, or one is the other rounded."""
-    return bool(same_answer(first, second)) or is_rounded(first, second)
 
 
 def _have_units(text: str) -> bool:

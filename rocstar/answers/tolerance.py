@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rocstar.answers.numbers import PlainNumber, parse_number
-from rocstar.answers.pieces import Pieces, take_apart
+from rocstar.answers.pieces import take_apart
 from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of a list; finding partners takes more than the square of it
@@ -61,11 +61,7 @@ def _numbers(text: str) -> tuple[str, list[PlainNumber]] | None:
     known = [number for number in numbers if number is not None and not number.percent and not number.base]
     if len(known) != len(items) or len(items) > MAX_ITEMS:
         return None
-    return _shape(pieces), known
-
-
-def _shape(pieces: Pieces | None) -> str:
-    return pieces.opening + pieces.closing if pieces and pieces.is_ordered else ""
+    return (pieces.opening + pieces.closing if pieces and pieces.is_ordered else ""), known
 
 
 def _partners(fits: Sequence[Sequence[bool]]) -> bool:

@@ -10,11 +10,11 @@ they are taken out before anything is looked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
-from rocstar.answers.form import format_facts
+from rocstar.answers.extract import answer_blocks, boxed_answer, phrase_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
 from rocstar.dialogue.calls import HERMES, CallSyntax
@@ -30,84 +30,77 @@ Truncated = Literal["wrong", "graded"]
 CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS)
 
 
+@dataclass(frozen=True, slots=True)
 class BoxedVerifier:
-    """Compares the last boxed answer with the reference.
+    """Compares the last boxed answer with the reference."""
 
-    strict: only inside the last `<answer>` block of the last turn (paper §2.2.1). Lenient: the last box anywhere in
+    codec: TextCodec
+    grader: Grader
+    """Stays the caller's: it may be shared, and the caller closes it."""
+    _: KW_ONLY
+    strict: bool = False
+    """Look only inside the last `<answer>` block of the last turn (paper §2.2.1), else for the last box anywhere in
     what the assistant wrote, the reasoning included (as the release does)."""
-
-    def __init__(
-        self,
-        codec: TextCodec,
-        grader: Grader,
-        *,
-        strict: bool = False,
-        truncated: Truncated = "wrong",
-        phrases: bool = False,
-        calls: CallSyntax = HERMES,
-    ) -> None:
-        """grader stays the caller's: it may be shared, and the caller closes it. calls: how the model writes tool
-        calls, which are no part of an answer. phrases: without any box, what the
-        last turn announces as its answer counts; for measuring foreign models, never for rewards."""
-        self._codec = codec
-        self._grader = grader
-        self._strict = strict
-        self._truncated = truncated
-        self._phrases = phrases
-        self._calls = calls
+    truncated: Truncated = "wrong"
+    phrases: bool = False
+    """Without any box, what the last turn announces as its answer counts; for measuring foreign models, never for
+    rewards."""
+    calls: CallSyntax = HERMES
+    """How the model writes tool calls, which are no part of an answer."""
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised when they
         are gone. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
-        texts = [written(self._codec, self._calls, trajectory) for _, trajectory in attempts]
+        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
+        texts = [written(self.codec, self.calls, trajectory) for _, trajectory in attempts]
         pairs = [
             Pair(gold=problem.answer, predicted=self._answer(said))
             for (problem, _), said, grade in zip(attempts, texts, cut, strict=True)
             if grade is None
         ]
-        graded = iter(await self._grader.grade_each(pairs))
+        graded = iter(await self.grader.grade_each(pairs))
         return [
-            outcome(grade or next(graded), said, self._codec.decode(trajectory.prompt_ids))
+            outcome(grade or next(graded), said, self.codec.decode(trajectory.prompt_ids))
             for (_, trajectory), grade, said in zip(attempts, cut, texts, strict=True)
         ]
 
     def _answer(self, texts: Sequence[str]) -> str | None:
         if not texts:
             return None
-        if self._strict:
+        if self.strict:
             return strict_answer(texts[-1])
         boxes = (boxed_answer(text) for text in reversed(texts))
         found = next((box for box in boxes if box is not None), None)
-        return phrase_answer(texts[-1]) if found is None and self._phrases else found
+        return phrase_answer(texts[-1]) if found is None and self.phrases else found
 
 
+@dataclass(frozen=True, slots=True)
 class ToolOutputVerifier:
     """Takes the last line that the last tool call printed as the answer, within a relative tolerance of 1e-3.
 
     For word problems with a model too small to copy a number into a box. A failed last call is no answer; a reference
     that is no number leaves the attempt UNDECIDED. Source: ours."""
 
-    def __init__(self, codec: TextCodec, *, truncated: Truncated = "wrong", calls: CallSyntax = HERMES) -> None:
-        self._codec = codec
-        self._calls = calls
-        self._truncated = truncated
+    codec: TextCodec
+    _: KW_ONLY
+    truncated: Truncated = "wrong"
+    calls: CallSyntax = HERMES
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         return [self._verify(problem, trajectory) for problem, trajectory in attempts]
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
-        grade = settled(trajectory, self._truncated) or _grade_output(problem.answer, _last_output(trajectory))
-        texts = written(self._codec, self._calls, trajectory)
-        return outcome(grade, texts, self._codec.decode(trajectory.prompt_ids))
+        grade = settled(trajectory, self.truncated) or _grade_output(problem.answer, _last_output(trajectory))
+        texts = written(self.codec, self.calls, trajectory)
+        return outcome(grade, texts, self.codec.decode(trajectory.prompt_ids))
 
 
+@dataclass(frozen=True, slots=True)
 class ScriptedVerifier:
     """Returns the verdicts it is told, for tests and demonstrations; `decide` may raise VerifierUnavailable."""
 
-    def __init__(self, decide: Callable[[Problem, Trajectory], Verdict]) -> None:
-        self._decide = decide
+    decide: Callable[[Problem, Trajectory], Verdict]
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands where `decide` raised it; ContractBroken for an ENVIRONMENT_FAILED trajectory."""
@@ -116,7 +109,7 @@ class ScriptedVerifier:
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
         settled(trajectory, "graded")
         try:
-            verdict = self._decide(problem, trajectory)
+            verdict = self.decide(problem, trajectory)
         except VerifierUnavailable as error:
             return error
         facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
@@ -181,3 +174,28 @@ def _grade_output(gold: str, output: str | None) -> Grade:
     gap = abs(given.value - wanted.value)
     close = gap <= max(abs(wanted.value) * TOOL_TOLERANCE, _ZERO_TOLERANCE)
     return Grade(Verdict.RIGHT if close else Verdict.WRONG, "tool_output", extracted)
+
+
+def format_facts(texts_of_turns: Sequence[str], prompt: str = "<answer>") -> FormatFacts:
+    """Look at what the assistant wrote, one text per turn; tool replies and template text must not be in it. The prompt
+    says whether an answer block was asked for: that of our template `paper` does, those of `compact` and of most
+    published models do not, whatever stands in the question or in an environment's own words counts too.
+
+    Blocks do not span turns. The release counts over the whole response and reads tags in tool output as the
+    model's own; ours cannot. Source: paper §2.2.2 (extra `<reason>` after `<answer>`) and eq. 5."""
+    tags = [len(answer_blocks(text)) for text in texts_of_turns]
+    return FormatFacts(
+        answer_tags=sum(tags),
+        reason_after_answer=_reason_after_answer(texts_of_turns, tags),
+        boxed=any(boxed_answer(text) is not None for text in texts_of_turns),
+        answer_asked="<answer>" in prompt,
+    )
+
+
+def _reason_after_answer(texts: Sequence[str], tags: Sequence[int]) -> bool:
+    first = next((turn for turn, count in enumerate(tags) if count), None)
+    if first is None:
+        return False
+    # The first *block* closes at the first closing tag that has an opening tag before it.
+    closed = texts[first].index("</answer>", texts[first].index("<answer>"))
+    return "<reason>" in texts[first][closed:] or any("<reason>" in text for text in texts[first + 1 :])

@@ -26,7 +26,6 @@ from rocstar.cli.verbs import (
     compare,
     data,
     doctor,
-    evals,
     evaluate,
     model,
     plan,
@@ -39,7 +38,7 @@ from rocstar.cli.verbs import (
     view,
 )
 from rocstar.cli.verbs import runs as run_verbs
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stop, stoppable, tell_next
+from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.support.signals import answered
@@ -72,10 +71,6 @@ app = typer.Typer(
 )
 RunsOrNone = Annotated[
     Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
 ]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
@@ -217,7 +212,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
-app.add_typer(evals.app, name="evals")
+app.add_typer(evaluate.app, name="evals")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(model.app, name="model")
@@ -309,8 +304,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
     from rocstar.config.origins import of_run
-    from rocstar.record.branch import fill_branch, find_checkpoint
-    from rocstar.record.folder import RunFolder
+    from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint
     from rocstar.run.continued import continued
     from rocstar.run.material import read_material
 
@@ -331,6 +325,7 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 
 def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    from rocstar.config.origins import ABSENT
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
 
@@ -348,7 +343,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
         )
     else:
         for one in given:
-            print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+            before = "" if one.default in (ABSENT, None) else f"default {json.dumps(one.default)}; "
+            print(f"{one.key} = {json.dumps(one.value)}  ({before}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
         print(f"stages in order: {order or 'none'}", file=sys.stderr)
@@ -368,12 +364,6 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
             f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
         )
         print(f"{told}; all of them are asked", file=sys.stderr)
-
-
-def _before(given: Provenance) -> str:
-    from rocstar.config.origins import ABSENT
-
-    return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from rocstar.config.values import Count, Place, Seconds, Section, Word
 
@@ -62,14 +63,12 @@ class ClusterSection(Section):
     Unset: where GPUs are as many as learners, and for the engine inside the run's own process; not with
     `rollout.max_staleness_steps`, with which both work at once."""
 
-    @model_validator(mode="after")
-    def ray_places_sandboxes(self) -> ClusterSection:
+    def complaints(self) -> Iterator[str]:
         if self.sandbox_nodes and self.launcher != "ray":
-            raise ValueError(
+            yield (
                 f"cluster.sandbox_nodes {self.sandbox_nodes} are placed by Ray; set cluster.launcher to 'ray' or leave "
                 "cluster.sandbox_nodes out"
             )
-        return self
 
 
 class TorchEngines(Section):
@@ -114,14 +113,10 @@ class VllmEngines(Section):
         """Their names, as events and messages call them."""
         return [f"{self.name}-{number}" for number in range(self.count)]
 
-    @model_validator(mode="after")
-    def one_url_is_one_server(self) -> VllmEngines:
+    def complaints(self) -> Iterator[str]:
         own = self.count > 1 or self.python is not None or self.threads > 1 or self.tensor_parallel > 1
         if self.url is not None and own:
-            raise ValueError(
-                "url names one server that runs already; leave count, python, threads and tensor_parallel out"
-            )
-        return self
+            yield ("url names one server that runs already; leave count, python, threads and tensor_parallel out")
 
 
 Engines = Annotated[TorchEngines | VllmEngines, Field(discriminator="kind")]

@@ -41,7 +41,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
     refuse_unread(recipe, layers, changes)
     beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
-    _refuse_absent_folders(recipe.run.modules)
+    if absent := [folder for folder in recipe.run.modules if not Path(folder).is_dir()]:
+        raise ConfigError(f"run.modules names {absent[0]!r}, which is not a folder; correct the path or leave it out")
     run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
     return recipe.model_copy(update={"run": run})
 
@@ -104,12 +105,6 @@ def recipe_text(path: str | Path, overrides: Sequence[str] = ()) -> str:
     """The recipe file as written, with a comment on top that says where it came from and what was overridden."""
     changes = "".join(f"# override: {text!r}\n" for text in overrides)
     return f"# copy of {path}; the settings in force are in config.resolved.json\n{changes}\n{read_text(Path(path))}"
-
-
-def _refuse_absent_folders(modules: Sequence[str]) -> None:
-    absent = next((folder for folder in modules if not Path(folder).is_dir()), None)
-    if absent is not None:
-        raise ConfigError(f"run.modules names {absent!r}, which is not a folder; correct the path or leave it out")
 
 
 def _completed(stage: Table, base: Table) -> Table:

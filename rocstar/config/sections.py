@@ -11,10 +11,11 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.config.values import (
@@ -120,19 +121,17 @@ class ModelSection(Section):
     """true: BPE merges stay inside words (GPT-2's regex). false: merges may cross spaces, which suits texts that repeat
     fixed phrases."""
 
-    @model_validator(mode="after")
-    def heads_divide(self) -> ModelSection:
+    def complaints(self) -> Iterator[str]:
         if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of numbers
-            raise ValueError(
+            yield (
                 f"model.hidden_size {self.hidden_size} must be an even multiple of model.num_heads {self.num_heads}; "
                 "change one of them"
             )
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            yield (
                 f"model.num_heads {self.num_heads} must be a multiple of model.num_kv_heads {self.num_kv_heads}; "
                 "change one of them"
             )
-        return self
 
     @property
     def cpu_itemsize(self) -> int:
@@ -315,19 +314,17 @@ class ResampleSection(Section):
     """Leave out attempts that the token limit has cut, instead of counting them as wrong (overlong filtering); the
     paper tried this without gain (§4.3.1)."""
 
-    @model_validator(mode="after")
-    def minima_fit(self) -> ResampleSection:
+    def complaints(self) -> Iterator[str]:
         if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
-            raise ValueError(
+            yield (
                 f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
                 f"into resample.keep {self.keep}; lower them or raise resample.keep"
             )
         if self.method == "roc" and self.failure_floor >= self.keep:
-            raise ValueError(
+            yield (
                 f"resample.failure_floor {self.failure_floor} leaves no right attempt in resample.keep {self.keep}; "
                 "lower it or raise resample.keep"
             )
-        return self
 
 
 class LearningSection(Section):
@@ -383,23 +380,17 @@ class LearningSection(Section):
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
 
-    @model_validator(mode="after")
-    def a_fresh_token_counts_in_full(self) -> LearningSection:
+    def complaints(self) -> Iterator[str]:
         if self.importance_cap and self.importance_cap < 1:
-            raise ValueError(
+            yield (
                 f"learning.importance_cap {self.importance_cap:g} would cap tokens that nothing is wrong with, whose "
                 "ratio is 1; take 1 or more, or 0 for no such factor"
             )
-        return self
-
-    @model_validator(mode="after")
-    def dual_clip_leaves_the_first_update_alone(self) -> LearningSection:
         if 0 < self.dual_clip <= 1:
-            raise ValueError(
+            yield (
                 f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
                 "ratio begins at 1; take more than 1, or 0 for no bound"
             )
-        return self
 
 
 class EndSection(Section):
@@ -423,11 +414,9 @@ class EndSection(Section):
     """The reward falls: the mean reward of the last window is at least this far below that of the stage's best
     window."""
 
-    @model_validator(mode="after")
-    def truncation_qualifies_flatness(self) -> EndSection:
+    def complaints(self) -> Iterator[str]:
         if self.truncated_share is not None and self.reward_gain is None:
-            raise ValueError("end.truncated_share is only looked at where the reward is flat; set end.reward_gain too")
-        return self
+            yield "end.truncated_share is only looked at where the reward is flat; set end.reward_gain too"
 
 
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
@@ -509,15 +498,13 @@ class StageSection(Section):
         found: SftSection | LearningSection = getattr(self, self.learner_section)
         return found
 
-    @model_validator(mode="after")
-    def decay_only_shrinks(self) -> StageSection:
+    def complaints(self) -> Iterator[str]:
         learner = self.learner
         muon = ["muon_learning_rate"] * (learner.optimizer == "muon")
         rate = max(getattr(learner, key, 0.0) for key in ("learning_rate", "adamw_learning_rate", *muon))
         if rate * learner.weight_decay >= 1:
             key = f"{self.learner_section}.weight_decay"
-            raise ValueError(f"{key} {learner.weight_decay:g} times a rate of {rate:g} erases all weights; lower {key}")
-        return self
+            yield f"{key} {learner.weight_decay:g} times a rate of {rate:g} erases all weights; lower {key}"
 
     @property
     def rollouts(self) -> list[StageRolloutSection]:
@@ -555,17 +542,16 @@ class SftStage(StageSection):
         """Most optimizer updates of the whole stage."""
         return self.steps
 
-    @model_validator(mode="after")
-    def steps_or_epochs(self) -> SftStage:
+    def complaints(self) -> Iterator[str]:
+        yield from super().complaints()
         if bool(self.epochs) == (self.steps != BY_EPOCHS):
             given = f"steps {self.steps} and epochs {self.epochs:g} are given" if self.epochs else "steps is missing"
-            raise ValueError(f"{given}; give steps or epochs (epochs = 0 or steps = -1 sets a parent's aside)")
+            yield f"{given}; give steps or epochs (epochs = 0 or steps = -1 sets a parent's aside)"
         if self.epochs and self.sft.rows_file is None:
-            raise ValueError(
+            yield (
                 f"epochs {self.epochs:g} need sft.rows_file, because a task makes as many demonstrations as steps "
                 "take; give steps instead, or a file of rows"
             )
-        return self
 
 
 STALE_CAP = 2.0
@@ -596,16 +582,25 @@ class RlStage(StageSection):
 
     update_rows_from: ClassVar[str] = "rollout.problems_per_step x resample.keep / learning.updates_per_step"
 
-    @model_validator(mode="after")
-    def attempts_cover_group(self) -> RlStage:
+    def complaints(self) -> Iterator[str]:
+        yield from super().complaints()
         if self.resample.method != "all" and self.rollout.attempts_per_problem < self.resample.keep:
-            raise ValueError(
+            yield (
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
             )
         if self.rollout.attempts_per_problem == 1:
-            raise ValueError("rollout.attempts_per_problem 1 leaves an attempt nothing to be compared with; raise it")
-        return self
+            yield "rollout.attempts_per_problem 1 leaves an attempt nothing to be compared with; raise it"
+        if self.rollout.top_k == 1:
+            yield (
+                "rollout.top_k 1 always takes the most likely token, so all attempts at a problem are one and there is "
+                "nothing to choose among; set it to 0 or more than 1"
+            )
+        if self.learning.updates_per_step > self.kept_attempts:
+            yield (
+                f"learning.updates_per_step {self.learning.updates_per_step} is more than the {self.kept_attempts} "
+                "attempts that a step can keep (rollout.problems_per_step x resample.keep); lower it"
+            )
 
     @property
     def kept_attempts(self) -> int:
@@ -627,24 +622,6 @@ class RlStage(StageSection):
 
     def takes_optimizer_of(self, before: StageSection | None) -> bool:
         return isinstance(before, RlStage) and not self.learning.reset_optimizer
-
-    @model_validator(mode="after")
-    def attempts_differ(self) -> RlStage:
-        if self.rollout.top_k == 1:
-            raise ValueError(
-                "rollout.top_k 1 always takes the most likely token, so all attempts at a problem are one and there is "
-                "nothing to choose among; set it to 0 or more than 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def every_update_has_an_attempt(self) -> RlStage:
-        if self.learning.updates_per_step > self.kept_attempts:
-            raise ValueError(
-                f"learning.updates_per_step {self.learning.updates_per_step} is more than the {self.kept_attempts} "
-                "attempts that a step can keep (rollout.problems_per_step x resample.keep); lower it"
-            )
-        return self
 
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
@@ -670,98 +647,64 @@ class Recipe(Section):
     """What continues token ids in rollouts and evaluations; none: one torch engine inside the run's own process."""
     stage: list[Stage] = []
 
-    @model_validator(mode="after")
-    def template_has_a_model(self) -> Recipe:
+    def complaints(self) -> Iterator[str]:
         if self.rollout.template == "model" and self.stage and self.model.path is None:
-            raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
-        return self
-
-    @model_validator(mode="after")
-    def adapters_have_a_model(self) -> Recipe:
+            yield "rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'"
         if self.model.lora_rank and self.stage and self.model.path is None:
-            raise ValueError(
+            yield (
                 f"model.lora_rank {self.model.lora_rank} trains adapters of a model that stays as it is, and random "
                 "weights are worth nothing as they are; set model.path, or lora_rank to 0"
             )
         if self.model.lora_rank and (muon := [s.name for s in self.sft_stages if s.sft.optimizer == "muon"]):
-            raise ValueError(
+            yield (
                 f"sft.optimizer 'muon' of stage {muon[0]} is for whole matrices, and model.lora_rank "
                 f"{self.model.lora_rank} trains factors of them; set it to 'adamw'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def a_tool_that_takes_its_time_is_no_stall(self) -> Recipe:
         run, sandbox = self.run, self.sandbox
         if run.stall_policy == "halt" and run.stall_seconds <= sandbox.timeout_seconds:
-            raise ValueError(
+            yield (
                 f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
                 f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
             )
-        return self
-
-    @model_validator(mode="after")
-    def the_output_of_a_tool_needs_a_tool(self) -> Recipe:
         without = any(not stage.rollout.has_tools for stage in self.rl_stages)
         if self.evaluate.verifier == "tool_output" and without:
-            raise ValueError(
+            yield (
                 "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
                 "for one; raise rollout.max_turns or take 'boxed'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def evaluations_are_no_copies(self) -> Recipe:
         if self.stage and (told := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
-            raise ValueError(f"evaluate: {told}")
-        return self
+            yield f"evaluate: {told}"
+        turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
+        if not self.sandbox.tools and self.rollout.environment is None and max(turns, default=1) > 1:
+            yield (
+                f"rollout.max_turns {max(turns)} gives turns after calls of tools and sandbox.tools names none; set "
+                "rollout.max_turns to 1, or name tools"
+            )
+        if self.cluster.sandbox_nodes and self.sandbox.urls:
+            yield (
+                f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
+                "leave one of them out"
+            )
+        if self.cluster.colocate and self.stale_steps:
+            yield (
+                "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
+                f"{self.stale_steps} has them write meanwhile; leave one of them out"
+            )
+        there = [entry.name for entry in self.engine if isinstance(entry, VllmEngines) and entry.url]
+        if self.cluster.colocate and there:
+            yield (
+                f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
+                "already; leave one of them out"
+            )
+        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
+        if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
+            yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """What is wrong where the attempts of an evaluation would be the same; batches of vLLM round differently."""
         if attempts == 1 or temperature > 0 or any(isinstance(entry, VllmEngines) for entry in self.engine):
             return None
         return f"{attempts} attempts at temperature 0 are one attempt {attempts} times; make one, or raise temperature"
-
-    @model_validator(mode="after")
-    def several_turns_need_a_tool(self) -> Recipe:
-        turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
-        if not self.sandbox.tools and self.rollout.environment is None and max(turns, default=1) > 1:
-            raise ValueError(
-                f"rollout.max_turns {max(turns)} gives turns after calls of tools and sandbox.tools names none; set "
-                "rollout.max_turns to 1, or name tools"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def one_place_for_programs(self) -> Recipe:
-        if self.cluster.sandbox_nodes and self.sandbox.urls:
-            raise ValueError(
-                f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
-                "leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def engines_that_sleep_write_nothing(self) -> Recipe:
-        if self.cluster.colocate and self.stale_steps:
-            raise ValueError(
-                "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
-                f"{self.stale_steps} has them write meanwhile; leave one of them out"
-            )
-        there = [entry.name for entry in self.engine if isinstance(entry, VllmEngines) and entry.url]
-        if self.cluster.colocate and there:
-            raise ValueError(
-                f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
-                "already; leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def vllm_draws_from_all(self) -> Recipe:
-        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
-        if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
-            raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
-        return self
 
     @property
     def sft_stages(self) -> list[SftStage]:

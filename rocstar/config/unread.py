@@ -18,13 +18,13 @@ from rocstar.errors import ConfigError
 from rocstar.support.plugins import is_reference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """`keys` of `section` are not read where the setting `by` has certain values."""
+    """Some keys are not read where the setting `by` has certain values."""
 
-    section: str
-    keys: Sequence[str]
-    by: tuple[str, str]
+    keys: str
+    """With blanks between them."""
+    by: str
     useless: Callable[[Any], bool]
     own: bool = False
     """Whether the rule is only for keys that a stage gives itself."""
@@ -33,81 +33,57 @@ class Rule:
 
 
 RULES = (
+    Rule("data.families data.pool data.demo_mix", "data.source", lambda it: it == "files"),
     Rule(
-        section="data", keys=("families", "pool", "demo_mix"), by=("data", "source"), useless=lambda it: it == "files"
+        "data.train_files data.test_files data.columns data.max_problems",
+        "data.source",
+        lambda it: it == "arithmetic",
     ),
     Rule(
-        section="data",
-        keys=("train_files", "test_files", "columns", "max_problems"),
-        by=("data", "source"),
-        useless=lambda it: it == "arithmetic",
+        "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size "
+        "model.rope_theta model.max_positions model.vocab_size model.word_merges",
+        "model.path",
+        lambda it: it is not None,
+    ),
+    Rule("model.lora_alpha model.lora_targets", "model.lora_rank", lambda it: not it),
+    Rule("sandbox.slots sandbox.preload", "sandbox.urls", bool),
+    Rule(
+        "resample.min_positive resample.min_negative",
+        "resample.method",
+        lambda it: it in ("roc", "uniform", "all"),
     ),
     Rule(
-        section="model",
-        keys=(
-            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"),
-            *("rope_theta", "max_positions", "vocab_size", "word_merges"),
-        ),
-        by=("model", "path"),
-        useless=lambda it: it is not None,
+        "resample.repetition_weight resample.format_penalty resample.format_weight",
+        "resample.method",
+        lambda it: it in ("uniform", "all"),
     ),
-    Rule(section="model", keys=("lora_alpha", "lora_targets"), by=("model", "lora_rank"), useless=lambda it: not it),
-    Rule(section="sandbox", keys=("slots", "preload"), by=("sandbox", "urls"), useless=bool),
+    Rule("resample.failure_floor", "resample.method", lambda it: it in ("roc_release", "uniform", "all")),
     Rule(
-        section="resample",
-        keys=("min_positive", "min_negative"),
-        by=("resample", "method"),
-        useless=lambda it: it in ("roc", "uniform", "all"),
-    ),
-    Rule(
-        section="resample",
-        keys=("repetition_weight", "format_penalty", "format_weight"),
-        by=("resample", "method"),
-        useless=lambda it: it in ("uniform", "all"),
-    ),
-    Rule(
-        section="resample",
-        keys=("failure_floor",),
-        by=("resample", "method"),
-        useless=lambda it: it in ("roc_release", "uniform", "all"),
-    ),
-    Rule(
-        section="resample",
-        keys=("keep",),
-        by=("resample", "method"),
-        useless=lambda it: it == "all",
+        "resample.keep",
+        "resample.method",
+        lambda it: it == "all",
         agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
     ),
-    Rule(section="sft", keys=("muon_learning_rate",), by=("sft", "optimizer"), useless=lambda it: it != "muon"),
+    Rule("sft.muon_learning_rate", "sft.optimizer", lambda it: it != "muon"),
+    Rule("evaluate.right_above", "evaluate.verifier", lambda it: not is_reference(it)),
     Rule(
-        section="evaluate", keys=("right_above",), by=("evaluate", "verifier"), useless=lambda it: not is_reference(it)
-    ),
-    Rule(
-        section="rollout",
-        keys=("max_parallel_calls", "feedback_max_chars", "feedback_truncate", "feedback_errors"),
-        by=("rollout", "max_turns"),
-        useless=lambda it: it == 1,
+        "rollout.max_parallel_calls rollout.feedback_max_chars rollout.feedback_truncate rollout.feedback_errors",
+        "rollout.max_turns",
+        lambda it: it == 1,
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark or it.rollout.environment),
     ),
     Rule(
-        section="evaluate",
-        keys=("every_steps",),
-        by=("evaluate", "problems"),
-        useless=lambda it: it == 0,
+        "evaluate.every_steps",
+        "evaluate.problems",
+        lambda it: it == 0,
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark),
     ),
-    Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
+    Rule("end.truncated_band", "end.truncated_share", lambda it: it is None),
+    Rule("data.drop_solved_age data.drop_solved_problems", "data.drop_solved_attempts", lambda it: it is None),
     Rule(
-        section="data",
-        keys=("drop_solved_age", "drop_solved_problems"),
-        by=("data", "drop_solved_attempts"),
-        useless=lambda it: it is None,
-    ),
-    Rule(
-        section="data",
-        keys=tuple(TaskSection.model_fields),
-        by=("sft", "rows_file"),
-        useless=lambda it: it is not None,
+        " ".join(f"data.{name}" for name in TaskSection.model_fields),
+        "sft.rows_file",
+        lambda it: it is not None,
         own=True,
     ),
 )
@@ -118,8 +94,9 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
     stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
-            sections = [getattr(holder, rule.by[0], None) for holder in holders]
-            values = [getattr(section, rule.by[1]) for section in sections if hasattr(section, rule.by[1])]
+            section, _, name = rule.by.partition(".")
+            sections = [getattr(holder, section, None) for holder in holders]
+            values = [getattr(section, name) for section in sections if hasattr(section, name)]
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
     _refuse_long_warm_ups(recipe.stage, layers, changes)
@@ -168,15 +145,15 @@ def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    by = max(_level(keys, layers, changes) for keys in (rule.by, (*entry, *rule.by)))
-    for key in rule.keys:
-        keys = (*entry, rule.section, key)
+    decider = tuple(rule.by.split("."))
+    by = max(_level(keys, layers, changes) for keys in (decider, (*entry, *decider)))
+    for key in rule.keys.split():
+        keys = (*entry, *key.split("."))
         level = _level(keys, layers, changes)
         if level >= max(by, 0):
-            decider = ".".join(rule.by)
             raise ConfigError(
-                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {decider} is {value!r}; "
-                f"leave it out or change {decider}"
+                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {rule.by} is {value!r}; "
+                f"leave it out or change {rule.by}"
             )
 
 

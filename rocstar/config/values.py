@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, get_args
+from collections.abc import Iterator
+from typing import Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -57,3 +58,13 @@ context. What is not there stays as it is: a hub id, or a mistake that is report
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def complaints(self) -> Iterator[str]:
+        """What is wrong with values that are right each by itself, in words; the first refuses the section."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def refuse(self) -> Self:
+        for told in self.complaints():
+            raise ValueError(told)
+        return self

@@ -119,7 +119,11 @@ class Codec:
     def _forbidden(self, reserved: Sequence[str]) -> dict[Author, frozenset[int]]:
         """Ids that text of an author may not become. Added tokens made of letters, digits and blanks alone are words
         of the vocabulary, not markers."""
-        marks = {text: number for text, (number, special) in self._added.items() if special or not _is_word(text)}
+        marks = {
+            text: number
+            for text, (number, special) in self._added.items()
+            if special or not all(letter.isalnum() or letter.isspace() for letter in text)
+        }
         turns = {
             number for text, number in marks.items() if self._added[text][1] or any(mark in text for mark in reserved)
         }
@@ -178,10 +182,6 @@ def _spaced(text: str, markers: Iterable[str]) -> str:
     for marker in markers:
         text = text.replace(marker, f"{marker[0]} {marker[1:]}")
     return text
-
-
-def _is_word(text: str) -> bool:
-    return all(letter.isalnum() or letter.isspace() for letter in text)
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

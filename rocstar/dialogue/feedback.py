@@ -22,7 +22,8 @@ def feedback_text(result: ToolResult, *, max_chars: int, truncate: Truncate, err
     Source: paper §2.1 for the cases, layout ours.
     """
     text = _error_text(result, errors) if result.is_error else _joined(result.stdout, result.value or "")
-    return cut(_encodable(text).rstrip("\n"), max_chars, truncate)
+    encodable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which no tokenizer takes
+    return cut(encodable.rstrip("\n"), max_chars, truncate)
 
 
 def cut(text: str, max_chars: int, truncate: Truncate) -> str:
@@ -48,7 +49,7 @@ def _error_text(result: ToolResult, errors: Errors) -> str:
     message = _limit_message(result)
     if errors == "full":
         return _joined(result.stdout, result.stderr, message)
-    return message or _last_line(result.stderr)
+    return message or result.stderr.strip().rsplit("\n", 1)[-1].strip()
 
 
 def _limit_message(result: ToolResult) -> str:
@@ -62,15 +63,6 @@ def _limit_message(result: ToolResult) -> str:
     return "" if result.stderr.strip() else "Error: the program failed without a message"
 
 
-def _last_line(text: str) -> str:
-    return text.strip().rsplit("\n", 1)[-1].strip()
-
-
 def _joined(*parts: str) -> str:
     """The parts that are not empty, each beginning on a new line."""
     return "\n".join(part.rstrip("\n") for part in parts if part)
-
-
-def _encodable(text: str) -> str:
-    """Lone surrogates, which no tokenizer takes, as question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,26 +1,116 @@
-"""A model's own chat template as a Template: rendered with marks around text that is not the template's, then split at
-the marks. What stands between two completions is cut out of a rendered example conversation.
+"""A model's own Jinja chat template as a Template: found in its folder, and rendered as `apply_chat_template` of
+transformers does, in a sandbox, without loading transformers (which would load torch). It is rendered with marks around
+text that is not the template's, then split at the marks. What stands between two completions is cut out of a rendered
+example conversation. One thing differs from transformers: `strftime_now` always gives DAY, so that a prompt is the same
+on every day of a run.
 
 Checked when loaded: tools are shown, calls have a syntax we can read, and what was written stays as it is when the
 conversation goes on."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rocstar.dialogue.calls import HERMES, CallSyntax
-from rocstar.dialogue.chat_source import ChatSource, find_chat_source
-from rocstar.dialogue.llama_calls import LLAMA
-from rocstar.dialogue.markup import MODEL_PREAMBLE
+from jinja2 import Template as Compiled
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rocstar.dialogue.calls import HERMES, LLAMA, CallSyntax
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
-from rocstar.dialogue.template import tool_schema
-from rocstar.dialogue.tokenizer_files import read_model_files
+from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema, with_tools
+from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
+
+DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
+SEEN = "What is this?"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatSource:
+    """A chat template, compiled."""
+
+    def __init__(self, source: str, files: ModelFiles, place: str) -> None:
+        """`place` names the template in messages. Raises ConfigError."""
+        self._place, self._files = place, files
+        self.text = source
+        self._tokens = {name: text for name in SPECIAL if (text := files.token(name))}
+        self.mentions_thinking = "</think>" in source
+        try:
+            self._compiled = _compiled(source)
+        except TemplateError as error:
+            raise ConfigError(f"{place} is no valid Jinja template: {error}.") from None
+
+    def taught_tools(self) -> ChatSource:
+        """The same for conversations with tools, where it knows none. Raises ConfigError."""
+        asked = [{"role": "system", "content": SEEN}, {"role": "user", "content": "Q"}]
+        try:
+            in_system = SEEN in self.render(asked, (), header=True)
+        except ConfigError:
+            in_system = False
+        return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place)
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any], *, header: bool) -> str:
+        """The conversation as text; `header` adds what stands before the next completion. Raises ConfigError."""
+        try:
+            return self._compiled.render(
+                messages=messages, tools=list(tools) or None, add_generation_prompt=header, **self._tokens
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{self._place} can't render such a conversation: {error}.") from None
+
+
+def find_chat_source(files: ModelFiles, folder: Path, *, with_tools: bool) -> ChatSource:
+    """The template of chat_template.jinja, else that of tokenizer_config.json; of several named ones `tool_use` where
+    there are tools, else `default`, as transformers chooses. Raises ConfigError."""
+    source: Any = files.chat_template if files.chat_template is not None else files.tokenizer.get("chat_template")
+    if isinstance(source, list):
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, Mapping)}
+        source = named.get("tool_use") if with_tools and "tool_use" in named else named.get("default")
+    if not isinstance(source, str) or not source:
+        raise ConfigError(f"{folder} has no chat template; use rollout.template 'paper' or 'compact'.")
+    return ChatSource(source, files, f"the chat template of {folder}")
+
+
+def _compiled(source: str) -> Compiled:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = DAY.strftime
+    return environment.from_string(source)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Unlike Jinja's own filter, no HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote, for loss masks; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - the form Jinja asks for
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
 
 # Noncharacters, which no text holds that is meant for others. Marks stand around foreign text, PROBE for a completion.
 LEFT, RIGHT, PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -87,7 +177,7 @@ class ModelTemplate:
 
 def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`jinja.with_tools`).
+    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`with_tools`).
     Raises ConfigError where it writes calls in a syntax we cannot read, or rewrites what stands before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
     stop = _stop(source, folder)
@@ -102,18 +192,14 @@ def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: st
     if tools and not _shows(made, tools):
         made = replace(made, source=source.taught_tools(), taught=True)
     if tools:
-        _check_tools_are_shown(made, tools, folder)
+        if not _shows(made, tools):
+            raise ConfigError(
+                f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
+                "(rollout.max_turns = 1)."
+            )
         made = replace(made, calls=_call_syntax(made.source, folder))
         _check_history(made, tools, folder)
     return replace(made, reserved=_reserved(made))
-
-
-def _check_tools_are_shown(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
-    if not _shows(template, tools):
-        raise ConfigError(
-            f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
-            "(rollout.max_turns = 1)."
-        )
 
 
 def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
@@ -151,18 +237,14 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
         for width in (1, 2):
             opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
-            said = _completion(template.calls, thought, width)
+            calls = "\n".join(text_of(template.calls.render("python", {"code": "1"})) for _ in range(width))
+            said = thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
             written = opening + (said + reply) * 2
             if not any(written == text for text in _rendered(template, thought, said, width)):
                 raise ConfigError(
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
                     f"{said[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
                 )
-
-
-def _completion(syntax: CallSyntax, thought: str, width: int) -> str:
-    calls = "\n".join(text_of(syntax.render("python", {"code": "1"})) for _ in range(width))
-    return thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
 
 
 def _rendered(template: ModelTemplate, thought: str, said: str, width: int) -> list[str]:

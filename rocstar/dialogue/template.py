@@ -7,15 +7,40 @@ model's own chat template is in `model_template.py`; `templates.py` picks one by
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rocstar.dialogue.calls import HERMES, CallSyntax
-from rocstar.dialogue.jinja import chat_template
-from rocstar.dialogue.markup import PREAMBLE, RESERVED, START, STOP, SYSTEM, TOOLS_HEAD, TOOLS_TAIL
+from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, CallSyntax
 from rocstar.dialogue.segments import Segment, foreign, ours
 from rocstar.protocols import ToolSpec
+
+START, STOP = "<|im_start|>", "<|im_end|>"
+RESERVED = (START, STOP, OPEN, CLOSE, "<tool_response>", "</tool_response>")
+"""Strings that mark turns, tool responses and calls."""
+
+SYSTEM = (
+    "The User brings a problem and the Assistant solves it. The Assistant first thinks the problem through and then "
+    "gives the User the answer. The thinking stands inside <reason> </reason> and the answer inside "
+    "<answer> </answer>, like this: <reason> thinking goes here </reason> <answer> answer goes here </answer>."
+)
+TOOLS_HEAD = (
+    "\n\n# Tools\n\nFunctions are available to help with the problem. Each line inside <tools></tools> is the JSON "
+    "schema of one of them:\n<tools>"
+)
+TOOLS_TAIL = (
+    "\n</tools>\n\nEvery call is a JSON object with the function's name and its arguments, inside "
+    '<tool_call></tool_call>:\n<tool_call>\n{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
+)
+PREAMBLE = (
+    "Solve the problem below and give the answer inside <answer> </answer>. The final answer is read automatically "
+    "from \\boxed{}, so put it there.\n\nThe problem is:\n"
+)
+MODEL_PREAMBLE = (
+    "Solve the problem below. The final answer is read automatically from \\boxed{}, so put it there.\n\n"
+    "The problem is:\n"
+)
 
 
 class Template(Protocol):
@@ -74,17 +99,9 @@ class ChatMl:
     markers: tuple[str, ...]
     """Strings a tokenizer trained for this template keeps whole as special tokens; `stop` is one of them."""
 
-    @property
-    def stop(self) -> str:
-        return STOP
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        return RESERVED
-
-    @property
-    def calls(self) -> CallSyntax:
-        return HERMES
+    stop = STOP
+    reserved = RESERVED
+    calls = HERMES
 
     @property
     def jinja(self) -> str:
@@ -152,3 +169,110 @@ CHAT = replace(PAPER, system="You are a helpful assistant.", preamble="", opened
 """How rows that bring their own tools are written: the paper's tools block and call syntax without its reasoning
 clothes. A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to
 ignore both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""
+
+
+# The templates once more as Jinja chat templates, for `apply_chat_template` of a saved tokenizer; never used to make
+# the ids of a rollout, a test holds both forms equal. And what a chat template that knows no tools is begun with.
+
+
+def chat_template(*, system: str | None, preamble: str, header: str, lists_tools: bool) -> str:
+    """Jinja source that renders messages (roles system, user, assistant, tool) as `ChatMl` of these fields does.
+
+    The content of an assistant message is what the model wrote after the header (after the opened tag, in `paper`).
+    """
+    source = _CHATML.replace("LISTED", _TOOLS if lists_tools else "")
+    words = {"HEAD": TOOLS_HEAD, "TAIL": TOOLS_TAIL, "END": f"{STOP}\n", "HEADER": header}
+    words |= {"SYSTEM": f"{START}system\n", "USER": f"{START}user\n{preamble}", "REPLIED": f"{START}user"}
+    return _filled(source, {"DEFAULT": "none" if system is None else json.dumps(system), **_literals(words)})
+
+
+def with_tools(source: str, *, in_system: bool) -> str:
+    """A chat template that knows roles system, user and assistant alone, for conversations with tools: their schemas
+    stand at the end of the system message (else at the beginning of the first question), calls in the assistant's own
+    text, and replies in a turn of the user. Source: ours."""
+    words = {"HEAD": TOOLS_HEAD.lstrip(), "TAIL": TOOLS_TAIL, "ROLE": "system" if in_system else "user"}
+    return _filled(_PLAIN, _literals(words)) + "{{- '' }}" + source
+
+
+def _literals(words: Mapping[str, str]) -> dict[str, str]:
+    """Texts as string literals of Jinja."""
+    return {name: json.dumps(text) for name, text in words.items()}
+
+
+def _filled(source: str, words: Mapping[str, str]) -> str:
+    """Jinja source in one line, with what stands for each word in capitals."""
+    line = "".join(part.strip() for part in source.splitlines())
+    return re.sub(rf"\b(?:{'|'.join(words)})\b", lambda found: words[found[0]], line)
+
+
+_TOOLS = r"""
+    {%- if tools -%}
+        {{- HEAD -}}
+        {%- for tool in tools -%}{{- "\n" -}}{{- tool | tojson -}}{%- endfor -%}
+        {{- TAIL -}}
+    {%- endif -%}"""
+_CHATML = r"""
+{%- if messages and messages[0].role == 'system' -%}
+    {%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set system = DEFAULT -%}{%- set turns = messages -%}
+{%- endif -%}
+{%- if system is not none -%}
+    {{- SYSTEM -}}{{- system -}}LISTED{{- END -}}
+{%- endif -%}
+{%- for message in turns -%}
+    {%- if message.role == 'user' -%}
+        {{- USER -}}{{- message.content -}}{{- END -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- HEADER -}}{{- message.content or '' -}}
+        {%- for call in message.tool_calls or [] -%}{%- set call = call.function or call -%}
+            {%- if not loop.first or message.content -%}{{- "\n" -}}{%- endif -%}
+            {{- "<tool_call>\n{\"name\": " -}}{{- call.name | tojson -}}{{- ", \"arguments\": " -}}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson -}}
+            {{- "}\n</tool_call>" -}}
+        {%- endfor -%}
+        {{- END -}}
+    {%- elif message.role == 'tool' -%}
+        {%- if loop.first or loop.previtem.role != 'tool' -%}{{- REPLIED -}}{%- endif -%}
+        {{- "\n<tool_response>\n" -}}{{- message.content -}}{{- "\n</tool_response>" -}}
+        {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- END -}}{%- endif -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- HEADER -}}{%- endif -%}
+"""
+_PLAIN = r"""
+{%- set plain = namespace(turns=[], tools='', said='') -%}
+{%- for tool in tools or [] -%}{%- set plain.tools = plain.tools + '\n' + (tool | tojson) -%}{%- endfor -%}
+{%- if plain.tools -%}{%- set plain.tools = HEAD + plain.tools + TAIL -%}{%- endif -%}
+{%- if plain.tools and ROLE == 'system' and messages[0].role != 'system' -%}
+    {%- set plain.turns = [{'role': 'system', 'content': plain.tools}] -%}{%- set plain.tools = '' -%}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        {%- set plain.said = plain.said + ('\n' if plain.said else '') + '<tool_response>\n' -%}
+        {%- set plain.said = plain.said + message.content + '\n</tool_response>' -%}
+        {%- if loop.last or loop.nextitem.role != 'tool' -%}
+            {%- set plain.turns = plain.turns + [{'role': 'user', 'content': plain.said}] -%}
+            {%- set plain.said = '' -%}
+        {%- endif -%}
+    {%- elif message.role == 'assistant' -%}
+        {%- set plain.said = message.content or '' -%}
+        {%- for call in message.tool_calls or [] -%}
+            {%- set call = call.function or call -%}
+            {%- set plain.said = plain.said + ('\n' if plain.said and plain.said[-1] != '\n' else '') -%}
+            {%- set plain.said = plain.said + '<tool_call>\n{"name": ' + (call.name | tojson) + ', "arguments": ' -%}
+            {%- set given = call.arguments if call.arguments is string else call.arguments | tojson -%}
+            {%- set plain.said = plain.said + given + '}\n</tool_call>' -%}
+        {%- endfor -%}
+        {%- set plain.turns = plain.turns + [{'role': 'assistant', 'content': plain.said}] -%}
+        {%- set plain.said = '' -%}
+    {%- elif message.role == ROLE and plain.tools -%}
+        {%- set parts = [message.content, plain.tools] if ROLE == 'system' else [plain.tools, message.content] -%}
+        {%- set plain.turns = plain.turns + [{'role': ROLE, 'content': parts | join('\n\n')}] -%}
+        {%- set plain.tools = '' -%}
+    {%- else -%}
+        {%- set plain.turns = plain.turns + [message] -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- set messages = plain.turns -%}
+"""

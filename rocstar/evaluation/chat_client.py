@@ -130,7 +130,7 @@ class ChatClient:
                 raise
 
     async def ask(self, prompt: str, *, system: str) -> str:
-        """What the model says as a judge of answers (`scoring.Judge`). Raises VerifierUnavailable."""
+        """What the model says as a judge of answers, at temperature 0. Raises VerifierUnavailable."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
         try:
             return (await self.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)).text
@@ -169,7 +169,9 @@ class ChatClient:
                 size += len(part)
                 if size > MOST_BYTES:
                     raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
-        return httpx.Response(response.status_code, headers=_plain(response.headers), content=b"".join(parts))
+        # Without those that speak of bytes that are decoded by now.
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-encod")}
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
 
     def _refusal(self, status: int, text: str) -> Exception:
         if status == 400 and re.search(r"context length|maximum context|max_model_len|too long|too many tokens", text):
@@ -194,11 +196,6 @@ class ChatClient:
             ran=answer.rocstar.calls,
             response_tokens=answer.rocstar.response_tokens,
         )
-
-
-def _plain(headers: httpx.Headers) -> httpx.Headers:
-    """Without those that speak of bytes that are decoded by now."""
-    return httpx.Headers({name: value for name, value in headers.items() if not name.startswith("content-encod")})
 
 
 def check_address(url: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
 from rocstar.config.sections import Recipe
-from rocstar.dialogue.markup import SYSTEM
+from rocstar.dialogue.template import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.chat_client import ChatClient, check_address
@@ -77,7 +77,6 @@ def evaluations(spec: EvalSpec, screen: Screen) -> Iterator[dict[str, Any]]:
     budget."""
     sets = _problem_sets(spec)
     _refuse_unread(spec, sets)
-    _refuse_judge_without_name(spec)
     planned = [_planned(spec, asked) for asked in sets]
     rounds = [len(one.finished) for one in planned]
     for one, finished in zip(planned, rounds, strict=True):
@@ -109,7 +108,7 @@ def _problem_sets(spec: EvalSpec) -> list[ProblemSet]:
 
 
 def _refuse_unread(spec: EvalSpec, sets: Sequence[ProblemSet]) -> None:
-    """Raises ConfigError for what the person says and nothing would read."""
+    """Raises ConfigError for what the person says and nothing would read, and for a judge without name or address."""
     for name, value in (("--tools", spec.tools), ("--system", spec.system)):
         if spec.endpoint is None and value is not None:
             raise ConfigError(f"{name} is about an endpoint; leave it out, or name one with --endpoint")
@@ -125,6 +124,10 @@ def _refuse_unread(spec: EvalSpec, sets: Sequence[ProblemSet]) -> None:
         for asked in sets:
             if asked.kind.leaves_unread(key):
                 raise ConfigError(f"{said} says nothing to benchmark {asked.title}, which has its own; leave it out")
+    if spec.judge is not None and spec.judge_model is None:
+        raise ConfigError("--judge needs the judge's name there; give it with --judge-model")
+    if spec.judge is not None:
+        check_address(spec.judge.rstrip("/"))
 
 
 def _changes(spec: EvalSpec) -> Iterator[tuple[str, str]]:
@@ -137,13 +140,6 @@ def _changes(spec: EvalSpec) -> Iterator[tuple[str, str]]:
 
 def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
-
-
-def _refuse_judge_without_name(spec: EvalSpec) -> None:
-    if spec.judge is not None and spec.judge_model is None:
-        raise ConfigError("--judge needs the judge's name there; give it with --judge-model")
-    if spec.judge is not None:
-        check_address(spec.judge.rstrip("/"))
 
 
 # Everything that needs no model is checked

@@ -19,11 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rocstar.dialogue.calls import HERMES, render_call
+from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, render_call
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import CLOSE, OPEN, START, STOP
 from rocstar.dialogue.segments import Segment, text_of
-from rocstar.dialogue.template import Template, tool_schema, tools_block
+from rocstar.dialogue.template import START, STOP, Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
@@ -127,7 +126,9 @@ class EndpointAttempt:
         self.turns: list[Turn] = []
         self.used_tokens = 0
         """Tokens after the prompt, as the server counted them."""
-        self._specs = shown_tools(solver, problem)
+        own = [replace(spec, name=spec.name.replace(".", "_")) for spec in specs_of(problem)]  # as OpenAI's form has it
+        ours = (tool.spec for tool in (*solver.conversation.tools, *solver.conversation.own_tools()))
+        self._specs = own or list(ours)
         self.asked = opening(solver, problem, self._specs)
         self._messages = list(self.asked)
         self._prompt_tokens: int | None = None
@@ -208,12 +209,6 @@ def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:
         results=(result,),
         reply_ids=tuple(codec.encode(f"\n{ran.output}\n")),
     )
-
-
-def shown_tools(solver: EndpointSolver, problem: Problem) -> list[ToolSpec]:
-    """The problem's own functions, with names that OpenAI's form allows, or ours."""
-    own = [replace(spec, name=spec.name.replace(".", "_")) for spec in specs_of(problem)]
-    return own or [tool.spec for tool in (*solver.conversation.tools, *solver.conversation.own_tools())]
 
 
 def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec]) -> list[Mapping[str, Any]]:

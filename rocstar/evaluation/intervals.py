@@ -3,7 +3,7 @@
 Pure and standard library only. The problem is the unit: attempts at one problem are not independent, so more attempts
 narrow an interval only as far as problems differ less. docs/results.md says how often the intervals hold the truth.
 
-Not here: which number each problem gives (metrics.py), tests between two subjects (paired.py).
+Not here: which number each problem gives (metrics.py), tests between two subjects (compare.py).
 """
 
 from __future__ import annotations

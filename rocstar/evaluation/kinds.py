@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +24,12 @@ from rocstar.evaluation.benchmark import (
     lines,
     refuse_no_folder,
 )
+from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
-from rocstar.evaluation.scoring import Judge, Parts, Scorer
+from rocstar.evaluation.scoring import Parts, Scorer
 from rocstar.parts.build import AttemptParts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
@@ -68,7 +70,7 @@ class BenchmarkKind:
         """Raises ConfigError."""
         return OneTurn if self.one_turn else AttemptParts(recipe).environment
 
-    def solver(self, usual: OneSolver, recall: Recall, judge: Judge | None = None) -> OneSolver:
+    def solver(self, usual: OneSolver, recall: Recall, judge: ChatClient | None = None) -> OneSolver:
         """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: keeps what the judge
         says."""
         conversation = self.conversation(usual.conversation)
@@ -111,7 +113,7 @@ KINDS = {
     "ifbench": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
-        scorer=ifeval.ifbench_scorer,
+        scorer=partial(ifeval.IfevalScorer, follows=ifeval.published),
         check=ifeval.check_ifbench,
         one_turn=True,
     ),

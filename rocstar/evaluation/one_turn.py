@@ -4,6 +4,7 @@ functions of a problem where it has some (`metadata["functions"]`), and runs non
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,34 +17,35 @@ from rocstar.types import Completion, Finish, Problem, Stop
 Message = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class OneTurn:
     """Environment of one completion; an EnvironmentFactory."""
 
-    def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
-        self._problem = problem
-        self._conversation = conversation
-        self._limits = limits
+    problem: Problem
+    conversation: Conversation
+    limits: AttemptLimits
+    seed: int
 
     def opening(self) -> tuple[int, ...]:
-        return self._conversation.ids(tuple(self._segments()))
+        return self.conversation.ids(tuple(self._segments()))
 
     def budget(self) -> int:
-        return self._limits.max_response_tokens
+        return self.limits.max_response_tokens
 
     async def reply(self, completion: Completion) -> Reply:
         """The calls in it, unanswered. Raises EngineUnavailable when the completion was aborted."""
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
-        return Reply(calls=tuple(self._conversation.calls(completion, 0)), stop=stop)
+        return Reply(calls=tuple(self.conversation.calls(completion, 0)), stop=stop)
 
     async def close(self) -> None:
         pass
 
     def _segments(self) -> Iterator[Segment]:
-        template = self._conversation.template
-        system, turns = split(messages_of(self._problem))
-        (question, *_), specs = turns[0], specs_of(self._problem)
+        template = self.conversation.template
+        system, turns = split(messages_of(self.problem))
+        (question, *_), specs = turns[0], specs_of(self.problem)
         yield from template.opening(question, specs, system)
         for (_, said), (following, _) in pairwise(turns):
             yield from (foreign(said), ours(template.stop), *template.next_question(following))

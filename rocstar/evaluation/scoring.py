@@ -6,24 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from rocstar.answers.form import format_facts
-from rocstar.answers.verifier import settled, written
+from rocstar.answers.verifier import format_facts, settled, written
 from rocstar.dialogue.calls import CallSyntax
 from rocstar.errors import VerifierUnavailable
+from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.intervals import Estimate, Z, wilson
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
-
-
-class Judge(Protocol):
-    """Another model, which is asked to judge an answer."""
-
-    async def ask(self, prompt: str, *, system: str) -> str:
-        """What it says, at temperature 0. Raises VerifierUnavailable."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +28,8 @@ class Parts:
     """How tool calls stand in their text."""
     recall: Recall
     """Keeps what a judge said."""
-    judge: Judge | None = None
+    judge: ChatClient | None = None
+    """Another model, which is asked to judge an answer."""
 
 
 class Scorer:

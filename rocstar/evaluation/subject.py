@@ -14,8 +14,7 @@ from rocstar.config.places import VllmEngines
 from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import PREAMBLE, SYSTEM
-from rocstar.dialogue.template import PAPER, ChatMl
+from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine

@@ -165,16 +165,11 @@ def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> 
     left = passes.largest(min(stage.learner.tokens_per_microbatch, most), max(lengths))
     logits = LOGITS * FP32 * min(CHUNK_ELEMENTS, left // passes.left(1, 1) * shape.vocabulary)
     muon = stage.learner.optimizer == "muon"
-    return float(max(left + logits, muon * MUON_BYTES * _matrices(shape)))
+    return float(max(left + logits, muon * MUON_BYTES * shape.matrices))
 
 
 def moments(stage: Stage, shape: Shape, model: ModelSection) -> float:
     """Bytes of optimizer state: AdamW keeps two numbers for each parameter that learns, Muon one for those in its
     matrices."""
     muon = stage.learner.optimizer == "muon"
-    return FP32 * (2.0 * shape.trained(model) - muon * _matrices(shape))
-
-
-def _matrices(shape: Shape) -> int:
-    """Parameters inside layers."""
-    return shape.parameters - shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
+    return FP32 * (2.0 * shape.trained(model) - muon * shape.matrices)

@@ -15,8 +15,7 @@ from typing import Any
 
 from rocstar.engines.pages import ATTENTION_LAYERS
 from rocstar.errors import ConfigError
-from rocstar.record.branch import find_checkpoint
-from rocstar.record.folder import RunFolder
+from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -53,7 +52,9 @@ def find_model(name: str) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if is_gguf(folder):
-        return _converted(folder)
+        from rocstar.learning.gguf import convert
+
+        return _made_of(folder, folder.stem, lambda made: convert(folder.resolve(), made))
     if not folder.exists() and is_known(folder.name):
         raise ConfigError(f"there is no folder {name}; write it with `rocstar model get {folder.name} --to {name}`")
     if folder.exists() or not HUB_ID.fullmatch(name):
@@ -86,13 +87,6 @@ def adapter_in(folder: Path) -> Path | None:
     own = folder / "adapter"
     found = next((place for place in (own, folder) if all((place / name).is_file() for name in ADAPTER)), None)
     return None if found == own and any(folder.glob("model*.safetensors")) else found
-
-
-def _converted(file: Path) -> Path:
-    """The folder that a GGUF file was converted into, made the first time. Raises ConfigError, DataError."""
-    from rocstar.learning.gguf import convert
-
-    return _made_of(file, file.stem, lambda folder: convert(file.resolve(), folder))
 
 
 def _merged(named: Path, adapter: Path) -> Path:

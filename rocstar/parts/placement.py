@@ -271,7 +271,7 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
     each = 0.0 if offload else FP32 * trained / ranks
     kept = 0.0 if offload else item * shape.parameters * adapts / ranks  # what does not learn
     head = shape.hidden * shape.vocabulary
-    layer = (shape.parameters - head * (1 if shape.tied else 2)) / shape.layers
+    layer = shape.matrices / shape.layers
     copies = item * (2 * layer + head) if sharded else item * trained * (item < FP32)
     # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
     passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]

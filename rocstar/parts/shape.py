@@ -38,6 +38,11 @@ class Shape:
         return self.layers * layer + self.hidden * self.vocabulary * (1 if self.tied else 2)
 
     @property
+    def matrices(self) -> int:
+        """Parameters inside layers."""
+        return self.parameters - self.hidden * self.vocabulary * (1 if self.tied else 2)
+
+    @property
     def computed(self) -> int:
         """Parameters that each token is multiplied with: all but the embedding that is only looked up."""
         return self.parameters - (0 if self.tied else self.hidden * self.vocabulary)

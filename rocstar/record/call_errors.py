@@ -45,9 +45,20 @@ def error_of_result(result: Mapping[str, Any], parse_error: str | None) -> str |
     status, told = result["status"], result["stderr"]
     if status == "ok":
         return None
+    if status == "bad_call" and parse_error is not None:
+        return NOT_CLOSED if "no </tool_call>" in parse_error else NOT_JSON
     if status == "bad_call":
-        return _bad_call(parse_error, told)
-    return LIMITS.get(status) or _ended_by(told) or exception_named(told) or EXIT
+        if told.startswith("there is no tool named"):
+            return NO_TOOL
+        return TOO_MANY if "tool calls are run in one turn" in told else ARGUMENTS
+    if status in LIMITS:
+        return LIMITS[status]
+    last = _last_line(told)
+    if last.startswith("the program was killed by"):
+        return SIGNAL
+    if last.startswith("the program exited with status"):
+        return EXIT
+    return exception_named(told) or EXIT
 
 
 def error_of_output(text: str) -> str | None:
@@ -74,19 +85,5 @@ def exception_named(text: str) -> str | None:
     return last[1] if last else None
 
 
-def _ended_by(told: str) -> str | None:
-    if _last_line(told).startswith("the program was killed by"):
-        return SIGNAL
-    return EXIT if _last_line(told).startswith("the program exited with status") else None
-
-
 def _last_line(text: str) -> str:
     return text.rstrip().rpartition("\n")[2]
-
-
-def _bad_call(parse_error: str | None, told: str) -> str:
-    if parse_error is not None:
-        return NOT_CLOSED if "no </tool_call>" in parse_error else NOT_JSON
-    if told.startswith("there is no tool named"):
-        return NO_TOOL
-    return TOO_MANY if "tool calls are run in one turn" in told else ARGUMENTS

@@ -4,7 +4,7 @@ as a picture."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -44,7 +44,8 @@ def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys of flat settings whose values are not the same in all of them. Left out are keys that are not in force in
     one of them, and a stage's own value where it differs as the run's does."""
-    idle = {name for one in settings for name in _not_in_force(one)}
+    idle = {*SHAPE} if any(one.get("model.path") is not None for one in settings) else set()
+    idle |= {*MADE_UP} if any(one.get("data.source") != "arithmetic" for one in settings) else set()
     known = sorted({name for one in settings for name in one})
     columns = {name: [one.get(name) for one in settings] for name in known}
     differ = {
@@ -53,13 +54,6 @@ def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         if any(value != column[0] for value in column) and name not in idle and _of_the_run(name) not in idle
     }
     return [name for name in differ if differ.get(_of_the_run(name)) != differ[name]]
-
-
-def _not_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
-    if settings.get("model.path") is not None:
-        yield from SHAPE
-    if settings.get("data.source") != "arithmetic":
-        yield from MADE_UP
 
 
 def _of_the_run(name: str) -> str:
@@ -119,7 +113,11 @@ def plot(runs: Sequence[RunFolder], named: Sequence[str] | None, axis: str, path
     """Draw metrics of runs into a file. named: which ones; without, those of DRAWN_METRICS that any of the runs has.
     Raises ConfigError for a metric that none of them has, a file that is no picture, or an unknown axis; OSError."""
     read = {run.name: list(read_journal(run.metrics)) for run in runs}
-    metrics = named or _present(read)
+    # Defaults that can be drawn: a run in which nothing was right has no error share among right attempts.
+    there = _known(read)
+    metrics = named or [metric for metric in DRAWN_METRICS if metric in there] or there[:PANELS_BESIDE]
+    if not metrics:
+        raise ConfigError(f"{', '.join(read)} has no metrics yet that could be drawn; wait for a first step")
     _refuse(read, metrics, axis, path)
     import matplotlib
 
@@ -152,14 +150,6 @@ def _line(panel: Any, name: str, rows: Rows, metric: str, axis: str) -> None:
     for x in begins:
         if points and x > points[0][0]:
             panel.axvline(x, color=drawn[0].get_color(), linewidth=0.5, linestyle=":")
-
-
-def _present(read: Mapping[str, Rows]) -> list[str]:
-    """Defaults that can be drawn: a run in which nothing was right has no error share among right attempts."""
-    there = _known(read)
-    if not there:
-        raise ConfigError(f"{', '.join(read)} has no metrics yet that could be drawn; wait for a first step")
-    return [metric for metric in DRAWN_METRICS if metric in there] or there[:PANELS_BESIDE]
 
 
 def _known(read: Mapping[str, Rows]) -> list[str]:

@@ -1,4 +1,5 @@
-"""The run folder: where each file of a run lies, how a run is created, found again and deleted, and what it takes.
+"""The run folder: where each file of a run lies, how a run is created, found again, branched and deleted, and what it
+takes on the disk.
 
 Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints' contents (the learner's).
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cache
@@ -26,7 +28,6 @@ from rocstar.record.lock import locked
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
 
-
 SCHEMA_VERSION = 1
 SIZED_PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
 """Told apart where the size of a run is told; the rest of a run is small."""
@@ -42,6 +43,19 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.evals = self.path / "evals"
+        self.checkpoints = self.path / "checkpoints"
+        self.resolved = self.path / "config.resolved.json"
+        """The settings in force; resume reads these."""
+        self.problems = self.path / "problems.json"
+        """A hash of the problems of each stage, and of those held out."""
+        self.summary = self.path / "summary.json"
+        """Written once, when the run is over."""
+        self.end_request = self.path / "end_stage"
+        """Holds the name of a stage that a person wants to end after its step under way."""
 
     @classmethod
     def create(
@@ -58,29 +72,24 @@ class RunFolder:
         `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. `fill` puts into the
         folder what the run begins with and returns more entries of run.json. Raises ConfigError where no folder can be
         made there, and OSError."""
-        folder = cls(_claim_run(Path(base), recipe.run.name))
+        refuse_place(base, recipe.run.name)
         try:
-            folder._begin(recipe, argv, recipe_text, fill)
+            folder = cls(claim(Path(base) / part for part in numbered(recipe.run.name)))
+        except OSError as error:
+            raise _no_place(base, error.strerror or str(error)) from None
+        try:
+            for part in (folder.rollouts, folder.evals, folder.checkpoints):
+                part.mkdir()
+            if recipe_text is not None:
+                write_atomic(folder.path / "config.toml", recipe_text.encode())
+            write_json(folder.resolved, recipe.resolved())
+            more = fill(folder)
+            # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
+            write_json(folder.path / "run.json", {**_identity(folder.name, argv), **more})
         except OSError:
             shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
             raise
         return folder
-
-    def _begin(
-        self,
-        recipe: Recipe,
-        argv: Sequence[str],
-        recipe_text: str | None,
-        fill: Callable[[RunFolder], Mapping[str, Any]],
-    ) -> None:
-        for part in (self.rollouts, self.evals, self.checkpoints):
-            part.mkdir()
-        if recipe_text is not None:
-            write_atomic(self.path / "config.toml", recipe_text.encode())
-        write_json(self.resolved, recipe.resolved())
-        more = fill(self)
-        # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
-        write_json(self.path / "run.json", {**_identity(self.name, argv), **more})
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -113,33 +122,10 @@ class RunFolder:
         """The name of the folder, or of the link to it."""
         return os.path.basename(os.path.abspath(self.path))
 
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def resolved(self) -> Path:
-        """The settings in force; resume reads these."""
-        return self.path / "config.resolved.json"
-
     def recipe_text(self) -> str:
         """config.toml as it lies there; empty for a recipe made in Python."""
         file = self.path / "config.toml"
         return file.read_text() if file.is_file() else ""
-
-    @property
-    def summary(self) -> Path:
-        """Written once, when the run is over."""
-        return self.path / "summary.json"
-
-    @property
-    def end_request(self) -> Path:
-        """Holds the name of a stage that a person wants to end after its step under way."""
-        return self.path / "end_stage"
 
     def asks_to_end(self, stage: str) -> bool:
         """Whether a person wants this stage to end."""
@@ -153,25 +139,8 @@ class RunFolder:
         write_atomic(self.end_request, str(begun[-1]).encode())
         return str(begun[-1])
 
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def evals(self) -> Path:
-        return self.path / "evals"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
-
-    @property
-    def problems(self) -> Path:
-        """A hash of the problems of each stage, and of those held out."""
-        return self.path / "problems.json"
 
     def pool(self, stage: str) -> Path:
         """What is known of the problems that a stage chose from."""
@@ -326,14 +295,6 @@ def refuse_place(base: Path | str, name: str) -> None:
         raise _no_place(base, f"the name is longer than {NAME_BYTES} bytes")
 
 
-def _claim_run(base: Path, name: str) -> Path:
-    refuse_place(base, name)
-    try:
-        return claim(base / part for part in numbered(name))
-    except OSError as error:
-        raise _no_place(base, error.strerror or str(error)) from None
-
-
 def _no_place(base: Path | str, why: str) -> ConfigError:
     return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
@@ -405,3 +366,63 @@ def _blocks(file: Path) -> int:
         return 0 if file.is_dir() else file.lstat().st_blocks * 512
     except FileNotFoundError:  # a run goes on meanwhile
         return 0
+
+
+# A run that goes on from a checkpoint of another, which stays as it is: a way back to a stage without losing what came
+# after it. Files that never change once they are written are shared by hard links where the file system has them.
+
+
+def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
+    """The run and the step that RUN or RUN@STEP means; without a step its newest checkpoint. Raises ConfigError."""
+    run_name, _, wanted = name.rpartition("@") if re.search(r"@[^/]*$", name) else (name, "", "")
+    run = RunFolder.find(run_name, runs)
+    steps = run.checkpoint_steps()
+    if not steps:
+        raise ConfigError(f"run {run.name} has no checkpoint yet")
+    step = steps[-1] if not wanted else int(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else -1
+    if step not in steps:
+        raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
+    return run, step
+
+
+def fill_branch(
+    fresh: RunFolder, source: RunFolder, step: int, *, anew: Set[str], changes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: SFT stages whose
+    rows differ here. Raises OSError."""
+    rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
+    write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)
+    for path in (*_kept(source, step), *imitated):
+        _share(path, fresh.path / path.relative_to(source.path))
+    begun = {row["stage"] for row in rows}
+    for path in source.path.glob("pools/*"):
+        if path.stem in begun:
+            _share(path, fresh.path / path.relative_to(source.path))
+    problems = read_json(source.problems)
+    write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
+    threads = {name: source.identity[name] for name in ("threads",) if name in source.identity}
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **threads}
+
+
+def _kept(source: RunFolder, step: int) -> Iterator[Path]:
+    """Files and folders of `source` that a branch at `step` shares."""
+    yield from (file for file in source.rollouts.glob("step=*.parquet") if step_of(file) <= step)
+    finished = (file.parent for file in source.evals.glob("*/step=*/result.json"))
+    yield from (folder for folder in finished if step_of(folder) <= step)
+    yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
+
+
+def _share(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, place, copy_function=_link)
+    else:
+        _link(path, place)
+
+
+def _link(source: Path | str, place: Path | str) -> None:
+    try:
+        os.link(source, place)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, place)

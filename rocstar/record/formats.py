@@ -5,7 +5,8 @@ trl        JSONL: `prompt` and `completion` as lists of messages, TRL's conversa
 verl       parquet: verl's columns `prompt`, `data_source`, `reward_model`, `extra_info`, and `messages` as written
 inspect    one JSON file that inspect_ai reads as an evaluation log; the attempt's number is the epoch
 csv        the facts without the texts
-html       one page for a colleague, which loads nothing (page.py)
+html       one page for a colleague that needs nothing else: no script, no network, no other file. What a model wrote
+           stands in it as text; characters that steer the reader's screen are spelled out
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import csv
 import json
 import os
 import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from itertools import islice
 from math import sqrt
 from pathlib import Path
@@ -27,7 +30,6 @@ from typing import Any, NamedTuple
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
-from rocstar.record.page import write_page
 from rocstar.record.rollouts import result_of, without_end
 from rocstar.types import ToolResult
 
@@ -64,7 +66,13 @@ def feedback_of(settings: Mapping[str, Any]) -> Feedback:
 def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
     in the text as it was written, and so does all of a turn that holds one."""
-    return [{"role": "user", "content": row["question"]}, *_structured(row, feedback)]
+    messages = [{"role": "user", "content": row["question"]}]
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        messages.append(_assistant(text, turn))
+        for result in turn["results"]:
+            shown = feedback(result_of(result))
+            messages.append({"role": "tool", "tool_call_id": result["call_id"], "content": shown})
+    return messages
 
 
 def sent(prompt: str, question: str) -> tuple[list[Message], str]:
@@ -86,25 +94,15 @@ def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     return messages
 
 
-def _structured(row: Mapping[str, Any], feedback: Feedback) -> Iterator[Message]:
-    for text, turn in zip(row["text"], row["turns"], strict=True):
-        yield _assistant(text, turn)
-        for result in turn["results"]:
-            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(result_of(result))}
-
-
 def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
     calls = turn["calls"]
     if not calls or any(call["parse_error"] for call in calls):
         return {"role": "assistant", "content": without_end(text)}
     start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
     before = text[:start] if start < end else without_end(text)  # a call that stands nowhere in the text
-    return {"role": "assistant", "content": before, "tool_calls": [_call(call) for call in calls]}
-
-
-def _call(call: Mapping[str, Any]) -> Message:
-    function = {"name": call["tool"], "arguments": json.dumps(call["arguments"])}
-    return {"id": call["id"], "type": "function", "function": function}
+    functions = [{"name": call["tool"], "arguments": json.dumps(call["arguments"])} for call in calls]
+    asked = [{"id": c["id"], "type": "function", "function": f} for c, f in zip(calls, functions, strict=True)]
+    return {"role": "assistant", "content": before, "tool_calls": asked}
 
 
 class Origin(NamedTuple):
@@ -296,8 +294,14 @@ def _inspect_message(message: Message, opened: str) -> Message:
 
 
 def _html(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    count = 0
     with path.open("w", encoding="utf-8") as file:
-        return write_page(file, origin.name, ((facts(row), structured(row, origin.feedback)) for row in rows))
+        file.write(f"{HEAD}<title>{text(origin.name)}</title>\n<h1>{text(origin.name)}</h1>\n")
+        for row in rows:
+            file.write(_attempt(facts(row), structured(row, origin.feedback)))
+            count += 1
+        file.write(f"<p>{count} attempts</p></html>\n")
+    return count
 
 
 FORMS: dict[str, Write] = {
@@ -309,3 +313,75 @@ FORMS: dict[str, Write] = {
     "html": _html,
 }
 ENDINGS = {"messages": "jsonl", "trl": "jsonl", "verl": "parquet", "inspect": "json", "csv": "csv", "html": "html"}
+
+
+# The page
+
+TEXT_CHARACTERS = 200_000  # of one message; a page must open
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+details { border: 1px solid #8886; border-radius: 6px; margin: .5rem 0; padding: .4rem .8rem }
+summary { cursor: pointer; overflow-wrap: anywhere }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; padding: .5rem; background: #8881 }
+.right { color: #087443 } .wrong { color: #b42318 } .undecided { color: #888 }
+.role { font-size: .8em; color: #888 } .call { border-left: 3px solid #36c } .tool { border-left: 3px solid #a60 }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .85em }
+dd { margin: 0; overflow-wrap: anywhere }
+@media (prefers-color-scheme: dark) { .right { color: #4cc38a } .wrong { color: #ff8b7f } }
+"""
+# The page forbids loading and running anything, in case a text ever breaks out of its place.
+HEAD = f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>{STYLE}</style>
+"""
+
+
+def text(value: Any) -> str:
+    """Any text as text: nothing of it is markup."""
+    return escape(visible(str(value)))
+
+
+def visible(value: str) -> str:
+    """Control and direction characters spelled out, so that none of them steers a screen."""
+    return "".join(_shown(character) for character in value)
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def _attempt(facts: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    verdict = facts["verdict"] or "undecided"
+    head = f"step {facts['step']}, attempt {facts['index']}, {facts['reason'] or ''}: {messages[0]['content'][:120]}"
+    known = "".join(f"<dt>{text(key)}<dd>{text(value)}" for key, value in facts.items() if value is not None)
+    said = "".join(_message(message) for message in messages)
+    return (
+        f'<details><summary><b class="{text(verdict)}">{text(verdict)}</b> {text(head)}</summary>\n'
+        f"{said}<dl>{known}</dl></details>\n"
+    )
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    role = str(message["role"])
+    parts = [_block(role, role, message["content"])] if message["content"] else []
+    for call in message.get("tool_calls", ()):
+        parts.append(_block("call", f"calls {call['function']['name']}", _program(call["function"]["arguments"])))
+    return "".join(parts)
+
+
+def _program(arguments: str) -> str:
+    """The program where the call holds one, else the arguments."""
+    found = json.loads(arguments)
+    code = found.get("code") if isinstance(found, dict) else None
+    return code if isinstance(code, str) else arguments
+
+
+def _block(kind: str, label: str, content: str) -> str:
+    left = len(content) - TEXT_CHARACTERS
+    rest = f"\n... {left} characters more" if left > 0 else ""
+    body = text(content[:TEXT_CHARACTERS] + rest)
+    return f'<div class="role">{text(label)}</div><pre class="{text(kind)}">{body}</pre>\n'

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from rocstar.errors import DataError
@@ -33,7 +32,8 @@ class Journal:
 
     def _append(self, line: bytes) -> None:
         if self._handle is None:
-            self._handle = _open_whole(self.path)
+            self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # what follows the last newline is torn
         end = os.fstat(self._handle).st_size
         try:
             written = os.write(self._handle, line)
@@ -57,7 +57,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -110,11 +110,3 @@ class Tail:
                     return
                 self._at += len(line)
                 yield line
-
-
-def _open_whole(path: Path) -> int:
-    """A descriptor for appending, what follows the last newline cut off."""
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    content = path.read_bytes()
-    os.ftruncate(handle, content.rfind(b"\n") + 1)
-    return handle

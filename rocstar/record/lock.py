@@ -37,7 +37,9 @@ def locked(folder: Path, name: str) -> Iterator[None]:
             raise ConfigError(
                 f"{name} cannot be locked in {folder} ({error.strerror}); put it on a file system with locks"
             ) from None
-        _sign(handle)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
         yield
     finally:
         os.close(handle)
@@ -56,12 +58,6 @@ def is_written(folder: Path) -> bool | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
     return True
-
-
-def _sign(handle: int) -> None:
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(mine).encode(), 0)
 
 
 def _holder(handle: int) -> str:

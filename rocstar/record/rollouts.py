@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,6 @@ from rocstar.types import (
     Outcome,
     Problem,
     Reason,
-    Resampled,
     Status,
     Stop,
     ToolCall,
@@ -129,20 +128,6 @@ class AttemptRecord:
         return Reason.DROPPED_UNDECIDED if undecided else None
 
 
-def attempts_of(groups: Iterable[Resampled], policy_version: int = 0) -> list[AttemptRecord]:
-    """Records of resampled groups, for callers that know no advantages."""
-    return [
-        AttemptRecord(
-            problem=resampled.group.problem,
-            trajectory=resampled.group.trajectories[choice.index],
-            choice=choice,
-            policy_version=policy_version,
-        )
-        for resampled in groups
-        for choice in resampled.choices
-    ]
-
-
 def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
     """Write `rollouts/step=NNNNNN.parquet`, replacing an earlier one. Raises OSError.
 
@@ -228,16 +213,13 @@ def decoded(stored: Mapping[str, Any]) -> Row:
     if told := row.get("format_facts"):
         row["format_facts"] = json.loads(told)
     elif {"turns", "verdict", "penalty_format", "extracted"} <= row.keys():
-        row["format_facts"] = None if row["verdict"] is None else _facts_behind_penalty(row)
+        # Files that were written before there was a column of facts hold only the penalty that followed from them:
+        # `answer_tags` is a number that gives the same penalty.
+        penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
+        tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
+        facts = {"answer_tags": tags, "reason_after_answer": False, "boxed": row["extracted"] is not None}
+        row["format_facts"] = None if row["verdict"] is None else facts
     return row
-
-
-def _facts_behind_penalty(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Files that were written before there was a column of facts hold only the penalty that followed from them:
-    `answer_tags` is a number that gives the same penalty."""
-    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
-    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
-    return {"answer_tags": tags, "reason_after_answer": False, "boxed": row["extracted"] is not None}
 
 
 def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int | None]]:

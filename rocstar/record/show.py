@@ -58,11 +58,7 @@ def state_of(run: RunFolder) -> str:
 
 def failure_of(run: RunFolder) -> str | None:
     """The sentence that a run ended with; None unless an error ended it. Raises DataError."""
-    return failure_in(read_journal(run.events))
-
-
-def failure_in(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """The sentence with which the events of a run end; None unless an error ended it."""
+    events = read_journal(run.events)
     return str(events[-1].get("reason")) if events and events[-1].get("event") == ENDED else None
 
 
@@ -101,7 +97,12 @@ def show_run(folder: RunFolder) -> Row:
         "warnings": _warnings(folder),
         "metrics": rows[-1] if rows else {},
         "evals": [
-            {"evaluation": f"{folder.name}/{name}@{step}", "name": name, "step": step, **_without_transcripts(result)}
+            {
+                "evaluation": f"{folder.name}/{name}@{step}",
+                "name": name,
+                "step": step,
+                **{key: value for key, value in result.items() if key != "transcripts"},
+            }
             for name, step, result in evaluations
         ],
         "summary": read_json(folder.summary) if folder.summary.exists() else summary_of(evaluations, rows),
@@ -176,7 +177,3 @@ def _warnings(folder: RunFolder) -> list[Row]:
     rang = [event for event in read_journal(folder.events) if event["event"] == "warning"]
     unique = {(event["step"], event["name"]): event for event in rang}  # a kill makes a run pass a step twice
     return [{key: event[key] for key in WARNING} for _, event in sorted(unique.items())]
-
-
-def _without_transcripts(result: Mapping[str, Any]) -> Row:
-    return {key: value for key, value in result.items() if key != "transcripts"}

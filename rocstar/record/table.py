@@ -87,12 +87,8 @@ def where_of(asked: Mapping[str, str], *others: Condition) -> Where:
     return Where(" AND ".join(f"({sql})" for sql, _ in parts) or "true", tuple(v for _, some in parts for v in some))
 
 
-def _equal(column: str, name: str, text: str) -> Condition:
-    return f"{column} = ?", [text]
-
-
-def _problem(column: str, name: str, text: str) -> Condition:
-    """An id, or with `*` after it how ids begin."""
+def _text(column: str, name: str, text: str) -> Condition:
+    """A text, or with `*` after it how texts begin."""
     return (f"starts_with({column}, ?)", [text[:-1]]) if text.endswith("*") else (f"{column} = ?", [text])
 
 
@@ -130,12 +126,12 @@ def _range(column: str, name: str, text: str) -> Condition:
 
 
 FILTERS: Mapping[str, tuple[Callable[[str, str, str], Condition], str]] = {
-    **{name: (_equal, name) for name in ("part", "reason", "stop", "method")},
+    **{name: (_text, name) for name in ("part", "reason", "stop", "method")},
     **{name: (_range, name) for name in ("step", "tokens", "turns", "calls", "reward", "entropy", "seconds")},
     "failed": (_range, "failed_calls"),
     "penalty": (_range, "penalty_total"),
     "version": (_range, "policy_version"),
-    "problem": (_problem, "problem_id"),
+    "problem": (_text, "problem_id"),
     "verdict": (_verdict, "verdict"),
     "kept": (_holds, "kept"),
     "fault": (_holds, "fault IS NOT NULL"),

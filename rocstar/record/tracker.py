@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import AttemptRecord, Decode, attempts_of, write_rollouts
-from rocstar.types import Resampled
+from rocstar.record.rollouts import AttemptRecord, Decode, write_rollouts
 
 WAITING_STEPS = 4  # a writer further behind than this makes the trainer wait, which bounds memory and drops nothing
 
@@ -52,10 +51,6 @@ class RunTracker:
         row = {"time": round(time.time(), 3), "event": event, **details}
         self._attempt(lambda: self._events.append(row))
 
-    def record(self, step: int, groups: Sequence[Resampled]) -> None:
-        """The attempts of resampled groups, without advantages; see `record_attempts`."""
-        self.record_attempts(step, attempts_of(groups))
-
     def record_attempts(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
         """Every attempt of a step, kept or not; written by the thread."""
         if self.failure:
@@ -81,23 +76,19 @@ class RunTracker:
     def __enter__(self) -> RunTracker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_all(self) -> None:
         while work := self._waiting.get():
             try:
-                self._write(*work)
+                self._attempt(partial(write_rollouts, self.folder, *work, self._decode))
+            except Exception as error:
+                # A dead writer would leave the trainer waiting on a full queue for ever; this way it is told.
+                self._fail(f"the rollouts of step {work[0]} could not be written: {error!r}")
             finally:
                 self._waiting.task_done()
         self._waiting.task_done()
-
-    def _write(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
-        try:
-            self._attempt(lambda: write_rollouts(self.folder, step, attempts, self._decode))
-        except Exception as error:
-            # A dead writer would leave the trainer waiting on a full queue for ever; this way it is told.
-            self._fail(f"the rollouts of step {step} could not be written: {error!r}")
 
     def _attempt(self, write: Callable[[], None]) -> None:
         """`write`, unless an earlier one failed: a record with holes would be read as a whole one."""

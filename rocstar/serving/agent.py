@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rocstar.cluster.here import started_sandbox
 from rocstar.data.sft.format import Chat
@@ -20,18 +19,20 @@ from rocstar.protocols import Environment, Reply, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.streamed import StreamedEngine, WatchedEnvironment
+from rocstar.serving.spec import ModelSpec
 from rocstar.types import Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
 
 PIECE_TOKENS = 8  # written between two reports to whoever watches
 
 
-def checked(model: str, settings: Sequence[str], runs: Path, context: int | None) -> LocalModel:
-    """A model under these settings, before anything is loaded. context: tokens of a conversation that a person asks
-    for, None where none is asked. Raises ConfigError for a model, a setting or a context that cannot be used."""
-    subject = find_subject(model, runs)
-    subject = replace(subject, recipe=settings_in_force(subject.recipe, settings, {}))
-    if context is not None and context > subject.holds:
-        raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
+def checked(spec: ModelSpec) -> LocalModel:
+    """A model before anything is loaded. Raises ConfigError for a model, a setting or a context that cannot be used."""
+    subject = find_subject(spec.model, spec.runs)
+    subject = replace(subject, recipe=settings_in_force(subject.recipe, spec.settings or (), {}))
+    if spec.context is not None and spec.context > subject.holds:
+        raise ConfigError(
+            f"--context {spec.context} is more than the {subject.holds} tokens that the model holds; lower it"
+        )
     subject.conversation()
     return subject
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -36,6 +35,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
+from rocstar.serving.spec import ServeSpec
 from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.types import Stop, Trajectory
 
@@ -61,33 +61,21 @@ class Agent:
     """What clients must send; None: nothing."""
 
 
-def serve(
-    *,
-    model: str,
-    settings: Sequence[str],
-    host: str,
-    port: int,
-    rows: int,
-    context: int | None,
-    runs: Path,
-    say: Callable[[str], None],
-) -> None:
-    """Serve a model folder or a run until SIGINT or SIGTERM.
-
-    rows: answers written at once; more wait. context: tokens of the longest conversation, None for what the model
-    holds. Raises ConfigError, among others for an address that others reach while no token is set."""
+def serve(spec: ServeSpec, say: Callable[[str], None]) -> None:
+    """Serve a model folder or a run until SIGINT or SIGTERM. Raises ConfigError, among others for an address that
+    others reach while no token is set."""
     token = os.environ.get(TOKEN) or None
-    if token is None and not is_loopback(host):
+    if token is None and not is_loopback(spec.host):
         raise ConfigError(
-            f"{host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
+            f"{spec.host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
         )
-    subject = checked(model, settings, runs, context)
+    subject = checked(spec)
     name = subject.run.name if subject.run else model_name(subject.model)
-    positions = context or subject.holds
-    place = listener(host, port)
+    positions = spec.context or subject.holds
+    place = listener(spec.host, spec.port)
 
     async def run() -> None:
-        async with opened_agent(subject, positions=positions, rows=rows) as roller:
+        async with opened_agent(subject, positions=positions, rows=spec.rows) as roller:
             agent = Agent(name=name, roller=roller, specs=subject.specs, positions=positions, token=token)
             config = uvicorn.Config(
                 app_of(agent),
@@ -98,7 +86,7 @@ def serve(
             )
             server = uvicorn.Server(config)
             with ended_by_signals(server):
-                say(f"{name} at {url_of(host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
+                say(f"{name} at {url_of(spec.host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
                 await server.serve(sockets=[place])
                 await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # cancelled; see them out
 

@@ -10,17 +10,17 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
-from rocstar.record.page import visible
+from rocstar.record.formats import visible
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import AnswerEnded, Event, Ran, Words, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
 from rocstar.serving.requests import refuse_temperature
+from rocstar.serving.spec import ChatSpec
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
@@ -32,46 +32,20 @@ ENDS = {
 }
 
 
-def chat(
-    *,
-    model: str,
-    prompt: str | None,
-    settings: Sequence[str],
-    system: str | None,
-    max_tokens: int | None,
-    context: int | None,
-    temperature: float,
-    fresh: bool,
-    as_json: bool,
-    runs: Path,
-    question: Callable[[], Awaitable[str]],
-) -> None:
-    """Ask `prompt` once, or each `question` until one is empty.
-
-    max_tokens: of one answer, tool output included; None leaves it to the recipe. context: tokens of the longest
-    conversation; None leaves it to the model. fresh: each question begins a conversation, as it does in training.
-    Raises ConfigError."""
-    subject = checked(model, settings, runs, context)
+def chat(spec: ChatSpec, question: Callable[[], Awaitable[str]]) -> None:
+    """Ask the prompt once, or each `question` until one is empty. Raises ConfigError."""
+    subject = checked(spec)
     rollout = subject.recipe.rollout
-    answer = max_tokens or rollout.max_response_tokens
-    positions = context or min(subject.holds, ANSWERS * answer + PROMPT_TOKENS)
-    if system is not None and rollout.environment is not None:
+    answer = spec.max_tokens or rollout.max_response_tokens
+    positions = spec.context or min(subject.holds, ANSWERS * answer + PROMPT_TOKENS)
+    if spec.system is not None and rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
-    refuse_temperature("--temperature", temperature)
+    refuse_temperature("--temperature", spec.temperature)
 
     async def talk() -> None:
         async with opened_agent(subject, positions=positions, rows=1) as roller:
-            limits = replace(roller.limits, max_response_tokens=answer)
-            talking = _Conversation(
-                replace(roller, limits=limits),
-                subject.specs,
-                system,
-                positions,
-                temperature,
-                fresh=fresh,
-                as_json=as_json,
-            )
-            await questions(talking, prompt, question)
+            roller = replace(roller, limits=replace(roller.limits, max_response_tokens=answer))
+            await questions(_Conversation(roller, subject.specs, positions, spec), spec.prompt, question)
 
     asyncio.run(talk())
 
@@ -90,24 +64,9 @@ async def questions(talking: _Conversation, prompt: str | None, question: Callab
 class _Conversation:
     """What was said so far, as tokens."""
 
-    def __init__(
-        self,
-        roller: Roller,
-        specs: Sequence[ToolSpec],
-        system: str | None,
-        positions: int,
-        temperature: float,
-        *,
-        fresh: bool,
-        as_json: bool,
-    ) -> None:
-        self._roller = roller
-        self._specs = specs
-        self._system = system
-        self._positions = positions
-        self._sampling = Sampling(max_new_tokens=1, temperature=temperature)
-        self._fresh = fresh
-        self._as_json = as_json
+    def __init__(self, roller: Roller, specs: Sequence[ToolSpec], positions: int, spec: ChatSpec) -> None:
+        self._roller, self._specs, self._positions, self._spec = roller, specs, positions, spec
+        self._sampling = Sampling(max_new_tokens=1, temperature=spec.temperature)
         self._last: Trajectory | None = None
 
     async def ask(self, question: str) -> None:
@@ -126,11 +85,11 @@ class _Conversation:
                 f"which is more than {self._positions} in all; lower --max-tokens, or raise --context as far as the "
                 "model allows"
             )
-        told = _Told(question, self._as_json)
+        told = _Told(question, self._spec.as_json)
         async with aclosing(answered(self._roller, question, ids, self._sampling)) as events:  # type: ignore[type-var]
             async for event in events:
                 told.take(event)
-                if isinstance(event, AnswerEnded) and not self._fresh and event.trajectory.fault is None:
+                if isinstance(event, AnswerEnded) and not self._spec.fresh and event.trajectory.fault is None:
                     self._last = event.trajectory
 
     def _asked(self, question: str) -> tuple[int, ...]:
@@ -140,7 +99,7 @@ class _Conversation:
             follows = conversation.template.next_question(question)
             return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
         if self._roller.environment is ToolEnvironment:
-            return conversation.ids(conversation.template.opening(question, self._specs, self._system))
+            return conversation.ids(conversation.template.opening(question, self._specs, self._spec.system))
         return environment_for(self._roller, question, 0).opening()
 
 

@@ -63,20 +63,27 @@ def read_request(body: bytes, seed: int) -> ChatRequest:
 
 def _read(asked: Mapping[str, Any], seed: int) -> ChatRequest:
     for field, value in asked.items():
-        if field not in OBEYED and value is not None and not _asks_nothing(field, value):
-            raise DataError(f"{field} is not obeyed here; leave it out{_because(field)}")
+        harmless = field in WITHOUT_EFFECT and (WITHOUT_EFFECT[field] == () or value in WITHOUT_EFFECT[field])
+        if field not in OBEYED and value is not None and not harmless:
+            why = ", because this server runs the agent's own tools itself (rocstar eval: --tools none)"
+            raise DataError(f"{field} is not obeyed here; leave it out{why if field.startswith('tool') else ''}")
+    temperature = _number(asked, "temperature", 1.0, 0.0, 10.0)
+    refuse_temperature("temperature", temperature)
+    stream, options = asked.get("stream"), asked.get("stream_options")
+    if stream not in (None, True, False):
+        raise DataError(f"stream must be true or false, got {stream!r}")
     return ChatRequest(
         messages=_conversation(asked.get("messages")),
         sampling=Sampling(
             max_new_tokens=1,
-            temperature=_temperature(asked),
+            temperature=temperature,
             top_p=_number(asked, "top_p", 1.0, 1e-6, 1.0),
             top_k=_whole(asked, "top_k", 0, 0, 1 << 20),
             seed=_whole(asked, "seed", seed, 0, (1 << 63) - 1),
         ),
         max_tokens=_max_tokens(asked),
-        stream=_stream(asked),
-        include_usage=_object_or_empty(asked.get("stream_options")).get("include_usage") is True,
+        stream=stream is True,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
     )
 
 
@@ -84,19 +91,6 @@ def refuse_temperature(name: str, value: float) -> None:
     """Raises DataError for a temperature that is too small for fp32 to divide by."""
     if 0.0 < value < LEAST_TEMPERATURE:
         raise DataError(f"{name} {value:g} is too small to draw by; 0 takes the likeliest token")
-
-
-def _temperature(asked: Mapping[str, Any]) -> float:
-    value = _number(asked, "temperature", 1.0, 0.0, 10.0)
-    refuse_temperature("temperature", value)
-    return value
-
-
-def _stream(asked: Mapping[str, Any]) -> bool:
-    value = asked.get("stream")
-    if value not in (None, True, False):
-        raise DataError(f"stream must be true or false, got {value!r}")
-    return value is True
 
 
 def _whole(asked: Mapping[str, Any], field: str, default: int, low: int, high: int) -> int:
@@ -115,19 +109,6 @@ def _object(body: bytes) -> Mapping[str, Any]:
     if not isinstance(asked, dict):
         raise DataError("the body must be a JSON object with messages")
     return asked
-
-
-def _object_or_empty(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _asks_nothing(field: str, value: Any) -> bool:
-    return field in WITHOUT_EFFECT and (WITHOUT_EFFECT[field] == () or value in WITHOUT_EFFECT[field])
-
-
-def _because(field: str) -> str:
-    tools = ", because this server runs the agent's own tools itself (rocstar eval: --tools none)"
-    return tools if field.startswith("tool") else ""
 
 
 def _conversation(listed: Any) -> Chat:

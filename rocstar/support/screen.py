@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
 from rocstar.support.pace import Pace, time_left
@@ -164,7 +163,9 @@ class Screen:
         table = _table("", "value", "95% interval", "n")
         for name, value in result.items():
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
-                form = str if isinstance(value, int) else form_of(name)
+                form = (
+                    str if isinstance(value, int) else percent if any(word in name for word in SHARES) else plain_number
+                )
                 table.add_row(
                     LABELS.get(name, name.replace("_", " ")),
                     _value(value, form),
@@ -234,7 +235,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _left(self, name: str, done: int, total: int, *, first: int, began: float) -> str:
@@ -314,12 +315,12 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def percent(value: float) -> str:
-    return f"{value * 100:.1f}%"
-
-
-def round_percent(value: float) -> str:
-    return f"{value * 100:.0f}%"
+Form = Callable[[float], str]
+percent: Form = "{:.1%}".format
+round_percent: Form = "{:.0%}".format
+plain_number: Form = "{:.1f}".format
+whole: Form = "{:.0f}".format
+seconds: Form = "{:.1f}s".format
 
 
 def share(value: float) -> str:
@@ -337,19 +338,7 @@ def small(value: float) -> str:
     return f"{mantissa}e{int(power)}" if value else "0"
 
 
-def plain_number(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def whole(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def seconds(value: float) -> str:
-    return f"{value:.1f}s"
-
-
-STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+STEP_LINE: tuple[tuple[str, str, Form], ...] = (
     ("  loss {}", "loss", score),
     ("  reward {}", "reward/mean", score),
     ("  pass {}", "pass/mean", share),
@@ -377,7 +366,7 @@ def step_line(stage: str, step: int, total: int, metrics: Metrics) -> str:
 # Tables
 
 
-COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+COMPARED: tuple[tuple[str, str, Form], ...] = (
     ("right answers, sampled", "accuracy", percent),
     ("right answers, greedy", "greedy", percent),
     ("tool errors in right attempts", "tool_error_share_in_correct", percent),
@@ -397,10 +386,6 @@ LABELS = {
 }
 """Figures of an evaluation whose names do not say of what they are shares."""
 SHARES = ("accuracy", "greedy", "share", "avg", "pass", "maj", "rate")
-
-
-def form_of(name: str) -> Callable[[float], str]:
-    return percent if any(word in name for word in SHARES) else plain_number
 
 
 def transcript(attempt: str | Mapping[str, Any]) -> str:
@@ -452,7 +437,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _value(figure: Any, form: Callable[[float], str]) -> str:
+def _value(figure: Any, form: Form) -> str:
     """A number or the `value` of a figure; a dash for what is not there."""
     value = figure.get("value") if isinstance(figure, Mapping) else figure
     return form(value) if _is_number(value) else "-"
@@ -466,7 +451,7 @@ def _n(figure: Any) -> str:
     return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "") + _open(figure)
 
 
-def _whole_figure(figure: Any, form: Callable[[float], str]) -> str:
+def _whole_figure(figure: Any, form: Form) -> str:
     return f"{_value(figure, form)}{_interval(figure, form)}{_open(figure)}"
 
 
@@ -475,6 +460,6 @@ def _open(figure: Any) -> str:
     return f", {percent(share)} undecided" if share else ""
 
 
-def _interval(figure: Any, form: Callable[[float], str]) -> str:
+def _interval(figure: Any, form: Form) -> str:
     interval = figure.get("interval") if isinstance(figure, Mapping) else None
     return " ({} to {})".format(*(form(bound).rstrip("%") for bound in interval)) if interval else ""

@@ -450,7 +450,9 @@ def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callab
     machine's."""
     place = listener(host, port)
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
-    address = url_of(_reachable(host), place.getsockname()[1])
+    # Everywhere is no name under which a browser elsewhere may find this machine.
+    reachable = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = url_of(reachable, place.getsockname()[1])
     opened = f"{address}/?token={token}" if token else f"{address}/#{library.first}"
     config = uvicorn.Config(
         application(library, token=token),
@@ -466,8 +468,3 @@ def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callab
         if browser:
             threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
         server.run([place])
-
-
-def _reachable(host: str) -> str:
-    """A name under which a browser elsewhere may find this machine."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host

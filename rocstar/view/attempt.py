@@ -46,7 +46,8 @@ def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
     was not recorded is null, one that is missing for all of it makes the whole list null."""
     ids, begin = row["token_ids"], 0
     starts, pieces, lengths, places = list[int](), list[str](), list[int](), list[int]()
-    for size in _sizes(row):
+    replied = (n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"]))
+    for size in (len(row["prompt_ids"]), *replied):
         starts.append(len(pieces))
         for text, count in merged(ids[begin : begin + size], decode):
             pieces.append(text)
@@ -74,13 +75,6 @@ def merged(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
         found.append((text, end - start))
         start = end
     return found
-
-
-def _sizes(row: Mapping[str, Any]) -> list[int]:
-    return [
-        len(row["prompt_ids"]),
-        *(n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"])),
-    ]
 
 
 def _numbers(values: Sequence[float] | None, places: Sequence[int]) -> list[float | None] | None:

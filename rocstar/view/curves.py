@@ -78,7 +78,8 @@ class Curves:
             try:
                 row = json.loads(line)
                 stage = str(row.pop("stage", ""))
-                row = {name: float(value) for name, value in row.items() if _is_number(value)}
+                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+                row = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
             except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
                 self.broken += 1
                 continue
@@ -96,10 +97,6 @@ class Curves:
                 self.names.append(name)
             column.extend([math.nan] * (rows - len(column)))
             column.append(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _numbered(values: Sequence[float]) -> list[float]:

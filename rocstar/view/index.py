@@ -311,19 +311,19 @@ class Searches:
     def find(self, text: str) -> Search:
         """Looks into the files that were not looked into yet, then waits a moment."""
         with self._choosing:
-            search = self._kept.get(text) or self._new(text)
+            search = self._kept.get(text)
+            if search is None:
+                self._next += 1
+                search = self._kept[text] = Search(self._next, text)
+                search.idle.set()
             self._kept.move_to_end(text)
             while len(self._kept) > KEPT_SEARCHES:
-                self._drop(self._kept.popitem(last=False)[1])
+                _, dropped = self._kept.popitem(last=False)
+                dropped.dropped = True
+                self._index.ask("DELETE FROM found.hits WHERE search = ?", [dropped.number])
             if search.idle.is_set():
                 self._begin(search)
         search.idle.wait(WAIT_SECONDS)
-        return search
-
-    def _new(self, text: str) -> Search:
-        self._next += 1
-        search = self._kept[text] = Search(self._next, text)
-        search.idle.set()
         return search
 
     def _begin(self, search: Search) -> None:
@@ -347,7 +347,3 @@ class Searches:
                 search.done += 1
         finally:
             search.idle.set()
-
-    def _drop(self, search: Search) -> None:
-        search.dropped = True
-        self._index.ask("DELETE FROM found.hits WHERE search = ?", [search.number])

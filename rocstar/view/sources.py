@@ -86,8 +86,10 @@ class Library:
     @classmethod
     def open(cls, name: str | None, runs: Path) -> Library:
         """Open a folder of runs, a run, or an evaluation, as a person typed it. Raises ConfigError."""
+        if name is None and not runs.is_dir():
+            raise ConfigError(f"there is no folder {runs} with runs; name one: rocstar view FOLDER")
         if name is None:
-            return cls(base=_folder(runs))
+            return cls(base=runs)
         path = Path(name)
         if (path / "run.json").is_file():
             return cls(base=path.resolve().parent, first=f"/run/{path.resolve().name}")
@@ -162,7 +164,9 @@ def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[s
 
 def _of_run(run: RunFolder, remembered: FileCache, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     state = state_of(run)
-    events = remembered.of(run.events, _events) if run.events.is_file() else _told_by([])
+    events: dict[str, Any] = {"warnings": 0, "ends": []}
+    if run.events.is_file():
+        events = remembered.of(run.events, _events)
     settings = settings_of(run, remembered)
     stages = [_stage(one, spans, events["ends"]) for one in settings["stages"]]
     return {
@@ -197,10 +201,7 @@ def _settings(resolved: Path) -> dict[str, Any]:
 
 
 def _events(file: Path) -> dict[str, Any]:
-    return _told_by(read_journal(file))
-
-
-def _told_by(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    events = read_journal(file)
     ends = [event for event in events if event.get("event") in ("stage_end", "stage_skipped")]
     return {"warnings": sum(event.get("event") == "warning" for event in events), "ends": ends}
 
@@ -210,9 +211,3 @@ def _stage(stage: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], ends: S
     done = sum(int(span["last"] - span["first"]) + 1 for span in spans if span["name"] == stage["name"])
     reasons = [end.get("reason") for end in ends if (end.get("name"), end.get("steps", 0)) == (stage["name"], done)]
     return {**stage, "done": done, "ended": str(reasons[-1]) if reasons else None}
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ConfigError(f"there is no folder {path} with runs; name one: rocstar view FOLDER")
-    return path

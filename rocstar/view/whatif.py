@@ -68,21 +68,17 @@ class RecordedGroup:
         learnt = kept_advantages(made, partial(advantages, normalize_by_std=self.normalize_by_std))
         drawn = random.Random(seed_for(self.seed, "chances"))
         kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
-        return _told(made, learnt, kept)
-
-
-def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kept": choice.kept,
-            "reason": str(choice.reason),
-            "weight": choice.weight,
-            "penalty": {**asdict(choice.penalty), "total": choice.penalty.total},
-            "advantage": learnt.get(choice.index),
-            "chance": sum(draw[place] for draw in kept) / len(kept),
-        }
-        for place, choice in enumerate(made.choices)
-    ]
+        return [
+            {
+                "kept": choice.kept,
+                "reason": str(choice.reason),
+                "weight": choice.weight,
+                "penalty": {**asdict(choice.penalty), "total": choice.penalty.total},
+                "advantage": learnt.get(choice.index),
+                "chance": sum(draw[place] for draw in kept) / len(kept),
+            }
+            for place, choice in enumerate(made.choices)
+        ]
 
 
 Read = Callable[[bool], Sequence[Mapping[str, Any]]]

@@ -63,8 +63,8 @@ def test_what_is_no_label_is_a_name(runs: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(runs)
     (runs / "step=000001.parquet").touch()
     for name in ("last", "step=000001.parquet", "runs/r/evals/after/step=000450"):
-        assert method_of(name).names == (name,)
-    assert method_of("GRPO=a/step=1,b").names == ("a/step=1", "b")
+        assert method_of(name) == (name, (name,))
+    assert method_of("GRPO=a/step=1,b") == ("GRPO", ("a/step=1", "b"))
 
 
 @pytest.mark.parametrize("argument", ["=a", "A=", "A=a,,b", "A=a,a"])

@@ -1,4 +1,4 @@
-from rocstar.answers.form import format_facts
+from rocstar.answers.verifier import format_facts
 from rocstar.types import FormatFacts
 
 

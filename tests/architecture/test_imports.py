@@ -63,7 +63,7 @@ DEEPEST_SANDBOX_CHAIN = 7
 FOREIGN = ("trl", "verl", "inspect_ai")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "typer.core", "rocstar", "rocstar.errors", "rocstar.support.exits", "rocstar.support.signals",
-           "rocstar.evaluation.spec")  # fmt: skip
+           "rocstar.evaluation.spec", "rocstar.serving.spec")  # fmt: skip
 VERBS = "rocstar.cli.verbs"
 
 

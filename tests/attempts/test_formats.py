@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.errors import DataError
-from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, sent, structured
-from rocstar.record.page import text
+from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, sent, structured, text
 from rocstar.record.rollouts import segments_of
 
 SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.answers.extract import boxed_answer
-from rocstar.dialogue.calls import HERMES, CallSyntax, render_call
-from rocstar.dialogue.llama_calls import LLAMA, TAG
+from rocstar.dialogue.calls import HERMES, LLAMA, TAG, CallSyntax, render_call
 from rocstar.dialogue.segments import text_of
 
 ONE = '{"name": "python", "parameters": {"code": "print(6*7)"}}'

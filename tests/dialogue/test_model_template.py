@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from rocstar.dialogue.calls import HERMES
+from rocstar.dialogue.calls import LLAMA as LLAMA_CALLS
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.llama_calls import LLAMA as LLAMA_CALLS
-from rocstar.dialogue.markup import MODEL_PREAMBLE
 from rocstar.dialogue.segments import Author, text_of
-from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema
 from rocstar.dialogue.templates import template_for
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec

@@ -16,10 +16,9 @@ from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import RESERVED
 from rocstar.dialogue.model_template import load_model_template
 from rocstar.dialogue.segments import foreign, ours, text_of, written
-from rocstar.dialogue.template import COMPACT, PAPER, Template
+from rocstar.dialogue.template import COMPACT, PAPER, RESERVED, Template
 from tests.dialogue.folders import (
     LLAMA,
     LLAMA_MARKERS,

@@ -6,9 +6,8 @@ import pytest
 
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import render_call
-from rocstar.dialogue.markup import PREAMBLE, SYSTEM
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.template import PREAMBLE, SYSTEM, tool_schema
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec

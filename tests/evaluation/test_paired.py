@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.evaluation.paired import (
+from rocstar.evaluation.compare import (
     EXACT,
     Spread,
     attempts_needed,

@@ -21,8 +21,7 @@ from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers.arena import verdict_in
 from rocstar.evaluation.scorers.choice import chosen
 from rocstar.evaluation.scorers.functions import ELSEWHERE, LIVE, NON_LIVE, FunctionScorer, complaint_of, shown
-from rocstar.evaluation.scorers.ifeval import IfevalScorer
-from rocstar.evaluation.scorers.instructions import CHECKS, follows, variants
+from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, follows, variants
 from rocstar.evaluation.scoring import Parts, judged, ratio
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
 

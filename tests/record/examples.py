@@ -8,6 +8,7 @@ from pathlib import Path
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
 from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import AttemptRecord
 from rocstar.types import (
     Choice,
     Completion,
@@ -101,3 +102,16 @@ def choice(index: int, kept: bool, reason: Reason, errors: float = 0.0) -> Choic
 
 def decode(token_ids: Sequence[int]) -> str:
     return " ".join(f"<{token}>" for token in token_ids)
+
+
+def attempts_of(groups: Sequence[Resampled], policy_version: int = 0) -> list[AttemptRecord]:
+    return [
+        AttemptRecord(
+            problem=resampled.group.problem,
+            trajectory=resampled.group.trajectories[choice.index],
+            choice=choice,
+            policy_version=policy_version,
+        )
+        for resampled in groups
+        for choice in resampled.choices
+    ]

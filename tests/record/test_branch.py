@@ -8,7 +8,7 @@ import pytest
 
 from rocstar.errors import ConfigError
 from rocstar.parts.modelfolder import model_name, model_named
-from rocstar.record.branch import find_checkpoint
+from rocstar.record.folder import find_checkpoint
 from tests.record.examples import run
 
 

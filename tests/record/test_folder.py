@@ -14,8 +14,8 @@ from rocstar.record import atomic
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, list_runs, read_json
 from rocstar.record.journal import Journal, read_journal
-from rocstar.record.rollouts import attempts_of, write_rollouts
-from tests.record.examples import recipe, resampled, run
+from rocstar.record.rollouts import write_rollouts
+from tests.record.examples import attempts_of, recipe, resampled, run
 
 
 def test_a_new_run_holds_its_identity_and_settings_before_the_first_step(tmp_path: Path) -> None:

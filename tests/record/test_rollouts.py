@@ -13,7 +13,6 @@ from rocstar.record.rollouts import (
     COLUMNS,
     AttemptRecord,
     attempt_rows,
-    attempts_of,
     read_rollouts,
     read_table,
     segments_of,
@@ -24,7 +23,7 @@ from rocstar.record.rollouts import (
 )
 from rocstar.record.table import select
 from rocstar.types import ToolCall, Turn, Verdict
-from tests.record.examples import PROBLEM, decode, resampled, run, trajectory
+from tests.record.examples import PROBLEM, attempts_of, decode, resampled, run, trajectory
 
 
 def record(index: int, verdict: Verdict | None) -> AttemptRecord:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.protocols import Tracker
 from rocstar.record import tracker as tracker_module
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import read_journal
-from rocstar.record.rollouts import attempts_of, read_rollouts
+from rocstar.record.rollouts import read_rollouts
 from rocstar.record.tracker import WAITING_STEPS, RunTracker
-from tests.record.examples import decode, resampled, run
+from tests.record.examples import attempts_of, decode, resampled, run
 
 
 def test_metrics_carry_their_stage_and_events_their_time(tmp_path: Path) -> None:
@@ -31,16 +30,15 @@ def test_metrics_carry_their_stage_and_events_their_time(tmp_path: Path) -> None
     assert event["time"] > 0
 
 
-def test_it_is_a_tracker_and_writes_more_steps_than_its_queue_holds(tmp_path: Path) -> None:
+def test_it_writes_more_steps_than_its_queue_holds(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    with RunTracker(folder, decode=decode) as kept_open:
-        tracker: Tracker = kept_open
+    with RunTracker(folder, decode=decode) as tracker:
         for step in range(1, WAITING_STEPS + 4):
-            tracker.record(step, [resampled()])
-        kept_open.flush()
+            tracker.record_attempts(step, attempts_of([resampled()]))
+        tracker.flush()
         assert len(list(folder.rollouts.iterdir())) == WAITING_STEPS + 3
     assert [row["text"][0] for row in read_rollouts(folder, 1)] == ["<11> <12>"] * 3
-    assert kept_open.failure is None
+    assert tracker.failure is None
 
 
 def test_rollouts_are_written_by_a_named_thread_that_close_ends(
@@ -53,7 +51,7 @@ def test_rollouts_are_written_by_a_named_thread_that_close_ends(
 
     monkeypatch.setattr(tracker_module, "write_rollouts", note_thread)
     tracker = RunTracker(run(tmp_path))
-    tracker.record(1, [resampled()])
+    tracker.record_attempts(1, attempts_of([resampled()]))
     tracker.close()
     tracker.close()
     assert names == ["rollout-writer"]
@@ -69,7 +67,7 @@ def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: py
     tracker = RunTracker(gone(run(tmp_path)))
     tracker.log(1, {"loss": 1.0})
     tracker.event("note")
-    tracker.record(1, [resampled()])
+    tracker.record_attempts(1, attempts_of([resampled()]))
     tracker.close()
     assert tracker.failure is not None and "No such file" in tracker.failure
     assert capsys.readouterr().err == f"warning: {tracker.failure}\n"
@@ -92,6 +90,6 @@ def test_a_bug_in_writing_never_leaves_the_trainer_waiting(tmp_path: Path) -> No
 
     tracker = RunTracker(run(tmp_path), decode=broken)
     for step in range(WAITING_STEPS * 3):
-        tracker.record(step, [resampled()])
+        tracker.record_attempts(step, attempts_of([resampled()]))
     tracker.close()
     assert tracker.failure == "the rollouts of step 0 could not be written: KeyError(3)"

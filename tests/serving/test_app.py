@@ -17,6 +17,7 @@ import pytest
 
 from rocstar.serving import app
 from rocstar.serving.app import Agent, app_of
+from rocstar.serving.spec import ServeSpec
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program
 from tests.serving.examples import Piecewise, agent_over, roller_over
 
@@ -164,6 +165,6 @@ def test_a_server_that_is_ended_in_the_middle_of_an_answer_ends_quietly(
         clients.append(threading.Thread(target=lambda: httpx.post(url, json=ASKED, timeout=60)))
         clients[0].start()
 
-    app.serve(model="small", settings=[], host="127.0.0.1", port=0, rows=1, context=None, runs=Path(), say=say)
+    app.serve(ServeSpec(model="small", port=0, rows=1), say)
     clients[0].join()
     assert capfd.readouterr().err == ""

@@ -36,7 +36,7 @@ def test_a_dash_reads_the_question_from_the_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("rocstar.serving.chat.chat", lambda *, prompt, **_: asked.append(prompt))
+    monkeypatch.setattr("rocstar.serving.chat.chat", lambda spec, _: asked.append(spec.prompt))
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").touch()

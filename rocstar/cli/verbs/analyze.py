@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json, quiet
+from rocstar.cli.verbs.common import AsJson, Runs, print_json, quiet
 
 if TYPE_CHECKING:
     from rocstar.analysis.sources import Entropies, Source
@@ -35,7 +35,7 @@ def analyze(
         Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.", show_default=False)
     ] = None,
     as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Runs = Path("runs"),
 ) -> None:
     """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step and difficulty.
 
@@ -53,7 +53,7 @@ def analyze(
         return
     reports = []
     methods = [method_of(name) for name in names]
-    for method, source in [(one.label, find_source(name, runs)) for one in methods for name in one.names]:
+    for method, source in [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]:
         piece, scorer = _tokens_of(source, entropy)
         reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
     if pictures is not None:
@@ -75,7 +75,7 @@ def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
         raise ConfigError("--swap is an analysis of its own; leave --entropy and --pictures out")
     need("train")
     quiet()
-    from rocstar.analysis.replay import swapped
+    from rocstar.analysis.swap import swapped
 
     found = [one for name in names for one in swapped(name, runs)]
     if as_json:

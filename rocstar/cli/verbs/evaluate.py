@@ -1,12 +1,16 @@
-"""`rocstar eval`: a model, a run or an endpoint on a file of problems or on the paper's benchmarks."""
+"""`rocstar eval`: a model, a run or an endpoint on a file of problems or on the paper's benchmarks; `rocstar evals`:
+the evaluations that were kept."""
 
 from __future__ import annotations
 
-from rocstar.cli.verbs.common import AsJson, options_of, print_json, quiet, stoppable, tell_next
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json, quiet, stoppable, tell_next
 from rocstar.evaluation.spec import RUNS, EvalSpec
 from rocstar.support.exits import need
 
 STOPPED = "stopped; the same command goes on where this one ended"
+app = typer.Typer(**STYLE, help="The evaluations that were kept.")
 
 
 @options_of(EvalSpec)
@@ -46,3 +50,23 @@ def _refuse_absent(spec: EvalSpec) -> None:
         refuse_no_folder(spec.data_folder, one.name)
     if spec.data is not None and spec.benchmark is None:
         load_problems(spec.data, question=spec.columns, answer=spec.answer, limit=1)
+
+
+@app.callback()
+def evals() -> None:
+    """Keeps `list` a verb of its own while it is the only one."""
+
+
+@app.command(name="list")
+def list_all(as_json: AsJson = False, runs: Runs = RUNS) -> None:
+    """All evaluations, by the name that compare, analyze, view and runs rollouts take."""
+    from rocstar.record.evaluations import list_evaluations, row_of
+    from rocstar.support.screen import Screen
+
+    rows = list(map(row_of, list_evaluations(runs)))
+    if as_json:
+        print_json({"evaluations": rows})
+    elif rows:
+        Screen().evaluations(rows)
+    else:
+        Screen().note(f"there are no evaluations in {runs}; make one with rocstar eval")

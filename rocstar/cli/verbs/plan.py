@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json, stoppable
+from rocstar.cli.verbs.common import AsJson, Settings, print_json, stoppable
 from rocstar.support.exits import need
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ ASSUMED = "h200"
 
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
-    ] = None,
+    settings: Settings = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     gpu: Annotated[
         str | None,

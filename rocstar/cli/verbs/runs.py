@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json
+from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
@@ -23,29 +24,56 @@ SHOWN = 20  # attempts on the screen unless more are asked for
 
 app = typer.Typer(**STYLE, help="Look at what runs left behind.")
 Name = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
-Source = Annotated[
-    str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
-]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
-Step = Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)]
-Problem = Annotated[
-    str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
-]
-Right = Annotated[bool, typer.Option("--right", help="Right ones only.")]
-Wrong = Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")]
-Undecided = Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")]
-Kept = Annotated[
-    bool | None, typer.Option("--kept/--dropped", help="Those that the resampler kept, or dropped.", show_default=False)
-]
-Ended = Annotated[
-    str | None, typer.Option("--stop", metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)
-]
-ErrorClass = Annotated[
-    str | None, typer.Option("--error", metavar="CLASS", help="With a call that failed so.", show_default=False)
-]
-Text = Annotated[
-    str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptOptions:
+    """The arguments and options by which `rollouts` and `export` choose attempts."""
+
+    name: Annotated[
+        str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
+    ]
+    step: Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)] = None
+    problem: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
+    ] = None
+    right: Annotated[bool, typer.Option("--right", help="Right ones only.")] = False
+    wrong: Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")] = False
+    undecided: Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")] = False
+    kept: Annotated[
+        bool | None,
+        typer.Option("--kept/--dropped", help="Those that the resampler kept, or dropped.", show_default=False),
+    ] = None
+    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)] = (
+        None
+    )
+    error: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="With a call that failed so.", show_default=False)
+    ] = None
+    text: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
+    ] = None
+    runs: Runs = Path("runs")
+
+    def filter(self) -> dict[str, str]:
+        """The filter of table.py that they ask for. Raises ConfigError."""
+        from rocstar.types import Stop
+
+        chosen = [name for name in ("right", "wrong", "undecided") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
+        if self.stop is not None and self.stop not in list(Stop):
+            raise ConfigError(f"--stop {self.stop} is none of {', '.join(Stop)}")
+        told = {
+            "step": None if self.step is None else str(self.step),
+            "problem": self.problem and f"{self.problem}*",
+            "verdict": chosen[0].replace("undecided", "undecided,none") if chosen else None,
+            "kept": {True: "yes", False: "no", None: None}[self.kept],
+            "stop": self.stop,
+            "error": self.error,
+            "q": self.text,
+        }
+        return {name: value for name, value in told.items() if value}
 
 
 @app.command(name="list")
@@ -215,17 +243,9 @@ def plot(
 
 
 @app.command()
+@options_of(AttemptOptions)
 def rollouts(
-    name: Source,
-    step: Step = None,
-    problem: Problem = None,
-    right: Right = False,
-    wrong: Wrong = False,
-    undecided: Undecided = False,
-    kept: Kept = None,
-    ended: Ended = None,
-    error: ErrorClass = None,
-    text: Text = None,
+    options: AttemptOptions,
     sort: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.", show_default=False),
@@ -233,7 +253,6 @@ def rollouts(
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
     as_json: AsJson = False,
-    runs: Runs = Path("runs"),
 ) -> None:
     """Attempts that a run or an evaluation kept: all, or those that fit.
 
@@ -241,8 +260,8 @@ def rollouts(
     from rocstar.record.formats import facts, structured
     from rocstar.record.table import first, select
 
-    asked = _asked(step, problem, (right, wrong, undecided), kept, ended, error, text)
-    files, origin = _source(name, runs)
+    asked = options.filter()
+    files, origin = _source(options.name, options.runs)
     rows = first(select(files, asked), limit, sort)
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
@@ -274,7 +293,7 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.call_errors import failures
-    from rocstar.record.page import visible
+    from rocstar.record.formats import visible
 
     errors = ", ".join(failures(row["turns"]))
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
@@ -288,31 +307,21 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _whole(row: Mapping[str, Any], origin: Origin) -> str:
-    from rocstar.record.formats import as_written
-    from rocstar.record.page import visible
+    from rocstar.record.formats import as_written, visible
 
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
     return "\n".join((_line(row), *said, ""))
 
 
 @app.command()
+@options_of(AttemptOptions)
 def export(
-    name: Source,
+    options: AttemptOptions,
     form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.", show_default=False)
     ] = None,
-    step: Step = None,
-    problem: Problem = None,
-    right: Right = False,
-    wrong: Wrong = False,
-    undecided: Undecided = False,
-    kept: Kept = None,
-    ended: Ended = None,
-    error: ErrorClass = None,
-    text: Text = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
-    runs: Runs = Path("runs"),
 ) -> None:
     """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
 
@@ -325,8 +334,8 @@ def export(
 
     if form not in FORMS:
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
-    asked = _asked(step, problem, (right, wrong, undecided), kept, ended, error, text)
-    files, origin = _source(name, runs)
+    asked = options.filter()
+    files, origin = _source(options.name, options.runs)
     path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
@@ -350,35 +359,6 @@ def import_log(
     from rocstar.adapters.inspect_logs import import_log as carry_out
 
     print(carry_out(file, runs, scorer=scorer))
-
-
-def _asked(
-    step: int | None,
-    problem: str | None,
-    verdicts: tuple[bool, bool, bool],
-    kept: bool | None,
-    ended: str | None,
-    error: str | None,
-    text: str | None,
-) -> dict[str, str]:
-    """The filter of table.py that options ask for. verdicts: --right, --wrong, --undecided. Raises ConfigError."""
-    from rocstar.types import Stop
-
-    chosen = [name for name, on in zip(("right", "wrong", "undecided"), verdicts, strict=True) if on]
-    if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
-    if ended is not None and ended not in list(Stop):
-        raise ConfigError(f"--stop {ended} is none of {', '.join(Stop)}")
-    told = {
-        "step": None if step is None else str(step),
-        "problem": problem and f"{problem}*",
-        "verdict": chosen[0].replace("undecided", "undecided,none") if chosen else None,
-        "kept": {True: "yes", False: "no", None: None}[kept],
-        "stop": ended,
-        "error": error,
-        "q": text,
-    }
-    return {name: value for name, value in told.items() if value}
 
 
 def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.cli.verbs.common import STYLE, AsJson, options_of, print_json, write
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, OK, need
 
@@ -74,33 +75,39 @@ def execute(
     raise typer.Exit(OK if response.outcome == "ok" else FAILED)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of `serve`; those that `service.core.Settings` has by the same name mean the same."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8700
+    daemons: Annotated[int, typer.Option(help="Sandbox daemons; several only on machines with many cores.")] = 1
+    slots: Annotated[int, typer.Option(help="Programs that run at once; 0: four per core.")] = 0
+    preload: Preload = "numpy,sympy"
+    min_isolation: MinIsolation = "L3"
+    token_file: TokenFile = None
+    open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False
+    nodes: Annotated[str, typer.Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = ""
+    accept_nodes: Annotated[bool, typer.Option("--accept-nodes", help="Same, and services may join.")] = False
+    join: Annotated[str, typer.Option(metavar="URL", help="Join the gateway there.")] = ""
+    advertise: Annotated[str, typer.Option(metavar="URL", help="Where that gateway reaches this service.")] = ""
+    wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0
+    memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 512
+    max_wall_seconds: Annotated[float, typer.Option(help="Longest limit a caller may ask for.")] = 600.0
+    max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096
+    patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0
+    max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000
+    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96
+    request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0
+    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000
+    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32
+    session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0
+    drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0
+
+
 @app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8700,
-    daemons: Annotated[int, typer.Option(help="Sandbox daemons; several only on machines with many cores.")] = 1,
-    slots: Annotated[int, typer.Option(help="Programs that run at once; 0: four per core.")] = 0,
-    preload: Preload = "numpy,sympy",
-    min_isolation: MinIsolation = "L3",
-    token_file: TokenFile = None,
-    open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False,
-    nodes: Annotated[str, typer.Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = "",
-    accept_nodes: Annotated[bool, typer.Option("--accept-nodes", help="Same, and services may join.")] = False,
-    join: Annotated[str, typer.Option(metavar="URL", help="Join the gateway there.")] = "",
-    advertise: Annotated[str, typer.Option(metavar="URL", help="Where that gateway reaches this service.")] = "",
-    wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0,
-    memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 512,
-    max_wall_seconds: Annotated[float, typer.Option(help="Longest limit a caller may ask for.")] = 600.0,
-    max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096,
-    patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0,
-    max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000,
-    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96,
-    request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0,
-    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000,
-    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32,
-    session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0,
-    drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0,
-) -> None:
+@options_of(ServeOptions)
+def serve(options: ServeOptions) -> None:
     """Serve programs over HTTP until Ctrl-C or SIGTERM.
 
     Example: rocstar sandbox serve --port 8700 --min-isolation L3"""
@@ -109,38 +116,24 @@ def serve(
     from rocstar.sandbox.service import serve as serve_until_told
     from rocstar.sandbox.service.core import Settings, complaint
 
-    settings = Settings(
-        host=host,
-        port=port,
-        daemons=daemons,
-        slots=slots,
-        preload=_names(preload),
-        min_isolation=min_isolation,
-        token=_token(token_file),
-        token_file=str(token_file or ""),
-        open_to_network=open_to_network,
-        nodes=_names(nodes),
-        accept_nodes=accept_nodes,
-        join=join,
-        advertise=advertise,
-        limits=Limits(wall_seconds=wall_seconds, cpu_seconds=wall_seconds, memory_bytes=memory_mb * MEBIBYTE),
-        max_wall_seconds=max_wall_seconds,
-        max_memory_bytes=max_memory_mb * MEBIBYTE,
-        patience_seconds=patience_seconds,
-        max_queue=max_queue,
-        max_held_mb=max_held_mb,
-        request_seconds=request_seconds,
-        max_sessions=max_sessions,
-        session_slots=session_slots,
-        session_idle_seconds=session_idle_seconds,
-        drain_seconds=drain_seconds,
-    )
+    typed = asdict(options)
+    wall, memory = options.wall_seconds, options.memory_mb * MEBIBYTE
+    typed |= {
+        "preload": _names(options.preload),
+        "nodes": _names(options.nodes),
+        "token": _token(options.token_file),
+        "token_file": str(options.token_file or ""),
+        "limits": Limits(wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory),
+        "max_memory_bytes": options.max_memory_mb * MEBIBYTE,
+    }
+    settings = Settings(**{name: typed[name] for name in Settings.__struct_fields__ if name in typed})
     if problem := complaint(settings):
         raise ConfigError(problem)
     try:
-        code = serve_until_told(settings, _say)
+        code = serve_until_told(settings, lambda said: print(f"rocstar: {said}", file=sys.stderr, flush=True))
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from error
+        place = f"{options.host}:{options.port}"
+        raise ConfigError(f"cannot listen on {place} ({error.strerror}); choose another --port") from error
     raise typer.Exit(code)
 
 
@@ -295,10 +288,6 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
 
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
-
-
-def _say(sentence: str) -> None:
-    print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
 
 
 def _words(value: Any) -> list[str]:

@@ -6,72 +6,35 @@ import os
 import sys
 import threading
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Annotated
+from dataclasses import replace
 
-import typer
-
-from rocstar.cli.verbs.common import AsJson, quiet, stoppable
+from rocstar.cli.verbs.common import options_of, quiet, stoppable
 from rocstar.errors import ConfigError
+from rocstar.serving.spec import ChatSpec, ServeSpec
 from rocstar.support.exits import need
 
 READ_BYTES = 65536
-Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a hub id, a run's name or `last`.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
-]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
-Context = Annotated[
-    int | None, typer.Option(min=1, metavar="TOKENS", help="Of the longest conversation.", show_default=False)
-]
 
 
-def chat(
-    model: Model,
-    settings: Settings = None,
-    prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Ask once and stop; `-` reads stdin.", show_default=False)
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of one answer, tool output included.", show_default=False)
-    ] = None,
-    context: Context = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Each question begins a new conversation.")] = False,
-    as_json: AsJson = False,
-    runs: Runs = Path("runs"),
-) -> None:
+@options_of(ChatSpec)
+def chat(spec: ChatSpec) -> None:
     """Talk to a model that may use its tools; each answer is shown as it is written, and remembered."""
     from rocstar.parts.modelfolder import model_named
 
     need("train")
-    model_named(model, runs)
-    if prompt == "-":
-        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
-    if prompt is not None and not prompt.strip():
+    model_named(spec.model, spec.runs)
+    if spec.prompt == "-":
+        spec = replace(spec, prompt=sys.stdin.buffer.read().decode("utf-8", "replace"))
+    if spec.prompt is not None and not spec.prompt.strip():
         raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
     quiet()
     typed = Typed()
-    if prompt is None:
+    if spec.prompt is None:
         typed.ask("; the model is loaded meanwhile")
     with stoppable("stopped; nothing of the conversation is kept"):
         from rocstar.serving.chat import chat as carry_out
 
-        carry_out(
-            model=model,
-            prompt=prompt,
-            settings=settings or [],
-            system=system,
-            max_tokens=max_tokens,
-            context=context,
-            temperature=temperature,
-            fresh=fresh,
-            as_json=as_json,
-            runs=runs,
-            question=typed.question,
-        )
+        carry_out(spec, typed.question)
 
 
 class Typed:
@@ -113,15 +76,8 @@ class Typed:
         asked.set_result(line.decode("utf-8", "replace"))
 
 
-def serve(
-    model: Model,
-    settings: Settings = None,
-    host: Annotated[str, typer.Option(help="Another than loopback needs ROCSTAR_SERVE_TOKEN.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8701,
-    rows: Annotated[int, typer.Option(min=1, help="Answers written at once; more wait.")] = 8,
-    context: Context = None,
-    runs: Runs = Path("runs"),
-) -> None:
+@options_of(ServeSpec)
+def serve(spec: ServeSpec) -> None:
     """An OpenAI-compatible server: chat completions whose tool calls run in the sandbox here.
 
     Example: rocstar serve last --port 8701"""
@@ -129,18 +85,9 @@ def serve(
     need("sandbox")
     from rocstar.parts.modelfolder import model_named
 
-    model_named(model, runs)  # before anything that takes seconds is loaded
+    model_named(spec.model, spec.runs)  # before anything that takes seconds is loaded
     quiet()
     from rocstar.serving.app import serve as carry_out
 
     with stoppable("stopped"):
-        carry_out(
-            model=model,
-            settings=settings or [],
-            host=host,
-            port=port,
-            rows=rows,
-            context=context,
-            runs=runs,
-            say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
-        )
+        carry_out(spec, lambda sentence: print(sentence, file=sys.stderr, flush=True))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json
+from rocstar.cli.verbs.common import AsJson, Runs, options_of, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
 if TYPE_CHECKING:
     from rocstar.forecast.engine_model import EngineModel
-    from rocstar.forecast.fit import Fit
     from rocstar.forecast.simulate import Moment, StepReport
     from rocstar.forecast.workload import PlannedAttempt
 
@@ -31,57 +30,74 @@ CAPACITY = 610_000  # tokens of KV cache on two 80 GB GPUs beside those weights
 ENGINES = 4
 CAP = 8192
 DRAWN: dict[str, Any] = {"lengths": "even", "problems": 128, "attempts": 32, "seed": 0}
+COSTS = {
+    "step_seconds": "step_seconds",
+    "cached_token_seconds": "seconds_per_cached_token",
+    "sequence_seconds": "seconds_per_sequence",
+    "prefill_token_seconds": "seconds_per_prefill_token",
+    "request_seconds": "seconds_per_request",
+}
+SIZES = {"capacity": "capacity_tokens", "most_running": "most_running"}
+"""Options, and the fields of EngineModel that they are."""
 
 Steps = list[list["PlannedAttempt"]]
-Run = Annotated[
-    str | None,
-    typer.Argument(metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False),
-]
-Step = Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")]
-Lengths = Annotated[str | None, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.  [default: even]")]
-Cap = Annotated[int | None, typer.Option(min=1, help="Most response tokens; default: 8192, or the run's.")]
-Engines = Annotated[int | None, typer.Option(min=1, help="Default: 4, or as many as the run had.")]
-Capacity = Annotated[
-    int | None, typer.Option(min=2, help="Tokens of KV cache of one engine; default: 610,000, or the run's.")
-]
-Rows = Annotated[int | None, typer.Option(min=1, help="Requests that run at once on an engine; default: the run's.")]
-Dies = Annotated[float | None, typer.Option(min=0, help="Seconds after which the last engine dies.")]
-StepCost = Annotated[float | None, typer.Option(min=0, help="Of a decode step, whatever is in it.")]
-CachedCost = Annotated[float | None, typer.Option(min=0, help="Added to a step by each cached token that is read.")]
-SequenceCost = Annotated[float | None, typer.Option(min=0, help="Added to a step by each running request.")]
-PrefillCost = Annotated[float | None, typer.Option(min=0, help="Added to a step by each token that is fed.")]
-RequestCost = Annotated[float | None, typer.Option(min=0, help="Added by each request that begins.")]
-Evicted = Annotated[
-    float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
-]
-Picture = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time lines; needs matplotlib.")]
 
 
-def simulate(
-    run: Run = None,
-    step: Step = None,
-    lengths: Lengths = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Without RUN.  [default: 128]")] = None,
-    attempts: Annotated[int | None, typer.Option(min=1, help="Per problem, without RUN.  [default: 32]")] = None,
-    cap: Cap = None,
-    steps: Annotated[int, typer.Option(min=1, help="One after another; the last is shown.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of the first step, without RUN.  [default: 0]")] = None,
-    engines: Engines = None,
-    capacity: Capacity = None,
-    most_running: Rows = None,
-    slow: Annotated[float, typer.Option(min=0.01, help="The first engine's steps take so many times as long.")] = 1.0,
-    dies: Dies = None,
-    step_seconds: StepCost = None,
-    cached_token_seconds: CachedCost = None,
-    sequence_seconds: SequenceCost = None,
-    prefill_token_seconds: PrefillCost = None,
-    request_seconds: RequestCost = None,
-    evicted_share: Evicted = 0.0,
-    policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = "",
-    picture: Picture = None,
-    as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SimulateSpec:
+    """The fields are the arguments and options of the command, None where it is silent."""
+
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False
+        ),
+    ] = None
+    step: Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")] = (
+        None
+    )
+    lengths: Annotated[
+        str | None, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.  [default: even]")
+    ] = None
+    problems: Annotated[int | None, typer.Option(min=1, help="Without RUN.  [default: 128]")] = None
+    attempts: Annotated[int | None, typer.Option(min=1, help="Per problem, without RUN.  [default: 32]")] = None
+    cap: Annotated[int | None, typer.Option(min=1, help="Most response tokens; default: 8192, or the run's.")] = None
+    steps: Annotated[int, typer.Option(min=1, help="One after another; the last is shown.")] = 1
+    seed: Annotated[int | None, typer.Option(help="Of the first step, without RUN.  [default: 0]")] = None
+    engines: Annotated[int | None, typer.Option(min=1, help="Default: 4, or as many as the run had.")] = None
+    capacity: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of KV cache of one engine; default: 610,000, or the run's.")
+    ] = None
+    most_running: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once on an engine; default: the run's.")
+    ] = None
+    slow: Annotated[float, typer.Option(min=0.01, help="The first engine's steps take so many times as long.")] = 1.0
+    dies: Annotated[float | None, typer.Option(min=0, help="Seconds after which the last engine dies.")] = None
+    step_seconds: Annotated[float | None, typer.Option(min=0, help="Of a decode step, whatever is in it.")] = None
+    cached_token_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Added to a step by each cached token that is read.")
+    ] = None
+    sequence_seconds: Annotated[float | None, typer.Option(min=0, help="Added to a step by each running request.")] = (
+        None
+    )
+    prefill_token_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Added to a step by each token that is fed.")
+    ] = None
+    request_seconds: Annotated[float | None, typer.Option(min=0, help="Added by each request that begins.")] = None
+    evicted_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
+    ] = 0.0
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = ""
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time lines; needs matplotlib.")] = None
+    runs: Runs = Path("runs")
+
+    def given(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Those of the named options that were given, each by its other name."""
+        return {other: value for name, other in names.items() if (value := getattr(self, name)) is not None}
+
+
+@options_of(SimulateSpec)
+def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
     Costs are those of Qwen3-14B on two MI300X, or with RUN fitted to when its attempts ended. A RUN with
@@ -90,105 +106,68 @@ def simulate(
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
-    if picture is not None:
+    if spec.picture is not None:
         need("plot")
-    costs = _given(
-        step_seconds=step_seconds,
-        seconds_per_cached_token=cached_token_seconds,
-        seconds_per_sequence=sequence_seconds,
-        seconds_per_prefill_token=prefill_token_seconds,
-        seconds_per_request=request_seconds,
-    )
-    sizes = _given(capacity_tokens=capacity, most_running=most_running)
-    drawn = _given(lengths=lengths, problems=problems, attempts=attempts, seed=seed)
-    _refuse_unused(run, step, drawn)
-    if run is None:
-        case = _drawn(**{**DRAWN, **drawn}, limit=cap or CAP, steps=steps)
-    else:
-        case = _replayed(run, runs, step, steps, cap, costs)
-    model = replace(case.model, evicted_share=evicted_share, **sizes, **costs)
-    fleet = _fleet(model, engines or case.engines, slow)
-    rows = [_row(name, report) for name, report in _reports(case.work, fleet, policies, dies, picture).items()]
+    costs, sizes, drawn = spec.given(COSTS), spec.given(SIZES), spec.given({name: name for name in DRAWN})
+    if spec.run is not None and drawn:
+        raise ConfigError(
+            f"--{next(iter(drawn))} draws a workload, and the one of {spec.run} is recorded; leave one out"
+        )
+    if spec.run is None and spec.step is not None:
+        raise ConfigError(f"--step {spec.step} is a step of a run; name the run")
+    drawn_or_recorded = _drawn(spec, **{**DRAWN, **drawn}) if spec.run is None else _replayed(spec, spec.run, costs)
+    work, engine, engines = drawn_or_recorded
+    model = replace(engine, evicted_share=spec.evicted_share, **sizes, **costs)
+    fleet = {f"engine{number:02}": model for number in range(spec.engines or engines)}
+    fleet["engine00"] = model.slower(spec.slow)
+    rows = [_row(name, report) for name, report in _reports(spec, work, fleet).items()]
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
-class Scenario(NamedTuple):
-    """What is to be simulated."""
-
-    work: Steps
-    model: EngineModel
-    engines: int
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """Those that are not left out."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _refuse_unused(run: str | None, step: int | None, drawn: Mapping[str, Any]) -> None:
-    """Raises ConfigError."""
-    if run is not None and drawn:
-        raise ConfigError(f"--{next(iter(drawn))} draws a workload, and the one of {run} is recorded; leave one out")
-    if run is None and step is not None:
-        raise ConfigError(f"--step {step} is a step of a run; name the run")
-
-
-def _drawn(*, lengths: str, problems: int, attempts: int, seed: int, limit: int, steps: int) -> Scenario:
+def _drawn(
+    spec: SimulateSpec, *, lengths: str, problems: int, attempts: int, seed: int
+) -> tuple[Steps, EngineModel, int]:
+    """(work, what an engine is like, how many there are)."""
     from rocstar.forecast.engine_model import EngineModel
     from rocstar.forecast.workload import synthetic_workload
 
     work = [
-        synthetic_workload(lengths, problems=problems, attempts=attempts, limit=limit, seed=number)
-        for number in range(seed, seed + steps)
+        synthetic_workload(lengths, problems=problems, attempts=attempts, limit=spec.cap or CAP, seed=number)
+        for number in range(seed, seed + spec.steps)
     ]
-    return Scenario(work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES)
+    return work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES
 
 
-def _replayed(
-    run: str, runs: Path, last: int | None, steps: int, cap: int | None, given: Mapping[str, float]
-) -> Scenario:
-    """A run's work and engines; what these cost is fitted where it is not all given."""
+def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple[Steps, EngineModel, int]:
+    """The same of a run; what its engines cost is fitted where it is not all given."""
+    from rocstar.forecast.engine_model import COSTS as FITTED
     from rocstar.forecast.replay import recorded
 
-    found = recorded(run, runs, last=last, steps=steps, cap=cap)
+    found = recorded(run, spec.runs, last=spec.step, steps=spec.steps, cap=spec.cap)
     model = found.model
     if not set(PAPER_COSTS) <= set(given):
         fitted = found.fitted()
-        print(_fit_sentence(fitted), file=sys.stderr)
         model = fitted.model
-    return Scenario([list(step.attempts) for step in found.steps], model, found.engines)
+        said = ", ".join(f"{name} {getattr(model, name):.3g}" for name in FITTED)
+        errors = ", ".join(f"{error:+.1%}" for error in fitted.errors)
+        print(f"costs fitted to the run: {said}\nsimulated steps beside recorded ones: {errors}", file=sys.stderr)
+    return [list(step.attempts) for step in found.steps], model, found.engines
 
 
-def _fit_sentence(found: Fit) -> str:
-    from rocstar.forecast.engine_model import COSTS
-
-    costs = ", ".join(f"{name} {getattr(found.model, name):.3g}" for name in COSTS)
-    errors = ", ".join(f"{error:+.1%}" for error in found.errors)
-    return f"costs fitted to the run: {costs}\nsimulated steps beside recorded ones: {errors}"
-
-
-def _fleet(model: EngineModel, count: int, slow: float) -> dict[str, EngineModel]:
-    fleet = {f"engine{number:02}": model for number in range(count)}
-    fleet["engine00"] = model.slower(slow)
-    return fleet
-
-
-def _reports(
-    work: Steps, fleet: Mapping[str, EngineModel], policies: str, dies: float | None, picture: Path | None
-) -> dict[str, StepReport]:
+def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, StepReport]:
     """Of the last step, by policy; drawn where a picture is wanted."""
     from rocstar.forecast.policies import POLICIES, scheduler
     from rocstar.forecast.simulate import draw, simulate_steps
 
-    names = [name.strip() for name in policies.split(",")] if policies else list(POLICIES)
+    names = [name.strip() for name in spec.policies.split(",")] if spec.policies else list(POLICIES)
     moments: dict[str, list[Moment]] = {name: [] for name in names}
-    deaths = None if dies is None else {max(fleet): dies}
+    deaths = None if spec.dies is None else {max(fleet): spec.dies}
     found = {}
     for name in names:
-        watch = moments[name].append if picture else None
+        watch = moments[name].append if spec.picture else None
         found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)[-1]
-    if picture is not None:
-        draw(moments, fleet, picture)
+    if spec.picture is not None:
+        draw(moments, fleet, spec.picture)
     return found
 
 

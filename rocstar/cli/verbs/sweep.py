@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stop, stoppable
+from rocstar.cli.verbs.common import STYLE, AsJson, Runs, print_json, stop, stoppable
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
@@ -112,7 +112,7 @@ def _make(runs: Sequence[SweptRun], recipe: str) -> list[str]:
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep.")],
     as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Runs = Path("runs"),
 ) -> None:
     """For each setting the mean, the range and the 95% interval over seeds of what finished runs came to."""
     _print(name, runs, as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +39,7 @@ def try_out(
 
     Example: rocstar tool try tools.py:grams_in '{"unit": "blem"}'"""
     import asyncio
+    import json
 
     given = calls or []
     settings = [text for text in given if not text.lstrip().startswith("{") and "=" in text]
@@ -48,7 +48,7 @@ def try_out(
     if as_json:
         print_json({"tool": spec, "calls": answers})
     else:
-        write(sys.stdout, _told(spec))
+        write(sys.stdout, f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n")
         for one in answers:
             write(sys.stdout, f"\n> {one['call']}\n{one['reply']}\n[{one['status']}, {one['seconds']:.3f} s]\n")
     raise typer.Exit(FAILED if any(one["status"] != "ok" for one in answers) else OK)
@@ -105,13 +105,6 @@ async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str,
 
 def _call(name: str, arguments: str, number: int) -> ToolCall:
     """As the model would write it, whether it is JSON or not."""
-    from rocstar.dialogue.calls import HERMES
-    from rocstar.dialogue.markup import CLOSE, OPEN
+    from rocstar.dialogue.calls import CLOSE, HERMES, OPEN
 
     return HERMES.parse(f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}', number)[0]
-
-
-def _told(spec: Mapping[str, Any]) -> str:
-    import json
-
-    return f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rocstar.cli.verbs.common import Runs
 from rocstar.support.exits import need
 
 
@@ -18,7 +19,7 @@ def view(
             metavar="[RUNS|RUN|EVAL]", help="A folder of runs, a run, or an evaluation.", show_default=False
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to listen on; another than loopback takes a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8710,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,

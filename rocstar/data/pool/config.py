@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rocstar.config.values import Section
 
@@ -103,10 +104,8 @@ class PoolConfig(Section):
     known_benchmarks: bool = True
     """Compare also with every benchmark that comes with rocstar and whose rows are below `data`."""
 
-    @model_validator(mode="after")
-    def agreement_is_of_sources(self) -> PoolConfig:
+    def complaints(self) -> Iterator[str]:
         names = [source.name for source in self.source]
         for name in self.agreement.sources:
             if name not in names:
-                raise ValueError(f"agreement.sources names {name!r}, which is no source; there are {', '.join(names)}")
-        return self
+                yield f"agreement.sources names {name!r}, which is no source; there are {', '.join(names)}"

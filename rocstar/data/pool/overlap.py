@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from string import punctuation
-from types import TracebackType
 
 GRAM_WORDS = 8
 """Words in a gram; the paper drops what shares one with a benchmark (§5.1)."""
@@ -149,7 +148,7 @@ class QuestionIndex:
     def __enter__(self) -> QuestionIndex:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._database.close()
 
     def add(self, question: str, answer: str, name: str, *, form: str) -> Match | None:

@@ -32,8 +32,7 @@ from rocstar.data.sft.format import (
     tool_spec,
     tools_of,
 )
-from rocstar.dialogue.calls import parse_calls
-from rocstar.dialogue.markup import CLOSE, OPEN
+from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
 from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
 
@@ -427,7 +426,9 @@ def api_bank(context: LayoutContext) -> RowReader:
             if role is Role.TOOL:
                 name = text_of(fields, "api_name")
                 turns.calls([FunctionCall(name=name, arguments=_api_arguments(fields))])
-                turns.add(Role.TOOL, _api_result(mapping_of(fields.get("result"), "result")))
+                result = mapping_of(fields.get("result"), "result")
+                failed = result.get("exception")
+                turns.add(Role.TOOL, f"Error: {failed}" if failed else _as_text(result.get("output")))
                 offered.append(name)
             else:
                 turns.add(role, text_of(fields, "text"))
@@ -445,10 +446,6 @@ def _api_arguments(turn: Row) -> Mapping[str, Any]:
     if {key: str(value) for key, value in taken.items()} != {key: str(value) for key, value in written.items()}:
         raise Refused(Refusal.NO_RESULT, "result", f"is the result of other arguments: {str(taken)[:60]}")
     return taken
-
-
-def _api_result(result: Mapping[str, Any]) -> str:
-    return f"Error: {result['exception']}" if result.get("exception") else _as_text(result.get("output"))
 
 
 def _api_tools(files: Sequence[Path]) -> dict[str, ToolSpec]:

@@ -16,7 +16,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -63,15 +62,6 @@ class AnswerCache:
         self._base.close()
 
 
-class FailedTry(Exception):
-    """One try failed through no doing of the row."""
-
-    def __init__(self, told: str, pause_seconds: float = 0.0) -> None:
-        super().__init__(told)
-        self.pause_seconds = pause_seconds
-        """How long the service asked to wait."""
-
-
 @dataclass(slots=True, kw_only=True)
 class ChatEndpoint:
     """Answers chat messages, from the cache where it can. Use it as an async context manager, inside one loop."""
@@ -107,9 +97,7 @@ class ChatEndpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=self.timeout_seconds, limits=limits)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -136,27 +124,26 @@ class ChatEndpoint:
         told = ""
         for attempt in range(self.attempts):
             self.asked += 1
-            try:
-                return await self._try(request)
-            except FailedTry as failed:
-                told = str(failed)
-                own = FIRST_PAUSE_SECONDS * 2.0**attempt * random.uniform(0.75, 1.25)
-                pause = min(max(own, failed.pause_seconds), LONGEST_PAUSE_SECONDS)
+            answer, told, wished = await self._try(request)
+            if answer is not None:
+                return answer
+            own = FIRST_PAUSE_SECONDS * 2.0**attempt * random.uniform(0.75, 1.25)
             if attempt + 1 < self.attempts:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(max(own, wished), LONGEST_PAUSE_SECONDS))
         raise EngineUnavailable(
             f"{self.url} failed {self.attempts} times, last with {told}; "
             "answers so far are kept, so start the build again when it is back"
         )
 
-    async def _try(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of an answer that is kept: text and why it ended. Raises FailedTry, Refused, ConfigError."""
+    async def _try(self, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, float]:
+        """(the part of an answer that is kept: text and why it ended; or None, what failed through no doing of the row,
+        and how long the service asks to wait). Raises Refused, ConfigError."""
         import httpx
 
         try:
             response = await self._client.post(f"{self.url.rstrip('/')}/chat/completions", json=request)
         except httpx.HTTPError as error:
-            raise FailedTry(f"{type(error).__name__} {error}".strip()) from None
+            return None, f"{type(error).__name__} {error}".strip(), 0.0
         if response.status_code in SETTINGS_WRONG:
             raise ConfigError(
                 f"{self.url} answers {response.status_code} for model {self.model!r} "
@@ -166,13 +153,13 @@ class ChatEndpoint:
             raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {response.status_code}")
         if response.status_code != 200:
             wished = response.headers.get("retry-after", "")
-            raise FailedTry(f"status {response.status_code}", float(wished) if wished.isdigit() else 0)
+            return None, f"status {response.status_code}", float(wished) if wished.isdigit() else 0.0
         try:
             choice = json.loads(response.content)["choices"][0]
             text = choice["message"].get("content")
-            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}
+            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}, "", 0.0
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise FailedTry(f"a body that is no chat completion ({response.content[:60]!r})") from None
+            return None, f"a body that is no chat completion ({response.content[:60]!r})", 0.0
 
 
 async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:

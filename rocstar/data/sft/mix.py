@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rocstar.data.sft.format import Chat, dumped, row_of
 
@@ -111,9 +110,7 @@ class RowStore:
     def __enter__(self) -> RowStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
 

@@ -5,9 +5,10 @@ Paths are relative to the folder the command runs in, as in training recipes."""
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rocstar.config.values import Section
 from rocstar.data.sft.layouts import LAYOUTS
@@ -61,12 +62,10 @@ class SourcePart(Section):
     rewrite: list[Step] = []
     """What the endpoint rewrites, in this order."""
 
-    @model_validator(mode="after")
-    def layout_is_known(self) -> SourcePart:
+    def complaints(self) -> Iterator[str]:
         if self.layout not in LAYOUTS:
             near = difflib.get_close_matches(self.layout, LAYOUTS, n=1, cutoff=0.0)[0]
-            raise ValueError(f"layout {self.layout!r} is unknown; the nearest is {near!r}, of {', '.join(LAYOUTS)}")
-        return self
+            yield f"layout {self.layout!r} is unknown; the nearest is {near!r}, of {', '.join(LAYOUTS)}"
 
 
 class MixRecipe(Section):
@@ -74,12 +73,10 @@ class MixRecipe(Section):
     endpoint: EndpointPart | None = None
     source: list[SourcePart] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def parts_fit(self) -> MixRecipe:
+    def complaints(self) -> Iterator[str]:
         if len({source.weight is None for source in self.source}) > 1:
-            raise ValueError("some sources have a weight and some have none; give one to each or to none")
+            yield "some sources have a weight and some have none; give one to each or to none"
         if self.endpoint is None and any(source.rewrite for source in self.source):
-            raise ValueError("a source asks for rewriting and there is no [endpoint]; add one")
+            yield "a source asks for rewriting and there is no [endpoint]; add one"
         if self.mix.max_tokens is not None and self.mix.tokenizer is None:
-            raise ValueError("mix.max_tokens needs mix.tokenizer to measure with")
-        return self
+            yield "mix.max_tokens needs mix.tokenizer to measure with"

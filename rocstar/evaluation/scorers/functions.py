@@ -150,18 +150,13 @@ def complaint_of(asked: Mapping[str, Any], calls: Sequence[ToolCall]) -> str | N
     left, complaint = list(calls), None
     for possible in asked["possible"]:
         ((name, values),) = possible.items()
-        parameters = _described(asked["described"], name)
+        parameters = next(function["parameters"] for function in asked["described"] if function["name"] == name)
         complaints = [_mismatch(name, parameters, values, call) for call in left]
         if None not in complaints:
             complaint = complaints[0]
             break
         left.pop(complaints.index(None))
     return complaint
-
-
-def _described(functions: Sequence[Row], name: str) -> Row:
-    found: Row = next(function["parameters"] for function in functions if function["name"] == name)
-    return found
 
 
 def _mismatch(name: str, parameters: Row, possible: Mapping[str, Sequence[Any]], call: ToolCall) -> str | None:
@@ -209,17 +204,14 @@ def _is_among(kind: type, inner: type | None, value: Any, possible: Sequence[Any
     if kind is dict:
         return any(_is_dict(value, one) for one in possible if one != "")
     if kind is list and inner is dict:
-        return any(_are_dicts(value, one) for one in possible if isinstance(one, list))
+        lists = (one for one in possible if isinstance(one, list) and len(one) == len(value))
+        return any(all(map(_is_dict, value, one)) for one in lists)
     if kind is str:
         return _plain(value) in [_plain(one) for one in possible if isinstance(one, str)]
     if kind is list:
         wanted = [[_plain(item) for item in one] for one in possible if one == "" or isinstance(one, list)]
         return [_plain(item) for item in value] in wanted
     return value in possible
-
-
-def _are_dicts(values: Sequence[Any], possible: Sequence[Any]) -> bool:
-    return len(values) == len(possible) and all(map(_is_dict, values, possible))
 
 
 def _is_dict(value: Any, possible: Any) -> bool:
