@@ -58,6 +58,7 @@ class Entry(Generic[N]):
     number: int
     patience: float  # how long it may wait until a node takes it, seconds
     session: str = ""
+    branches: tuple[str, ...] = ()  # sessions that begin as copies of that one, where it is
     first: bool = False  # it may start its session, so any node may take it while none has that session
     again: bool = True  # whether a plain call is sent once more when it is lost
     waits: bool = True  # for room; else it is overloaded as soon as all nodes that are up are full
@@ -123,6 +124,8 @@ class Dispatch(Generic[N]):
     def answered(self, node: N, number: int) -> Entry[N] | None:
         """The entry that this answers; None when nobody waits for it, or not for an answer of this node."""
         entry: Entry[N] | None = node.held.pop(number, None)
+        if entry is not None:
+            self._homes.update(dict.fromkeys(entry.branches, node))
         return entry
 
     def failed(self, node: N, entry: Entry[N], now: float, *, overloaded: bool) -> bool:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
+from rocstar.sandbox.call import (
+    MAX_BRANCHES,
+    Call,
+    ForkRefused,
+    Limits,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+    ServiceOutcome,
+    SessionLost,
+)
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client.client import SandboxClient
@@ -77,6 +87,28 @@ class Session:
                     raise
                 return await self._run(call)
 
+    async def fork(self, count: int) -> list[Session]:
+        """That many further notebooks with the names, memory and files that this one has now; each is a session of its
+        own. Seeds differ, and branches are not replayed. Cells and forks made together run in their order.
+
+        Raises ForkRefused where this one cannot be copied as it is; else as `run`."""
+        if not 1 <= count <= MAX_BRANCHES:
+            raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count}")
+        branches = [Session(self._client, self._limits, self._seed) for _ in range(count)]
+        names = tuple(branch.name for branch in branches)
+        async with self._turn:
+            if self.closed:
+                raise SandboxDown("this session is closed; open another")
+            if not self.cells:
+                raise ForkRefused("a session is forked after its first cell; run one")
+            call = Call(id=f"{self.name}-fork", code="", limits=self._limits, seed=self._seed, session=self.name)
+            response = await self._run_one(call, branches=names)
+            for branch in branches:
+                branch.cells = self.cells
+        if response.outcome is ProgramOutcome.OK:
+            return branches
+        raise (ForkRefused if response.outcome is ProgramOutcome.REJECTED else SandboxDown)(response.message or f"the session ended while it was forked ({response.outcome}: {response.stderr[-300:]})")
+
     async def close(self) -> None:
         """End its process and files. May be called twice."""
         if not self.closed:
@@ -103,15 +135,15 @@ class Session:
             self._history.append(call)
         return replace(response, replayed_cells=len(replayed)) if replayed else response
 
-    async def _run_one(self, call: Call) -> Response:
+    async def _run_one(self, call: Call, branches: tuple[str, ...] = ()) -> Response:
         try:
-            response = await self._client.run(replace(call, cell=self.cells + 1))
+            response = await self._client.run(replace(call, cell=self.cells + 1, branches=branches))
         except SessionLost:
             self.cells = 0
             raise
         if response.state_lost:
             self.cells = 0
             self._history.clear()
-        elif response.outcome not in NOT_RUN:
+        elif response.outcome not in NOT_RUN and not branches:
             self.cells += 1
         return response

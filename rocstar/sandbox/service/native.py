@@ -324,6 +324,7 @@ class CallPeek(Struct, frozen=True):
 
     id: str = ""
     session: str = ""
+    branches: tuple[str, ...] = ()
     limits: Limits = Limits()
     patience_seconds: float = 3600.0
 
@@ -457,8 +458,9 @@ class FrameConnection:
             if refusal := self._refusal(peek, len(body)):
                 return FrameKind.RESPONSE, wire.encode(refusal)
             if peek.session:
-                self.sessions.add(peek.session)
-            frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
+                self.sessions |= {peek.session, *peek.branches}
+            patience = peek.patience_seconds
+            frame = await self.client.forward(body, session=peek.session, branches=peek.branches, patience_seconds=patience)
             if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body

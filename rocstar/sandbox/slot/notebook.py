@@ -1,12 +1,13 @@
 """The process of a session: one live Python that runs cell after cell, as a notebook's kernel does.
 
 Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
-failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Not here: the
-wall limit, other processes of the session, output. Those are the daemon's.
+failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Asked to fork,
+it packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here: the wall limit, other processes of the session, output. Those are the daemon's.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
 import math
 import os
@@ -54,10 +55,12 @@ class Cell(Execution):
 
 
 class Notebook:
-    def __init__(self, control: int, memory: int) -> None:
+    def __init__(self, control: int, memory: int, base: Base) -> None:
         """memory: address space the process may use, bytes."""
         self.control = control
         self.memory = memory
+        self.base = base
+        self.folder = os.getcwd()
         self.module = ModuleType("__main__")
         self.pid = os.getpid()
         self.is_running = False
@@ -67,8 +70,13 @@ class Notebook:
     def serve(self) -> NoReturn:
         """Until control closes."""
         while True:
-            cell = channel.receive(self.control)
-            head, tail = self.answer(cell)
+            task = channel.receive(self.control)
+            if isinstance(task, channel.Fork):
+                if not (refused := self.fork()):
+                    continue
+                head, tail = {"refused": refused, "status": 1}, []
+            else:
+                head, tail = self.answer(task)
             if os.getpid() != self.pid:
                 os._exit(0)  # a fork of the cell that came back here
             try:
@@ -97,6 +105,29 @@ class Notebook:
         if refused:
             return {"refused": refused, "status": 1}, []
         return self.report(execution, files.read(cell.fetch), images)
+
+    def fork(self) -> str:
+        """Wait until this process has been copied, and report it, or why not. The copies come back here too."""
+        compiled = sys.modules.get("rocstar.sandbox.slot._fork")
+        (packed,) = channel.receive_descriptors(self.control, 1)
+        try:
+            if self.loop is not None:
+                if asyncio_tasks(self.loop):
+                    return "tasks of its event loop are under way; await or cancel them first"
+                self.loop = self.loop.close()
+            if refused := files.pack(self.folder, packed):
+                return refused
+        finally:
+            os.close(packed)
+        program.flush_all()
+        if compiled.pause(self.control, channel.report({"status": 0})):  # type: ignore[union-attr]
+            self.base.seeder.reseed(channel.receive(self.control).seed)
+            for number in signal.valid_signals():
+                if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:
+                    with suppress(OSError):
+                        signal.signal(number, handler)
+            channel.send_report(self.control, {"status": 0})
+        return ""
 
     def settle(self, execution: Execution) -> None:
         """After a cell: flush streams and set the limits again; what the cell did stays."""
@@ -151,11 +182,41 @@ def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
         os.environ["MPLBACKEND"] = "Agg"
         program.enter(base, task.seed)
         program.limit(program.limits(base, task.memory_bytes, task.processes))
-        Notebook(control, base.memory + task.memory_bytes).serve()
-    except (EOFError, OSError):
-        pass  # the session is over
+        Notebook(control, base.memory + task.memory_bytes, base).serve()
+    except BaseException:
+        import traceback; os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(1)  # or the report of a cell could not be made: that is no success
+
+
+def become(task: channel.Become, control: int, base: Base) -> NoReturn:
+    """Go on as the copy of another notebook, whose files are open at the same numbers, each anew."""
+    memory, packed = channel.receive_descriptors(control, 2)
+    files.unpack(os.getcwd(), packed)
+    os.close(packed)
+    os.chdir(task.folder)
+    os.umask(task.umask)
+    opened = [channel.Opened(*each) for each in task.opened]
+    memory = fcntl.fcntl(memory, fcntl.F_DUPFD, max([control, *(each.number for each in opened)]) + len(opened) + 2)
+    program.limit(program.limits(base, task.memory_bytes, task.processes))
+    os.closerange(control + 1, memory)
+    for number, path, flags, position in opened:
+        fd = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+        if fd != number:
+            os.dup2(fd, number)
+            os.close(fd)
+        os.set_inheritable(number, not flags & os.O_CLOEXEC)
+        if position:
+            os.lseek(number, position, os.SEEK_SET)
+    sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.count)
+    os._exit(1)
+
+
+def asyncio_tasks(loop: Runner) -> bool:
+    """Whether any is under way."""
+    import asyncio
+
+    return any(not task.done() for task in asyncio.all_tasks(loop.get_loop()))
 
 
 def figures() -> list[bytes]:
