@@ -196,12 +196,7 @@ class SandboxClient:
         return response
 
     async def forward(
-        self,
-        body: bytes,
-        *,
-        session: str = "",
-        branches: tuple[str, ...] = (),
-        patience_seconds: float = PATIENCE_SECONDS,
+        self, body: bytes, session: str = "", branches: tuple[str, ...] = (), patience_seconds: float = PATIENCE_SECONDS
     ) -> Frame:
         """Send the body of a CALL and return its RESPONSE or LOST, both unchanged. Nothing is decoded or sent twice:
         the client that it came from has a dispatch. Raises SandboxDown, and SessionLost when the daemon dies while it

@@ -124,8 +124,6 @@ class Dispatch(Generic[N]):
     def answered(self, node: N, number: int) -> Entry[N] | None:
         """The entry that this answers; None when nobody waits for it, or not for an answer of this node."""
         entry: Entry[N] | None = node.held.pop(number, None)
-        if entry is not None:
-            self._homes.update(dict.fromkeys(entry.branches, node))
         return entry
 
     def failed(self, node: N, entry: Entry[N], now: float, *, overloaded: bool) -> bool:
@@ -253,8 +251,8 @@ class Dispatch(Generic[N]):
             return None
         home = self._homes.pop(entry.session, None) or self._choose([node for node in self.nodes if node.up], entry)
         if home is not None:
-            self._homes[entry.session] = home  # as the last: those used least come first
-            if len(self._homes) > MAX_HOMES:
+            self._homes |= dict.fromkeys((entry.session, *entry.branches), home)  # last: those used least come first
+            while len(self._homes) > MAX_HOMES:
                 del self._homes[next(iter(self._homes))]
         return home
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -271,13 +272,15 @@ class Sessions:
 
     async def fork(self, session: NotebookSession, cell: Queued) -> None:
         """Begin the sessions that the call names as copies of this one: all, or none."""
-        call, response = cell.call, None
+        call = cell.call
         try:
             self.make_room_for(call.branches, session)
             response = await self.copy(session, cell)
         except Unforkable as error:
             response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
-        except (OSError, SandboxDown) as error:
+        except Exception as error:
+            if not isinstance(error, (OSError, SandboxDown)):
+                traceback.print_exc()
             response = verdict.fault(call.id, f"the session could not be forked ({error})")
         if response.outcome is not ProgramOutcome.OK:
             for name in call.branches:
@@ -292,7 +295,9 @@ class Sessions:
         for name in branches:
             if not self.make_room(session.owner):
                 most = self.settings.session_slots
-                raise Unforkable(f"{len(branches)} branches need more than the {most} sessions that there may be; close some")
+                raise Unforkable(
+                    f"{len(branches)} branches need more than the {most} sessions that there may be; close some"
+                )
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
             branch.free = False
 
@@ -317,7 +322,10 @@ class Sessions:
                 if self.alive.get(session.name) is session:
                     pipes.send(channel.GO)
             first, session.forked = session.forked, session.forked + len(call.branches)
-            begun = (self.branch(self.alive[name], snapshot, seed_of(session.seed, first + n)) for n, name in enumerate(call.branches))
+            begun = (
+                self.branch(self.alive[name], snapshot, seed_of(session.seed, first + n))
+                for n, name in enumerate(call.branches)
+            )
             for problem in await asyncio.gather(*begun, return_exceptions=True):
                 if problem is not None:
                     raise problem

@@ -123,7 +123,9 @@ class Snapshot:
                 continue
             is_named = path.startswith("/") and not path.endswith(DELETED)
             if not is_named or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)):
-                raise Unforkable(f"descriptor {number} ({path:.100}) is no file that can be opened anew; close it first")
+                raise Unforkable(
+                    f"descriptor {number} ({path:.100}) is no file that can be opened anew; close it first"
+                )
             facts = fields(f"{self.process}/fdinfo/{number}")
             yield Opened(number, path, int(facts["flags"], 8), int(facts["pos"]))
 
@@ -153,7 +155,7 @@ class Snapshot:
         tops = os.pread(pages, 8 * (end - start) // PAGE, 8 * start // PAGE)[7::8].translate(WRITTEN)
         pieces = [(start + each.start() * PAGE, start + each.end() * PAGE) for each in PIECES.finditer(tops)]
         if is_file and not pieces and not path.endswith(DELETED):
-            if not is_known:
+            if not is_known or "w" in flags:
                 self.add(StepKind.FILED, start, end, mapping.protection, offset, len(self.paths))
                 self.paths += os.fsencode(path) + b"\0"
             return
@@ -170,9 +172,12 @@ class Snapshot:
         if self.size + end - start > most:
             raise Unforkable(f"the notebook takes more than the {most} bytes that are copied; make it smaller")
         while start < end:
-            data = os.pread(memory, min(CHUNK_BYTES, end - start), start)
+            try:
+                data = os.pread(memory, min(CHUNK_BYTES, end - start), start)
+            except OSError:
+                data = b""
             if not data:
-                raise Unforkable("a part of the notebook's memory cannot be read")
+                raise Unforkable("a part of the notebook's memory cannot be read; is it that of a file made shorter?")
             self.size += os.pwrite(self.memory, data, self.size)
             start += len(data)
 
@@ -183,7 +188,9 @@ class Snapshot:
         """Write the steps; nothing changes from now on. Raises Unforkable."""
         table = len(self.steps) * STEP.size
         if table + len(self.paths) >= MAX_STEPS_BYTES:
-            raise Unforkable(f"the notebook's memory is in {len(self.steps)} pieces, which are too many; open a new one")
+            raise Unforkable(
+                f"the notebook's memory is in {len(self.steps)} pieces, which are too many; open a new one"
+            )
         packed = b"".join(STEP.pack(*step[:5], table + step[5]) for step in self.steps)
         os.pwrite(self.memory, packed + self.paths, self.size)
         try:

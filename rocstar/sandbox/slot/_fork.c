@@ -23,8 +23,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <ucontext.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <ucontext.h>
+#endif
 
 #if !(defined(__GLIBC__) && __GLIBC_PREREQ(2, 34))
 #define _Fork fork
@@ -239,6 +241,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
     return answer_calls(&slot);
 }
 
+#ifdef __GLIBC__
 /* One mapping of a notebook, `snapshot.STEP`. */
 struct step {
     uint64_t kind, start, size, protection, offset, path;
@@ -352,11 +355,14 @@ static PyObject *restore(PyObject *module, PyObject *args)
         setcontext(&there);
     return PyErr_SetFromErrno(PyExc_OSError);
 }
+#endif
 
 static PyMethodDef methods[] = {
     {"serve", serve, METH_VARARGS, serve_doc},
+#ifdef __GLIBC__
     {"pause", pause_notebook, METH_VARARGS, pause_doc},
     {"restore", restore, METH_VARARGS, restore_doc},
+#endif
     {NULL, NULL, 0, NULL},
 };
 
@@ -364,9 +370,12 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_fork"
 
 PyMODINIT_FUNC PyInit__fork(void)
 {
-    PyObject *module = make_arena() ? PyModule_Create(&definition) : PyErr_NoMemory();
-    if (module && PyModule_AddObject(module, "arena", Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)arena,
-                                                                    (unsigned long long)arena_bytes)) < 0)
+    PyObject *module = PyModule_Create(&definition), *place = Py_NewRef(Py_None);
+#ifdef __GLIBC__
+    if (make_arena())
+        Py_SETREF(place, Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)arena, (unsigned long long)arena_bytes));
+#endif
+    if (module && PyModule_AddObject(module, "arena", place) < 0)
         Py_CLEAR(module);
     return module;
 }
