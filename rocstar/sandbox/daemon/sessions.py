@@ -2,8 +2,8 @@
 
 It holds no history: a session that was ended (idle for too long, pushed out by another, its process gone) is lost, and
 the next cell is told so. Cells of one session run one after another; each counts among the programs that run at once
-(`queue`). When a cell is over, every other process of its session is killed before it is answered. A fork is a cell that
-leaves the notebook waiting; each branch is a session that begins as its copy (`snapshot`).
+(`queue`). When a cell is over, every other process of its session is killed before it is answered. A fork is a cell
+that leaves the notebook waiting; each branch is a session that begins as its copy (`snapshot`).
 """
 
 from __future__ import annotations
@@ -274,8 +274,7 @@ class Sessions:
         """Begin the sessions that the call names as copies of this one: all, or none."""
         call = cell.call
         try:
-            self.make_room_for(call.branches, session)
-            response = await self.copy(session, cell)
+            response = await self.copy(session, cell, self.make_room_for(call.branches, session))
         except Unforkable as error:
             response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
         except Exception as error:
@@ -288,8 +287,8 @@ class Sessions:
         is_gone = self.alive.get(session.name) is not session
         self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
 
-    def make_room_for(self, branches: Sequence[str], session: NotebookSession) -> None:
-        """Raises Unforkable."""
+    def make_room_for(self, branches: Sequence[str], session: NotebookSession) -> list[NotebookSession]:
+        """Sessions of these names like that one, not begun. Raises Unforkable."""
         if taken := self.alive.keys() & set(branches):
             raise Unforkable(f"there is a session {min(taken)!r} already; give another name")
         for name in branches:
@@ -300,9 +299,10 @@ class Sessions:
                 )
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
             branch.free = False
+        return [self.alive[name] for name in branches]
 
-    async def copy(self, session: NotebookSession, cell: Queued) -> Response:
-        """Have the notebook wait, copy it, and let it go on. Raises Unforkable, OSError and SandboxDown."""
+    async def copy(self, session: NotebookSession, cell: Queued, branches: Sequence[NotebookSession]) -> Response:
+        """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
             raise Unforkable("the session has run no cell yet; run one, or open several sessions")
@@ -321,19 +321,18 @@ class Sessions:
             finally:
                 if self.alive.get(session.name) is session:
                     pipes.send(channel.GO)
-            first, session.forked = session.forked, session.forked + len(call.branches)
-            begun = (
-                self.branch(self.alive[name], snapshot, seed_of(session.seed, first + n))
-                for n, name in enumerate(call.branches)
-            )
-            for problem in await asyncio.gather(*begun, return_exceptions=True):
-                if problem is not None:
-                    raise problem
+            for branch in branches:
+                session.forked += 1
+                branch.seed = seed_of(session.seed, session.forked)
+            begun = [self.become(branch, snapshot) for branch in branches]
+            problems = filter(None, await asyncio.gather(*begun, return_exceptions=True))
+            for problem in problems:
+                raise problem
             return response
 
-    async def branch(self, session: NotebookSession, snapshot: Snapshot, seed: int) -> None:
-        """Start its process, and have it become the copy. Raises OSError and SandboxDown."""
-        session.seed, limits = seed, session.limits
+    async def become(self, session: NotebookSession, snapshot: Snapshot) -> None:
+        """Start a branch's process, and have it become the copy. Raises OSError and SandboxDown."""
+        limits = session.limits
         opened = [(*each,) for each in snapshot.opened]
         bounds = limits.memory_bytes, limits.processes
         become = Become(*bounds, snapshot.folder, snapshot.umask, opened, snapshot.size, len(snapshot.steps))
@@ -347,11 +346,14 @@ class Sessions:
         finally:
             for fd in descriptors:
                 os.close(fd)
-        call = Call(id=session.name, code="", limits=structs.replace(limits, wall_seconds=START_SECONDS))
+        bounded = structs.replace(limits, wall_seconds=START_SECONDS)
+        call = Call(id="", code="", limits=bounded, session=session.name, branches=(session.name,))
         ready: asyncio.Future[Response | None] = session.worker.loop.create_future()
-        self.run_in(session, call, Branch(seed), ready.set_result)
+        self.run_in(session, call, Branch(session.seed), ready.set_result)
         response = await ready
         self.rest(session)
+        if response is not None and response.outcome is ProgramOutcome.REJECTED:
+            raise Unforkable(response.message)
         if response is None or response.outcome is not ProgramOutcome.OK:
             raise SandboxDown(f"a branch did not start: {response and (response.message or response.outcome)}")
 

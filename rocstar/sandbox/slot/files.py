@@ -1,7 +1,7 @@
 """Files of a call in the working directory: written before a program runs, read back for the caller who asks for them.
 
-`pack` and `unpack` carry all of a notebook's over to its branches. Runs behind the walls. Reading follows no link, neither at the end of a path nor on the way. What cannot be read is left
-out: the caller sees by its absence that it is not there.
+Runs behind the walls. Reading follows no link, neither at the end of a path nor on the way. What cannot be read is left
+out: the caller sees by its absence that it is not there. `pack` and `unpack` carry all files over to a branch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
 failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Asked to fork,
-it packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here: the wall limit, other processes of the session, output. Those are the daemon's.
+it packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here: the wall limit, other
+processes of the session, output. Those are the daemon's.
 """
 
 from __future__ import annotations
@@ -192,24 +193,31 @@ def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
 def become(task: channel.Become, control: int, base: Base) -> NoReturn:
     """Go on as the copy of another notebook, whose files are open at the same numbers, each anew."""
     memory, packed = channel.receive_descriptors(control, 2)
-    files.unpack(os.getcwd(), packed)
-    os.close(packed)
-    os.chdir(task.folder)
-    os.umask(task.umask)
     opened = [channel.Opened(*each) for each in task.opened]
     memory = fcntl.fcntl(memory, fcntl.F_DUPFD, max([control, *(each.number for each in opened)]) + len(opened) + 2)
     program.limit(program.limits(base, task.memory_bytes, task.processes))
-    os.closerange(control + 1, memory)
-    for number, path, flags, position in opened:
-        fd = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
-        if fd != number:
-            os.dup2(fd, number)
-            os.close(fd)
-        os.set_inheritable(number, not flags & os.O_CLOEXEC)
-        if position:
-            os.lseek(number, position, os.SEEK_SET)
-    sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.count)
+    try:
+        files.unpack(os.getcwd(), packed)
+        os.chdir(task.folder)
+        os.umask(task.umask)
+        os.closerange(control + 1, memory)
+        for each in opened:
+            open_anew(each)
+    except (OSError, ValueError, EOFError, TypeError) as error:  # ill-made things of a hostile notebook too
+        channel.send_report(control, {"refused": f"a file could not be opened anew: {error}", "status": 1})
+    else:
+        sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.count)
     os._exit(1)
+
+
+def open_anew(file: channel.Opened) -> None:
+    fd = os.open(file.path, file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+    if fd != file.number:
+        os.dup2(fd, file.number)
+        os.close(fd)
+    os.set_inheritable(file.number, not file.flags & os.O_CLOEXEC)
+    if file.position:
+        os.lseek(file.number, file.position, os.SEEK_SET)
 
 
 def asyncio_tasks(loop: Runner) -> bool:

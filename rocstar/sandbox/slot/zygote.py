@@ -48,8 +48,9 @@ def main() -> None:
     """Preload, report it, then obey until the daemon goes away. Forked slots and programs' processes run in here too.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
-    {"problem": sentence or "", "fork_path": "c" or "python", "arena": address and size, or null}. Commands: {"spawn": number, "plan": index} with
-    the slot's channel attached; {"lost": number} after a slot has died. Never returns."""
+    {"problem": sentence or "", "fork_path": "c" or "python", "arena": address and size, or null}. Commands:
+    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has died. Never
+    returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
