@@ -127,8 +127,8 @@ class Become(NamedTuple):
     opened: list[tuple[int, str, int, int]]
     """Each an Opened."""
     offset: int
-    count: int
     """Of the steps in the snapshot."""
+    steps: int
 
 
 class Branch(NamedTuple):

@@ -72,12 +72,12 @@ class Notebook:
         """Until control closes."""
         while True:
             task = channel.receive(self.control)
-            if isinstance(task, channel.Fork):
-                if not (refused := self.fork()):
-                    continue
+            if not isinstance(task, channel.Fork):
+                head, tail = self.answer(task)
+            elif refused := self.fork():
                 head, tail = {"refused": refused, "status": 1}, []
             else:
-                head, tail = self.answer(task)
+                continue
             if os.getpid() != self.pid:
                 os._exit(0)  # a fork of the cell that came back here
             try:
@@ -115,7 +115,8 @@ class Notebook:
             if self.loop is not None:
                 if asyncio_tasks(self.loop):
                     return "tasks of its event loop are under way; await or cancel them first"
-                self.loop = self.loop.close()
+                self.loop.close()
+                self.loop = None
             if refused := files.pack(self.folder, packed):
                 return refused
         finally:
@@ -206,7 +207,7 @@ def become(task: channel.Become, control: int, base: Base) -> NoReturn:
     except (OSError, ValueError, EOFError, TypeError) as error:  # ill-made things of a hostile notebook too
         channel.send_report(control, {"refused": f"a file could not be opened anew: {error}", "status": 1})
     else:
-        sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.count)
+        sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.steps)
     os._exit(1)
 
 
