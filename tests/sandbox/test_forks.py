@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox.call import MAX_BRANCHES, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import LIMITS, Daemon, eventually
 
@@ -268,6 +270,23 @@ def test_sessions_are_not_forked_without_namespaces_or_the_compiled_loop() -> No
         with Daemon(**settings) as daemon:
             begin(daemon, "l", "x = 1")
             assert "namespaces" in fork(daemon, "l", "l.1").message and value(daemon, "l", "x") == "1"
+
+
+async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:
+    client = await asyncio.to_thread(SandboxClient.start, slots=1, preload=())
+    with client:
+        session = client.open_session()
+        await session.run("x = [str(n) for n in range(200_000)]")
+        waiting = asyncio.create_task(session.fork(8))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await session.run("len(x)")).value == "200000"
+        await asyncio.sleep(1.0)  # usage is told with the next answer
+        await session.run("1")
+        await asyncio.sleep(1.0)
+        assert client.usage().sessions == 1
 
 
 def test_a_dead_zygote_is_told() -> None:
