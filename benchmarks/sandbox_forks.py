@@ -22,7 +22,9 @@ from rocstar.sandbox.client import SandboxClient
 
 COUNTS = (1, 8, 64)
 LIMITS = Limits(wall_seconds=300.0, cpu_seconds=300.0, memory_bytes=2**30)
-HOLD = "held = ['%08d' % n + 'x' * 40 for n in range({} * 10_000)]"  # about 100 bytes each
+HOLD = "held = ['%08d' % n + 'x' * 40 for n in range({})]"
+OBJECT_BYTES = 120  # of one, with its place in the list
+SETTLE_SECONDS = 1.0  # for what has ended to be accounted for
 CELLS = {"begun": "len(held)", "read": "len([each for each in held if each])"}
 """The second touches every object, and so writes its count of references: nothing of it is shared any more."""
 MOST_MEASURED = 8  # branches that run these cells
@@ -40,13 +42,15 @@ def branch_memory() -> list[tuple[float, float]]:
 
 async def forked(client: SandboxClient, mb: int, count: int) -> dict[str, float]:
     async with client.open_session(limits=LIMITS, seed=1) as session:
-        await session.run(HOLD.format(mb))
+        objects = mb * 2**20 // OBJECT_BYTES
+        await session.run(HOLD.format(objects))
+        await asyncio.sleep(SETTLE_SECONDS)
         with spent(own_tree) as seconds:
             branches = await session.fork(count)
         figures = {"cpu_ms": 1000 * seconds.cpu / count}
         for name, code in CELLS.items():
             cells = [await branch.run(code) for branch in branches[:MOST_MEASURED]]
-            assert {response.value for response in cells} == {str(mb * 10_000)}, cells
+            assert {response.value for response in cells} == {str(objects)}, cells
             memory = sorted(branch_memory())[-MOST_MEASURED:]
             figures |= {
                 f"uss_mb_{name}": mean(uss for uss, _ in memory),
@@ -54,6 +58,7 @@ async def forked(client: SandboxClient, mb: int, count: int) -> dict[str, float]
             }
         for branch in branches:
             await branch.close()
+    await asyncio.sleep(SETTLE_SECONDS)
     return figures
 
 

@@ -32,20 +32,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2841, 17),
     "rollout": (1894, 12),
     "run": (3230, 20),
-    "sandbox": (8675, 43),
+    "sandbox": (9335, 44),
     "serving": (823, 5),
     "support": (1318, 10),
-    "tools": (658, 8),
+    "tools": (674, 8),
     "train": (203, 1),
     "types": (528, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 568, 3992
+CLASSES, FUNCTIONS = 578, 4038
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 63
-BENCHMARK_LINES = 8859
+BENCHMARK_LINES = 8943
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -100,6 +100,7 @@ class Session:
                 raise SandboxDown("this session is closed; open another")
             if not self.cells:
                 raise ForkRefused("a session is forked after its first cell; run one")
+            cells = self.cells
             call = Call(id=f"{self.name}-fork", code="", limits=self._limits, seed=self._seed, session=self.name)
             try:
                 response = await self._run_one(call, tuple(branch.name for branch in branches))
@@ -111,7 +112,7 @@ class Session:
                     await branch.close()
                 raise
             for branch in branches:
-                branch.cells = self.cells
+                branch.cells = cells
         return branches
 
     async def close(self) -> None:

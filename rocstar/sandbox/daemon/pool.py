@@ -19,7 +19,7 @@ from typing import Any
 from rocstar.sandbox import launch
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.snapshot import Origin
+from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
@@ -150,7 +150,7 @@ class Pool:
         worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         if self.zygote and self.arena and plan.namespaces:
-            worker.origin = Origin(self.zygote.pid, *self.arena)
+            worker.origin = Lineage(self.zygote.pid, *self.arena)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed

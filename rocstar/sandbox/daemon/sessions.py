@@ -42,7 +42,7 @@ INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; the
 SWEEP_PAUSE = 0.001  # for what was killed to die
 OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's, which its own process sets
 MAX_PRELOADED_BYTES = 2**31  # copied beside what a session may use itself
-START_SECONDS = 20.0  # of a branch; it takes milliseconds
+START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
@@ -273,33 +273,33 @@ class Sessions:
     async def fork(self, session: NotebookSession, cell: Queued) -> None:
         """Begin the sessions that the call names as copies of this one: all, or none."""
         call = cell.call
+        branches: list[NotebookSession] = []
         try:
-            response = await self.copy(session, cell, self.make_room_for(call.branches, session))
+            self.make_room_for(session, call.branches, branches)
+            response = await self.copy(session, cell, branches)
         except Unforkable as error:
             response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
         except Exception as error:
             if not isinstance(error, (OSError, SandboxDown)):
                 traceback.print_exc()
             response = verdict.fault(call.id, f"the session could not be forked ({error})")
-        if response.outcome is not ProgramOutcome.OK:
-            for name in call.branches:
-                self.close(name)
+        if response.outcome is not ProgramOutcome.OK or cell.answered:
+            for branch in branches:
+                self.end(branch)
         is_gone = self.alive.get(session.name) is not session
         self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
 
-    def make_room_for(self, branches: Sequence[str], session: NotebookSession) -> list[NotebookSession]:
-        """Sessions of these names like that one, not begun. Raises Unforkable."""
-        if taken := self.alive.keys() & set(branches):
-            raise Unforkable(f"there is a session {min(taken)!r} already; give another name")
-        for name in branches:
+    def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
+        """Add sessions of these names to `branches` that are like that one and not begun. Raises Unforkable."""
+        for name in names:
+            if name in self.alive:
+                raise Unforkable(f"there is a session {name!r} already; give another name")
             if not self.make_room(session.owner):
                 most = self.settings.session_slots
-                raise Unforkable(
-                    f"{len(branches)} branches need more than the {most} sessions that there may be; close some"
-                )
+                raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
             branch.free = False
-        return [self.alive[name] for name in branches]
+            branches.append(branch)
 
     async def copy(self, session: NotebookSession, cell: Queued, branches: Sequence[NotebookSession]) -> Response:
         """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
@@ -309,8 +309,11 @@ class Sessions:
         if worker.origin is None:
             raise Unforkable("sessions are forked where slots have namespaces (L3) and run the compiled loop only")
         with Snapshot(session.notebook, worker.origin) as snapshot:
+            if session.notebook not in watch.children(worker.process):  # else it is another's process by now
+                raise SandboxDown("its process is gone")
             waits: asyncio.Future[Response | None] = worker.loop.create_future()
-            cell.run = self.run_in(session, call, Fork(), waits.set_result)
+            bounded = structs.replace(call, limits=structs.replace(call.limits, wall_seconds=START_SECONDS))
+            cell.run = self.run_in(session, bounded, Fork(), waits.set_result)
             channel.send_descriptors(pipes.control.fd, [snapshot.files])
             response = await waits
             if response is None or response.outcome is not ProgramOutcome.OK:
@@ -325,8 +328,7 @@ class Sessions:
                 session.forked += 1
                 branch.seed = seed_of(session.seed, session.forked)
             begun = [self.become(branch, snapshot) for branch in branches]
-            problems = filter(None, await asyncio.gather(*begun, return_exceptions=True))
-            for problem in problems:
+            for problem in filter(None, await asyncio.gather(*begun, return_exceptions=True)):
                 raise problem
             return response
 

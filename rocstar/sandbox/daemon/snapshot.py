@@ -16,7 +16,6 @@ import re
 import stat
 import struct
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import NamedTuple, Self
 
 from rocstar.sandbox.slot.channel import CONTROL, Opened
@@ -25,6 +24,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 LOWEST = 2**16  # nothing is mapped below
 STEP = struct.Struct("=6Q")
 """`struct step` of `_fork.c`."""
+UNMAP, ZERO, DATA, COPY, HEAP, FILED = range(6)
+"""Kinds of steps, as there."""
 MAX_STEPS_BYTES = 2**20  # `STEPS_BYTES` there
 CHUNK_BYTES = 2**18  # stays in the processor's cache between reading and writing
 KERNEL, STACK, DELETED = ("[vdso]", "[vvar]", "[vvar_vclock]"), "[stack]", " (deleted)"
@@ -39,16 +40,7 @@ class Unforkable(Exception):
     """Why a notebook cannot be copied, in a sentence."""
 
 
-class StepKind(IntEnum):
-    UNMAP = 0
-    ZERO = 1
-    DATA = 2
-    COPY = 3
-    HEAP = 4
-    FILED = 5
-
-
-class Origin(NamedTuple):
+class Lineage(NamedTuple):
     """What processes have in common that can become each other's copies."""
 
     zygote: int
@@ -75,7 +67,7 @@ class Mapping(NamedTuple):
 class Snapshot:
     """Empty at first; to be closed."""
 
-    def __init__(self, notebook: int, origin: Origin) -> None:
+    def __init__(self, notebook: int, origin: Lineage) -> None:
         """notebook: its process. Raises OSError."""
         self.handle = os.open(f"/proc/{notebook}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.process = f"/proc/self/fd/{self.handle}"
@@ -106,7 +98,7 @@ class Snapshot:
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
         with open(f"{self.process}/pagemap", "rb", 0) as pages, open(f"{self.process}/mem", "rb", 0) as memory:
             (heap,) = struct.unpack("=Q", os.pread(memory.fileno(), 8, self.origin.arena))
-            self.add(StepKind.HEAP, heap, heap)
+            self.add(HEAP, heap, heap)
             theirs = [each for each in mappings(f"{self.process}/maps") if each.path != "[vsyscall]"]
             self.clear([(each.start, each.end) for each in theirs])
             for mapping in theirs:
@@ -142,7 +134,7 @@ class Snapshot:
         last = LOWEST
         for start, end in sorted([*taken, self.arena()]):
             if start > last:
-                self.add(StepKind.UNMAP, last, start)
+                self.add(UNMAP, last, start)
             last = max(last, end)
 
     def copy(self, mapping: Mapping, is_known: bool, pages: int, memory: int, most: int) -> None:
@@ -156,15 +148,15 @@ class Snapshot:
         pieces = [(start + each.start() * PAGE, start + each.end() * PAGE) for each in PIECES.finditer(tops)]
         if is_file and not pieces and not path.endswith(DELETED):
             if not is_known or "w" in flags:
-                self.add(StepKind.FILED, start, end, mapping.protection, offset, len(self.paths))
+                self.add(FILED, start, end, mapping.protection, offset, len(self.paths))
                 self.paths += os.fsencode(path) + b"\0"
             return
         if is_file:  # what stands between is the file's
             pieces = [(start, end)]
         elif path != STACK:
-            self.add(StepKind.ZERO, start, end, mapping.protection)
+            self.add(ZERO, start, end, mapping.protection)
         for first, last in pieces:
-            self.add(StepKind.COPY if path == STACK else StepKind.DATA, first, last, mapping.protection, self.size)
+            self.add(COPY if path == STACK else DATA, first, last, mapping.protection, self.size)
             self.keep(memory, first, last, most)
 
     def keep(self, memory: int, start: int, end: int, most: int) -> None:
@@ -181,7 +173,7 @@ class Snapshot:
             self.size += os.pwrite(self.memory, data, self.size)
             start += len(data)
 
-    def add(self, kind: StepKind, start: int, end: int, protection: int = 0, offset: int = 0, path: int = 0) -> None:
+    def add(self, kind: int, start: int, end: int, protection: int = 0, offset: int = 0, path: int = 0) -> None:
         self.steps.append((kind, start, end - start, protection, offset, path))
 
     def end(self) -> None:

@@ -31,6 +31,7 @@ COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 8_000_000  # together
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
+FORK_CPU_SECONDS = 5.0  # for packing files
 IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the session ends
 
 
@@ -111,6 +112,7 @@ class Notebook:
         """Wait until this process has been copied, and report it, or why not. The copies come back here too."""
         compiled = sys.modules.get("rocstar.sandbox.slot._fork")
         (packed,) = channel.receive_descriptors(self.control, 1)
+        self.allow_cpu(FORK_CPU_SECONDS)
         try:
             if self.loop is not None:
                 if asyncio_tasks(self.loop):
@@ -121,6 +123,7 @@ class Notebook:
                 return refused
         finally:
             os.close(packed)
+            self.allow_cpu(IDLE_CPU_SECONDS)
         program.flush_all()
         if compiled.pause(self.control, channel.report({"status": 0})):  # type: ignore[union-attr]
             self.base.seeder.reseed(channel.receive(self.control).seed)
@@ -128,6 +131,7 @@ class Notebook:
                 if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:
                     with suppress(OSError):
                         signal.signal(number, handler)
+            self.allow_cpu(IDLE_CPU_SECONDS)
             channel.send_report(self.control, {"status": 0})
         return ""
 
