@@ -15,6 +15,8 @@ from msgspec import Meta, Struct, field, structs
 
 MAX_OUTPUT_BYTES = 4 * 2**20
 """Largest `Limits.output_bytes`."""
+MAX_BRANCHES = 64
+"""Of a session at once."""
 FEW = Meta(max_length=10_000)
 """What announces more is not even decoded."""
 
@@ -68,6 +70,10 @@ class SandboxDown(Exception):
     """No sandbox daemon can be reached or started; the message says why. Safe to retry later."""
 
 
+class ForkRefused(ValueError):
+    """This session cannot be forked as it is; the message says why."""
+
+
 class SessionLost(SandboxDown):
     """The daemon no longer holds this session: its names and files are gone. A service fault."""
 
@@ -108,6 +114,8 @@ class Call(Struct, frozen=True, kw_only=True):
     cell: int = 0
     """Number of the cell in its session, from 1. Only cell 1 may start a session: a daemon that has lost the session
     answers any other with `SessionLost`."""
+    branches: Annotated[tuple[str, ...], Meta(max_length=MAX_BRANCHES)] = ()
+    """Of a session: instead of running code, begin sessions of these names as copies of it."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -241,7 +249,7 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """Whether control groups may be used."""
     grace_seconds: float = 5.0
     """A slot that has not answered so long after the deadline is stuck itself."""
-    session_slots: int = 32
+    session_slots: int = 96
     """Sessions alive at once."""
     session_idle_seconds: float = 600.0
     """A session without a cell for so long is ended."""

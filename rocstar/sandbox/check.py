@@ -67,6 +67,8 @@ def of_text(call: Call) -> str:
 
 
 def of_session(call: Call) -> str:
+    if call.branches and (why := of_branches(call)):
+        return why
     if not call.session:
         return f"cell {call.cell} is of no session; name the session, or leave cell at 0" if call.cell else ""
     if len(call.session) > MAX_SESSION_NAME:
@@ -74,6 +76,16 @@ def of_session(call: Call) -> str:
     if call.cell < 1:
         return f"cells of a session are numbered from 1, got {call.cell}"
     return "a session's cell has no standard input; put the text into a file" if call.stdin else ""
+
+
+def of_branches(call: Call) -> str:
+    if call.cell < 2:
+        return "a session is forked after its first cell; run one"
+    if len(set(call.branches)) < len(call.branches):
+        return "two branches have the same name"
+    if not all(0 < len(name) <= MAX_SESSION_NAME for name in call.branches):
+        return f"the name of a branch must have from 1 to {MAX_SESSION_NAME} characters"
+    return "a fork runs nothing; leave code and files away" if call.code or call.files or call.fetch else ""
 
 
 def of_limits(limits: Limits) -> str:

@@ -6,13 +6,14 @@ is one live process, and its earlier cells are run again only when the service h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.call import Limits, Response, SandboxDown
+from rocstar.sandbox.call import ForkRefused, Limits, Response, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import result_of, spec_of, with_last_line
 from rocstar.types import ToolCall, ToolResult
@@ -33,6 +34,8 @@ class Cells(Protocol):
     """The part of `rocstar.sandbox.client.Session` used here."""
 
     async def run(self, code: str) -> Response: ...
+
+    async def fork(self, count: int) -> Sequence[Cells]: ...
 
     async def close(self) -> None: ...
 
@@ -78,6 +81,19 @@ class NotebookTool:
         if not response.state_lost:
             return result
         return replace(result, stderr=with_last_line(result.stderr, ENDED))
+
+    async def fork(self, count: int) -> list[NotebookTool]:
+        """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
+        first cell there is nothing to copy. Raises SandboxUnavailable."""
+        tools = [NotebookTool(self._opener, self._limits, self._spec.name) for _ in range(count)]
+        if self._session is not None:
+            try:
+                sessions = await self._session.fork(count)
+            except (SandboxDown, ForkRefused) as error:
+                raise SandboxUnavailable(str(error)) from error
+            for tool, session in zip(tools, sessions, strict=True):
+                tool._session = session
+        return tools
 
     async def close(self) -> None:
         """End the session. May be called twice."""

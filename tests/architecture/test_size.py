@@ -32,20 +32,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2713, 15),
     "rollout": (1894, 12),
     "run": (3247, 20),
-    "sandbox": (8699, 43),
+    "sandbox": (9355, 44),
     "serving": (800, 6),
     "support": (1303, 10),
-    "tools": (658, 8),
+    "tools": (674, 8),
     "train": (203, 1),
     "types": (528, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 572, 3909
+CLASSES, FUNCTIONS = 582, 3956
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8859
+BENCHMARK_LINES = 8940
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

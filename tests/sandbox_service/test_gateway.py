@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.call import Call, ForkRefused, Limits, ProgramOutcome, Response, SandboxDown
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
@@ -56,6 +56,14 @@ async def test_the_client_runs_programs_and_sessions_at_a_service(http: Http) ->
         async with client.open_session() as session:
             await session.run("x = 20")
             assert (await session.run("x + 1")).value == "21"
+            branches = await session.fork(2)
+            assert await asyncio.to_thread(eventually, lambda: http.status("sessions") == 3)
+            assert [(await branch.run("x += 1; x")).value for branch in branches] == ["21", "21"]
+            with pytest.raises(ForkRefused, match="descriptor"):
+                await session.run("import os\nends = os.pipe()")
+                await session.fork(1)
+            for branch in branches:
+                await branch.close()
         answers = await asyncio.gather(*(client.run(call(f"print({n})")) for n in range(200)))
         assert [int(answer.stdout) for answer in answers] == list(range(200))
         big = "x" * (3 * 2**20)
@@ -176,6 +184,9 @@ def test_a_gateway_spreads_calls_over_its_nodes_and_is_a_service_like_any(nodes:
         session = http.post("/v1/sessions", {})[1]["session"]
         cells = [http.post(f"/v1/sessions/{session}/cells", {"code": c})[1]["value"] for c in ("x = 1", "x")]
         assert cells == [None, "1"]
+        for _ in range(4):  # branches stay at the node of their session, whichever that is
+            branches = http.post(f"/v1/sessions/{session}/fork", {"branches": 2})[1]["sessions"]
+            assert [http.post(f"/v1/sessions/{b}/cells", {"code": "x"})[1]["value"] for b in branches] == ["1", "1"]
         assert http.post("/run", {"type": "python", "solution": "print(5)"})[1]["stdout"] == "5\n"
         with http.under_way("/v1/run", SLEEPER):
             pass

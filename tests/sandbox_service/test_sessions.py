@@ -50,6 +50,21 @@ def test_names_and_files_stay_between_requests_and_a_failed_cell_keeps_what_it_d
     assert notebook.http.get(notebook.path)[1]["cells"] == 3
 
 
+def test_a_session_is_forked_into_sessions_with_ids_of_their_own(notebook: Notebook) -> None:
+    http, fork = notebook.http, f"{notebook.path}/fork"
+    status, refused = http.post(fork, {"branches": 1})
+    assert (status, refused["error"]) == (409, "a session is forked after its first cell; run one")
+    notebook.run("x = [1]")
+    status, made = http.post(fork, {"branches": 2})
+    assert status == 201 and len({notebook.name, *made["sessions"]}) == 3
+    for name in made["sessions"]:
+        assert http.post(f"/v1/sessions/{name}/cells", {"code": "x.append(2); x"})[1]["value"] == "[1, 2]"
+        assert http.get(f"/v1/sessions/{name}")[1]["cells"] == 2
+        assert http.send("DELETE", f"/v1/sessions/{name}", None)[0] == 204
+    assert notebook.run("x")["value"] == "[1]"
+    assert {http.post(fork, {"branches": count})[0] for count in (0, 65)} == {400}
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [({"limits": {"wall_seconds": 1e6}}, "--max-wall-seconds"), ({"idle_seconds": 1e6}, "--session-idle-seconds")],

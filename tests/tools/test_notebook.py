@@ -54,6 +54,20 @@ async def test_calls_made_together_run_in_their_order(client: SandboxClient) -> 
     assert [result.value for result in results] == ["[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]"]
 
 
+async def test_other_attempts_may_begin_with_what_one_has(client: SandboxClient) -> None:
+    async with NotebookTool(client, LIMITS, name="python") as tool:
+        (fresh,) = await tool.fork(1)
+        assert (await fresh.run(call("x = 0"))).status is Status.OK
+        await tool.run(call("x = [1]"))
+        for branch in (fresh, *await tool.fork(2)):
+            async with branch:
+                result = await branch.run(call("x and x.append(2); x"))
+                assert result.value == ("0" if branch is fresh else "[1, 2]") and branch.spec == tool.spec
+        await tool.run(call("import os\npipe = os.pipe()"))
+        with pytest.raises(SandboxUnavailable, match="descriptor"):
+            await tool.fork(1)
+
+
 async def test_an_error_or_a_timeout_keeps_what_was_done(client: SandboxClient) -> None:
     async with NotebookTool(client, Limits(wall_seconds=0.5)) as tool:
         failed = await tool.run(call("x = 1\n1 / 0"))

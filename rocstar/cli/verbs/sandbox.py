@@ -100,7 +100,7 @@ class ServeOptions:
     max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96
     request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0
     max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000
-    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32
+    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 96
     session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0
     drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0
 

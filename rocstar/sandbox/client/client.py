@@ -188,17 +188,20 @@ class SandboxClient:
             return _rejected(call, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
             return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
-        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, waits=waits)
+        first, branches = call.cell <= 1, call.branches
+        pending = self._pending(call.patience_seconds, call.session, branches, first=first, call=call, waits=waits)
         response: Response = await self._answer(pending, body)
         if pending.attempt > 1 or response.id != call.id:
             response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
         return response
 
-    async def forward(self, body: bytes, *, session: str = "", patience_seconds: float = PATIENCE_SECONDS) -> Frame:
+    async def forward(
+        self, body: bytes, session: str = "", branches: tuple[str, ...] = (), patience_seconds: float = PATIENCE_SECONDS
+    ) -> Frame:
         """Send the body of a CALL and return its RESPONSE or LOST, both unchanged. Nothing is decoded or sent twice:
         the client that it came from has a dispatch. Raises SandboxDown, and SessionLost when the daemon dies while it
         holds a cell."""
-        pending = self._pending(patience_seconds, session, first=True, again=False, body=body)
+        pending = self._pending(patience_seconds, session, branches, first=True, again=False, body=body)
         frame: Frame = await self._answer(pending, body)
         return frame
 
@@ -238,13 +241,13 @@ class SandboxClient:
     def _use(self, place: Place) -> None:
         self._dispatch.nodes.append(Node(place, self._silent_seconds, self._on_frames, self._on_end))
 
-    def _pending(self, patience: float, session: str, **values: Any) -> Pending:
+    def _pending(self, patience: float, session: str, branches: tuple[str, ...], **values: Any) -> Pending:
         """Raises SandboxDown when closed."""
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         loop = self.attach()
         number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
-        return Pending(number, patience, session, future=loop.create_future(), **values)
+        return Pending(number, patience, session, branches, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:
         node = self._dispatch.submit(pending, time.monotonic())

@@ -58,6 +58,7 @@ class Entry(Generic[N]):
     number: int
     patience: float  # how long it may wait until a node takes it, seconds
     session: str = ""
+    branches: tuple[str, ...] = ()  # sessions that begin as copies of that one, where it is
     first: bool = False  # it may start its session, so any node may take it while none has that session
     again: bool = True  # whether a plain call is sent once more when it is lost
     waits: bool = True  # for room; else it is overloaded as soon as all nodes that are up are full
@@ -250,8 +251,8 @@ class Dispatch(Generic[N]):
             return None
         home = self._homes.pop(entry.session, None) or self._choose([node for node in self.nodes if node.up], entry)
         if home is not None:
-            self._homes[entry.session] = home  # as the last: those used least come first
-            if len(self._homes) > MAX_HOMES:
+            self._homes |= dict.fromkeys((entry.session, *entry.branches), home)  # last: those used least come first
+            while len(self._homes) > MAX_HOMES:
                 del self._homes[next(iter(self._homes))]
         return home
 

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
+from rocstar.sandbox.call import (
+    MAX_BRANCHES,
+    Call,
+    ForkRefused,
+    Limits,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+    ServiceOutcome,
+    SessionLost,
+)
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client.client import SandboxClient
@@ -36,7 +46,7 @@ class Session:
         self._client = client
         self._limits = limits
         self._seed = int.from_bytes(os.urandom(4)) if seed is None else seed
-        self._replay = replay
+        self.replay = replay
         self._history: list[Call] = []
         """Cells since the state last began, to be run again."""
         self._turn = asyncio.Lock()
@@ -73,9 +83,37 @@ class Session:
             try:
                 return await self._run(call)
             except SessionLost:
-                if not self._replay:
+                if not self.replay:
                     raise
                 return await self._run(call)
+
+    async def fork(self, count: int) -> list[Session]:
+        """That many further notebooks with the names, memory and files that this one has now; each is a session of its
+        own, with another seed, and is not replayed. Cells and forks made together run in their order.
+
+        Raises ForkRefused where this one cannot be copied as it is; else as `run`."""
+        if not 1 <= count <= MAX_BRANCHES:
+            raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count}")
+        branches = [Session(self._client, self._limits, self._seed) for _ in range(count)]
+        async with self._turn:
+            if self.closed:
+                raise SandboxDown("this session is closed; open another")
+            if not self.cells:
+                raise ForkRefused("a session is forked after its first cell; run one")
+            cells = self.cells
+            call = Call(id=f"{self.name}-fork", code="", limits=self._limits, seed=self._seed, session=self.name)
+            try:
+                response = await self._run_one(call, tuple(branch.name for branch in branches))
+                if response.outcome is not ProgramOutcome.OK:
+                    kind = ForkRefused if response.outcome is ProgramOutcome.REJECTED else SandboxDown
+                    raise kind(response.message or f"the session was not forked ({response.outcome})")
+            except BaseException:
+                for branch in branches:
+                    await branch.close()
+                raise
+            for branch in branches:
+                branch.cells = cells
+        return branches
 
     async def close(self) -> None:
         """End its process and files. May be called twice."""
@@ -99,19 +137,19 @@ class Session:
             if again.outcome in NOT_RUN or again.state_lost:
                 raise SandboxDown(f"the session was lost, and a cell of it could not be run again ({again.outcome})")
         response = await self._run_one(call)
-        if response.outcome not in NOT_RUN and not response.state_lost and self._replay:
+        if response.outcome not in NOT_RUN and not response.state_lost and self.replay:
             self._history.append(call)
         return replace(response, replayed_cells=len(replayed)) if replayed else response
 
-    async def _run_one(self, call: Call) -> Response:
+    async def _run_one(self, call: Call, branches: tuple[str, ...] = ()) -> Response:
         try:
-            response = await self._client.run(replace(call, cell=self.cells + 1))
+            response = await self._client.run(replace(call, cell=self.cells + 1, branches=branches))
         except SessionLost:
             self.cells = 0
             raise
         if response.state_lost:
             self.cells = 0
             self._history.clear()
-        elif response.outcome not in NOT_RUN:
+        elif response.outcome not in NOT_RUN and not branches:
             self.cells += 1
         return response

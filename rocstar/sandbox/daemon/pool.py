@@ -19,6 +19,7 @@ from typing import Any
 from rocstar.sandbox import launch
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
@@ -43,6 +44,7 @@ class Pool:
         self.tier, self.pools = tier, pools
         self.name = f"{pools.order[tier]}"
         self.fork_path = ""
+        self.arena: list[int] | None = None
         self.problem = ""
         """Why there can be no workers any more."""
         self.up = False
@@ -79,6 +81,7 @@ class Pool:
             return
         hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
         self.problem, self.fork_path = hello["problem"], hello.get("fork_path", "")
+        self.arena = hello.get("arena")
         self.up = not self.problem
         if self.up:
             self.pools.spawn(self.await_end(self.zygote))
@@ -146,6 +149,8 @@ class Pool:
         settings = self.pools.settings
         worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
+        if self.zygote and self.arena and plan.namespaces:
+            worker.origin = Lineage(self.zygote.pid, *self.arena)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed

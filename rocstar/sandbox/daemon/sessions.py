@@ -2,19 +2,23 @@
 
 It holds no history: a session that was ended (idle for too long, pushed out by another, its process gone) is lost, and
 the next cell is told so. Cells of one session run one after another; each counts among the programs that run at once
-(`queue`). When a cell is over, every other process of its session is killed before it is answered.
+(`queue`). When a cell is over, every other process of its session is killed before it is answered. A fork is a cell
+that leaves the notebook waiting; each branch is a session that begins as its copy (`snapshot`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import time
+import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from msgspec import structs
 
@@ -29,13 +33,16 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.snapshot import Snapshot, Unforkable
 from rocstar.sandbox.daemon.worker import Pipes, Queued, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import CellPayload, Ended, NotebookPayload
+from rocstar.sandbox.slot.channel import Become, Branch, CellPayload, Ended, Fork, NotebookPayload, Payload
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
 OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's, which its own process sets
+MAX_PRELOADED_BYTES = 2**31  # copied beside what a session may use itself
+START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
@@ -49,10 +56,13 @@ class NotebookSession:
     notebook = 0
     """Its process, and the CPU it had used when its last cell ended; 0 before that."""
     cpu_seconds = 0.0
+    seed = 0
+    forked = 0
+    """Branches made of it."""
 
-    def __init__(self, name: str, limits: Limits, owner: int) -> None:
-        """owner: `wire.caller_of` its first cell."""
-        self.name, self.limits, self.owner, self.used = name, limits, owner, time.monotonic()
+    def __init__(self, name: str, code: str, limits: Limits, owner: int) -> None:
+        """code: its first cell, which its tier is chosen by. owner: `wire.caller_of` that."""
+        self.name, self.code, self.limits, self.owner, self.used = name, code, limits, owner, time.monotonic()
         self.queue: list[Queued] = []
         """Cells that wait for it, a heap by their turn; those that are answered are skipped."""
 
@@ -83,18 +93,14 @@ class CellRun(RunningCall):
     def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
         super().__init__(call, worker, ((self.interrupt, INTERRUPT_SECONDS), (worker.stop, grace)), done)
 
-    def start(self, pipes: Pipes) -> None:
-        call, limits = self.call, self.call.limits
+    def start(self, pipes: Pipes, payload: Payload) -> None:
+        limits = self.call.limits
         self.own_cpu_before = watch.cpu_seconds(self.find_notebook())
         self.cpu_before = watch.cpu_seconds(self.notebook, with_children=True)
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
         pipes.watch(pipes.control, self.on_read)
-        pipes.send(
-            channel.pack(
-                CellPayload(call.cell, call.code, call.files, list(call.fetch), limits.cpu_seconds, limits.output_bytes)
-            )
-        )
+        pipes.send(channel.pack(payload))
 
     def find_notebook(self) -> int:
         """The slot's first child. 0 where it cannot be seen, or is not there yet."""
@@ -187,7 +193,7 @@ class Sessions:
                 full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
                 self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
                 return None
-            session = self.alive[call.session] = NotebookSession(call.session, call.limits, owner)
+            session = self.alive[call.session] = NotebookSession(call.session, call.code, call.limits, owner)
         if session is None:
             self.finish(cell, None)
         elif why := session.complaint(call.limits):
@@ -214,36 +220,144 @@ class Sessions:
     def start(self, session: NotebookSession, cell: Queued) -> None:
         """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""
         session.free = False
-        if session.worker is not None and session.pipes is not None:
-            self.run(session, cell, session.worker, session.pipes)
-            return
-        task = asyncio.create_task(self.open(session, cell))
+        if cell.call.branches:
+            self.spawn(self.fork(session, cell))
+        elif session.pipes is not None:
+            self.run(session, cell)
+        else:
+            self.spawn(self.open(session, cell))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self.opening.add(task)
         task.add_done_callback(self.opening.discard)
 
     async def open(self, session: NotebookSession, cell: Queued) -> None:
         """Start the session's slot and process; then its first cell."""
-        limits = session.limits
+        limits, session.seed = session.limits, seed(cell.call)
         try:
-            session.worker = worker = await self.open_worker(cell.call.code)
-            if self.alive.get(session.name) is not session:
-                raise SandboxDown("its session was closed")
-            worker.limit(limits)
-            session.pipes = pipes = Pipes(worker.loop, limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
-            notebook = channel.pack(NotebookPayload(seed(cell.call), limits.memory_bytes, limits.processes))
-            worker.start(pipes, channel.RUN, notebook, partial(self.process_ended, session))
+            await self.begin(session, NotebookPayload(session.seed, limits.memory_bytes, limits.processes))
         except (OSError, SandboxDown) as error:
             self.stop(session)
             self.done(session, cell, structs.replace(verdict.fault(cell.call.id, str(error)), state_lost=True))
         else:
-            self.run(session, cell, worker, pipes)
+            self.run(session, cell)
 
-    def run(self, session: NotebookSession, cell: Queued, worker: Worker, pipes: Pipes) -> None:
-        run = CellRun(cell.call, worker, self.settings.grace_seconds, partial(self.done, session, cell))
-        cell.run = session.run = run
-        run.start(pipes)
+    async def begin(self, session: NotebookSession, payload: Payload, zygote: int = 0) -> None:
+        """Start its slot and process; of this zygote, if one is named. Raises OSError and SandboxDown."""
+        session.worker = worker = await self.open_worker(session.code)
+        if self.alive.get(session.name) is not session:
+            raise SandboxDown("its session was closed")
+        if zygote and (worker.origin is None or worker.origin.zygote != zygote):
+            raise SandboxDown("the preloaded Python that the session began with is gone; open another session")
+        worker.limit(session.limits)
+        session.pipes = Pipes(worker.loop, session.limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
+        worker.start(session.pipes, channel.RUN, channel.pack(payload), partial(self.process_ended, session))
+
+    def run(self, session: NotebookSession, cell: Queued) -> None:
+        call = cell.call
+        bounds = call.limits.cpu_seconds, call.limits.output_bytes
+        payload = CellPayload(call.cell, call.code, call.files, list(call.fetch), *bounds)
+        cell.run = self.run_in(session, call, payload, partial(self.done, session, cell))
         if cell.answered:  # cancelled while the slot was started
-            run.stop("cancelled")
+            cell.run.stop("cancelled")
+
+    def run_in(
+        self, session: NotebookSession, call: Call, payload: Payload, done: Callable[[Response | None], None]
+    ) -> CellRun:
+        assert session.worker is not None and session.pipes is not None
+        session.run = run = CellRun(call, session.worker, self.settings.grace_seconds, done)
+        run.start(session.pipes, payload)
+        return run
+
+    async def fork(self, session: NotebookSession, cell: Queued) -> None:
+        """Begin the sessions that the call names as copies of this one: all, or none."""
+        call = cell.call
+        branches: list[NotebookSession] = []
+        try:
+            self.make_room_for(session, call.branches, branches)
+            response = await self.copy(session, cell, branches)
+        except Unforkable as error:
+            response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
+        except Exception as error:
+            if not isinstance(error, (OSError, SandboxDown)):
+                traceback.print_exc()
+            response = verdict.fault(call.id, f"the session could not be forked ({error})")
+        if response.outcome is not ProgramOutcome.OK or cell.answered:
+            for branch in branches:
+                self.end(branch)
+        is_gone = self.alive.get(session.name) is not session
+        self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
+
+    def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
+        """Add sessions of these names to `branches` that are like that one and not begun. Raises Unforkable."""
+        for name in names:
+            if name in self.alive:
+                raise Unforkable(f"there is a session {name!r} already; give another name")
+            if not self.make_room(session.owner):
+                most = self.settings.session_slots
+                raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
+            self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
+            branch.free = False
+            branches.append(branch)
+
+    async def copy(self, session: NotebookSession, cell: Queued, branches: Sequence[NotebookSession]) -> Response:
+        """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
+        call, worker, pipes = cell.call, session.worker, session.pipes
+        if worker is None or pipes is None:
+            raise Unforkable("the session has run no cell yet; run one, or open several sessions")
+        if worker.origin is None:
+            raise Unforkable("sessions are forked where slots have namespaces (L3) and run the compiled loop only")
+        with Snapshot(session.notebook, worker.origin) as snapshot:
+            if session.notebook not in watch.children(worker.process):  # else it is another's process by now
+                raise SandboxDown("its process is gone")
+            waits: asyncio.Future[Response | None] = worker.loop.create_future()
+            bounded = structs.replace(call, limits=structs.replace(call.limits, wall_seconds=START_SECONDS))
+            cell.run = self.run_in(session, bounded, Fork(), waits.set_result)
+            channel.send_descriptors(pipes.control.fd, [snapshot.files])
+            response = await waits
+            if response is None or response.outcome is not ProgramOutcome.OK:
+                return response or verdict.fault(call.id, "its slot died")
+            session.run = None
+            try:
+                await asyncio.to_thread(snapshot.take, session.limits.memory_bytes + MAX_PRELOADED_BYTES)
+            finally:
+                if self.alive.get(session.name) is session:
+                    pipes.send(channel.GO)
+            for branch in branches:
+                session.forked += 1
+                branch.seed = seed_of(session.seed, session.forked)
+            begun = [self.become(branch, snapshot) for branch in branches]
+            for problem in filter(None, await asyncio.gather(*begun, return_exceptions=True)):
+                raise problem
+            return response
+
+    async def become(self, session: NotebookSession, snapshot: Snapshot) -> None:
+        """Start a branch's process, and have it become the copy. Raises OSError and SandboxDown."""
+        limits = session.limits
+        opened = [(*each,) for each in snapshot.opened]
+        bounds = limits.memory_bytes, limits.processes
+        become = Become(*bounds, snapshot.folder, snapshot.umask, opened, snapshot.size, len(snapshot.steps))
+        await self.begin(session, become, snapshot.origin.zygote)
+        assert session.pipes is not None and session.worker is not None
+        descriptors = snapshot.descriptors_for_one()
+        try:
+            if session.pipes.unsent:
+                raise SandboxDown("the notebook has too many files open")
+            channel.send_descriptors(session.pipes.control.fd, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        bounded = structs.replace(limits, wall_seconds=START_SECONDS)
+        call = Call(id="", code="", limits=bounded, session=session.name, branches=(session.name,))
+        ready: asyncio.Future[Response | None] = session.worker.loop.create_future()
+        self.run_in(session, call, Branch(session.seed), ready.set_result)
+        response = await ready
+        self.rest(session)
+        if response is not None and response.outcome is ProgramOutcome.REJECTED:
+            raise Unforkable(response.message)
+        if response is None or response.outcome is not ProgramOutcome.OK:
+            raise SandboxDown(f"a branch did not start: {response and (response.message or response.outcome)}")
 
     def process_ended(self, session: NotebookSession, ended: Ended | None) -> None:
         if session.run is not None:
@@ -253,14 +367,18 @@ class Sessions:
 
     def done(self, session: NotebookSession, cell: Queued, response: Response | None) -> None:
         """A cell that was started has ended."""
-        if session.run is not None:
-            session.notebook = session.run.notebook
-            session.cpu_seconds = watch.cpu_seconds(session.notebook)
-        session.used, session.free, session.run = time.monotonic(), True, None
+        self.rest(session)
         if response is not None and response.state_lost:
             self.end(session)
         self.finish(cell, response)
         self.leave()
+
+    def rest(self, session: NotebookSession) -> None:
+        """It waits for its next cell."""
+        if session.run is not None:
+            session.notebook = session.run.notebook
+        session.cpu_seconds = watch.cpu_seconds(session.notebook)
+        session.used, session.free, session.run = time.monotonic(), True, None
 
     def close(self, name: str) -> None:
         if name in self.alive:
@@ -300,3 +418,8 @@ class Sessions:
             is_old = now > session.used + self.settings.session_idle_seconds
             if session.is_idle() and (is_old or session.has_overspent()):
                 self.end(session)
+
+
+def seed_of(seed: int, branch: int) -> int:
+    """Of a session's branch: the same for the same session's, another for each."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {branch}".encode(), digest_size=7).digest())

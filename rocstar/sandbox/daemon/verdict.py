@@ -113,7 +113,9 @@ def cell(call: Call, seen: Seen) -> Response:
 
 def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None, fetched: bytes) -> Response:
     """`code`: exit status, or minus the signal; None where we ended it. `fetched`: the report that has the files."""
-    if code == 1 and report.refused and call.session and call.files:  # what a session did decides what can be written
+    if (
+        code == 1 and report.refused and call.session and (call.files or call.branches)
+    ):  # what a session did decides what can be written
         return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
     failure = None
     if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0

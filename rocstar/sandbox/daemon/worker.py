@@ -27,6 +27,7 @@ from msgspec import structs
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Fetch, Program
@@ -207,6 +208,8 @@ class Worker:
         """Of one core, when all slots compute."""
         self.disk = ""
         """Folder on the machine's disk that its programs write to, and other slots' too; empty with one of its own."""
+        self.origin: Lineage | None = None
+        """Set where a notebook in it can be copied, or become a copy."""
         self.cpu_seconds = 0.0
         """Of the slot and all that ran in it, as of its last answer."""
         self.keeper_cpu_seconds = 0.0

@@ -22,7 +22,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
     CALLER,
+    MAX_BRANCHES,
     Call,
+    ForkRefused,
     Limits,
     Outcome,
     ProgramOutcome,
@@ -105,6 +107,10 @@ class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
     seed: RandomSeed = None
     replay: Replay = False
     idle_seconds: Annotated[Seconds | None, says("Forgotten after so long without a cell, seconds.")] = None
+
+
+class ForkSession(Struct, forbid_unknown_fields=True, frozen=True):
+    branches: Annotated[int, says("How many sessions to make of this one.", ge=1, le=MAX_BRANCHES)]
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -254,13 +260,42 @@ class HeldSessions:
         if idle > most:
             why = "the operator's --session-idle-seconds says so"
             raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
-        if sum(held.owner == CALLER.get() for held in self.held.values()) >= settings.max_sessions:
-            raise BadRequest(f"{settings.max_sessions} sessions are open, which is all that is held; close one", 503, 5)
         limits = limits_of(shape.limits, settings)
-        session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
-        held = Held(secrets.token_hex(16), session, idle, shape.replay, CALLER.get())
+        self.refuse_more_than(settings.max_sessions - 1)
+        return self.hold(self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay), idle)
+
+    def refuse_more_than(self, most: int) -> None:
+        """Raises BadRequest where this caller has more sessions."""
+        if sum(held.owner == CALLER.get() for held in self.held.values()) > most:
+            most = self.service.settings.max_sessions
+            raise BadRequest(f"{most} sessions are open, which is all that is held; close one", 503, 5)
+
+    def hold(self, session: Session, idle_seconds: float) -> Held:
+        held = Held(secrets.token_hex(16), session, idle_seconds, session.replay, CALLER.get())
         self.held[held.name] = held
         return held
+
+    async def fork(self, held: Held, branches: int) -> list[Held]:
+        """Raises BadRequest."""
+        self.refuse_more_than(self.service.settings.max_sessions - branches)
+        held.under_way += 1
+        try:
+            made = await held.session.fork(branches)
+        except ForkRefused as error:
+            raise BadRequest(str(error), 409) from None
+        except SessionLost:
+            await self.close(held)
+            made = []
+        except SandboxDown as error:
+            raise BadRequest(f"the session could not be forked: {error}", 503, 5) from None
+        finally:
+            held.under_way -= 1
+            held.used = time.monotonic()
+        await self.find(held.name)
+        found = [self.hold(session, held.idle_seconds) for session in made]
+        for branch in found:
+            branch.cells = held.cells
+        return found
 
     async def run(self, held: Held, shape: CellShape) -> Response:
         """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
@@ -301,6 +336,10 @@ class HeldSessions:
         response = await self.run(await self.find(asked.name), decode(asked.body, CellShape))
         return answer(self.service, response)
 
+    async def serve_fork(self, asked: Asked) -> HttpReply:
+        made = await self.fork(await self.find(asked.name), decode(asked.body, ForkSession).branches)
+        return HttpReply(core.encode({"sessions": [branch.name for branch in made]}), 201)
+
     async def serve_close(self, asked: Asked) -> HttpReply:
         await self.close(await self.find(asked.name))
         return HttpReply(b"", 204)
@@ -316,6 +355,7 @@ class HeldSessions:
             Endpoint("GET", one, self.serve_state, "What a session is like."),
             Endpoint("DELETE", one, self.serve_close, "End a session, and a cell of it that runs."),
             Endpoint("POST", f"{one}/cells", self.serve_cell, "Run a cell of a session; its Response.", CellShape),
+            Endpoint("POST", f"{one}/fork", self.serve_fork, "Make more sessions of one; their ids.", ForkSession),
         ]
 
 
@@ -324,6 +364,7 @@ class CallPeek(Struct, frozen=True):
 
     id: str = ""
     session: str = ""
+    branches: tuple[str, ...] = ()
     limits: Limits = Limits()
     patience_seconds: float = 3600.0
 
@@ -457,9 +498,9 @@ class FrameConnection:
             if refusal := self._refusal(peek, len(body)):
                 return FrameKind.RESPONSE, wire.encode(refusal)
             if peek.session:
-                self.sessions.add(peek.session)
+                self.sessions |= {peek.session, *peek.branches}
             with self.service.counted():
-                frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
+                frame = await self.client.forward(body, peek.session, peek.branches, peek.patience_seconds)
             if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body

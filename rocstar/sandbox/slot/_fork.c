@@ -2,9 +2,12 @@
    (tests/sandbox/test_slot_serve.py runs over both) and costs less: between two calls no Python runs in the slot, so
    next to none of the memory that its programs share with it is written to, and copied.
 
-   Not covered: slots without a pid namespace, walls, everything that happens in the program's process. */
+   Also `pause` and `restore`, by which a notebook goes on in another slot: see daemon/snapshot.py.
+
+   Not covered: slots without a pid namespace, walls, everything else that happens in the program's process. */
 
 #define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <errno.h>
@@ -13,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -20,6 +24,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <ucontext.h>
+#endif
 
 #if !(defined(__GLIBC__) && __GLIBC_PREREQ(2, 34))
 #define _Fork fork
@@ -234,8 +241,141 @@ static PyObject *serve(PyObject *module, PyObject *args)
     return answer_calls(&slot);
 }
 
-static PyMethodDef methods[] = {{"serve", serve, METH_VARARGS, serve_doc}, {NULL, NULL, 0, NULL}};
+#ifdef __GLIBC__
+/* One mapping of a notebook, `snapshot.STEP`. */
+struct step {
+    uint64_t kind, start, size, protection, offset, path;
+};
+
+enum { UNMAP, ZERO, DATA, COPY, HEAP, FILED };
+
+#define STEPS_BYTES (1 << 20)
+#define STACK_BYTES (1 << 17)
+
+/* Lies at the same address in all forks of a zygote, and is not restored: where `restore` itself works. */
+static struct arena {
+    uint64_t heap; /* where the heap of a notebook that waits ends */
+    char stack[STACK_BYTES];
+    char steps[STEPS_BYTES];
+    size_t count;
+    int memory;
+    bool restored;
+} *arena;
+
+static ucontext_t paused; /* where a notebook goes on */
+
+static size_t arena_bytes;
+
+static bool make_arena(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    arena_bytes = (sizeof *arena + page - 1) / page * page;
+    char *start = mmap(NULL, arena_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    arena = (struct arena *)(start + page); /* one page on each side keeps it a mapping of its own */
+    return start != MAP_FAILED && mprotect(arena, arena_bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+PyDoc_STRVAR(pause_doc, "pause(control, message) -> bool\n\n"
+"Send the message and wait for a byte, while the daemon copies this process: False. In the copy: True.");
+
+static PyObject *pause_notebook(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int control;
+    const char *message;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "iy#", &control, &message, &size))
+        return NULL;
+    PyOS_BeforeFork();
+    arena->restored = false;
+    arena->heap = (uint64_t)(uintptr_t)sbrk(0);
+    getcontext(&paused);
+    if (arena->restored) {
+        PyOS_AfterFork_Child();
+        Py_RETURN_TRUE;
+    }
+    char go;
+    if (write(control, message, (size_t)size) == size)
+        while (read(control, &go, 1) < 0 && errno == EINTR)
+            continue;
+    PyOS_AfterFork_Parent();
+    Py_RETURN_FALSE;
+}
+
+static bool take(const struct step *step)
+{
+    void *start = (void *)(uintptr_t)step->start;
+    int protection = (int)step->protection, fixed = MAP_PRIVATE | MAP_FIXED, fd;
+    off_t offset = (off_t)step->offset;
+    switch (step->kind) {
+    case UNMAP:
+        return munmap(start, step->size) == 0;
+    case ZERO:
+        return mmap(start, step->size, protection, fixed | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == start;
+    case DATA:
+        return mmap(start, step->size, protection, fixed, arena->memory, offset) == start;
+    case COPY: /* into the stack, which would not grow as a mapping of a file */
+        return pread(arena->memory, start, step->size, offset) == (ssize_t)step->size;
+    case HEAP:
+        return brk(start) == 0;
+    default:
+        return (fd = open(arena->steps + step->path, O_RDONLY | O_CLOEXEC)) >= 0 &&
+               mmap(start, step->size, protection, fixed, fd, offset) == start && close(fd) == 0;
+    }
+}
+
+/* On the arena's stack: whatever else the process has is replaced. */
+static void take_all(void)
+{
+    for (size_t n = 0; n < arena->count; n++)
+        if (!take((struct step *)arena->steps + n))
+            _exit(1);
+    close(arena->memory);
+    arena->restored = true;
+    setcontext(&paused);
+}
+
+PyDoc_STRVAR(restore_doc, "restore(memory, offset, count)\n\n"
+"Become the copy of a notebook: `count` steps stand in this file from `offset` on. Never returns.");
+
+static PyObject *restore(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long offset, count;
+    if (!PyArg_ParseTuple(args, "iKK", &arena->memory, &offset, &count))
+        return NULL;
+    arena->count = count;
+    ucontext_t there;
+    getcontext(&there);
+    there.uc_stack.ss_sp = arena->stack;
+    there.uc_stack.ss_size = sizeof arena->stack;
+    there.uc_link = NULL;
+    makecontext(&there, take_all, 0);
+    if (pread(arena->memory, arena->steps, sizeof arena->steps, (off_t)offset) > 0)
+        setcontext(&there);
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+#endif
+
+static PyMethodDef methods[] = {
+    {"serve", serve, METH_VARARGS, serve_doc},
+#ifdef __GLIBC__
+    {"pause", pause_notebook, METH_VARARGS, pause_doc},
+    {"restore", restore, METH_VARARGS, restore_doc},
+#endif
+    {NULL, NULL, 0, NULL},
+};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_fork", .m_size = -1, .m_methods = methods};
 
-PyMODINIT_FUNC PyInit__fork(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__fork(void)
+{
+    PyObject *module = PyModule_Create(&definition), *place = Py_NewRef(Py_None);
+#ifdef __GLIBC__
+    if (make_arena())
+        Py_SETREF(place, Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)arena, (unsigned long long)arena_bytes));
+#endif
+    if (module && PyModule_AddObject(module, "arena", place) < 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -9,6 +9,8 @@ the next call's process is forked from.
     daemon -> program   on control: LENGTH, then a marshalled Program, Fetch or NotebookPayload
     program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`)
     daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; it answers each with a report
+                        Fork and a descriptor for its files: after its report it waits for GO
+    daemon -> branch    on control: Become and descriptors of a snapshot, then Branch, which it reports on
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 import json
 import marshal
 import os
+import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RUN = b"R"
@@ -28,6 +31,9 @@ CONTROL = 3
 """Descriptor of control in a program's process."""
 
 LENGTH = struct.Struct("=I")
+
+GO = b"g"
+"""A byte to a notebook that waits, or one that descriptors come with."""
 
 ENDED = struct.Struct("=i??ddddQ?")
 """The fields of an Ended. Daemon and slot are one machine: native order, no padding, a packed struct in `_fork.c`."""
@@ -98,11 +104,45 @@ class CellPayload(NamedTuple):
     output_bytes: int
 
 
-PAYLOADS: dict[str, type] = {"program": Program, "fetch": Fetch, "notebook": NotebookPayload, "cell": CellPayload}
+class Fork(NamedTuple):
+    """Wait, to be copied."""
+
+
+class Opened(NamedTuple):
+    """A file that a notebook has open."""
+
+    number: int
+    path: str
+    flags: int
+    position: int
+
+
+class Become(NamedTuple):
+    """Become the copy of a notebook, in a fresh process of the same zygote."""
+
+    memory_bytes: int
+    processes: int
+    folder: str
+    umask: int
+    opened: list[tuple[int, str, int, int]]
+    """Each an Opened."""
+    offset: int
+    """Of the steps in the snapshot."""
+    steps: int
+
+
+class Branch(NamedTuple):
+    """You are a copy."""
+
+    seed: int
+
+
+Payload = Program | Fetch | NotebookPayload | CellPayload | Fork | Become | Branch
+PAYLOADS: dict[str, type] = {kind.__name__: kind for kind in Payload.__args__}
 NAMES = {kind: name for name, kind in PAYLOADS.items()}
 
 
-def pack(payload: Program | Fetch | NotebookPayload | CellPayload) -> bytes:
+def pack(payload: Payload) -> bytes:
     """Length and body, as they go over control."""
     body = marshal.dumps((NAMES[type(payload)], tuple(payload)))
     return LENGTH.pack(len(body)) + body
@@ -133,12 +173,32 @@ def read(control: int, size: int) -> bytes:
     return data
 
 
+def send_descriptors(control: int, descriptors: Sequence[int]) -> None:
+    """Raises OSError."""
+    with socket.socket(fileno=os.dup(control)) as connection:
+        socket.send_fds(connection, [GO], descriptors)
+
+
+def receive_descriptors(control: int, count: int) -> list[int]:
+    """Raises EOFError where they have not come."""
+    with socket.socket(fileno=os.dup(control)) as connection:
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    if len(descriptors) != count:
+        raise EOFError
+    return descriptors
+
+
 def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] = ()) -> None:
+    """`report`, whole. Raises OSError where nobody reads any more."""
+    data = memoryview(report(head, tail))
+    while data:
+        data = data[os.write(control, data) :]
+
+
+def report(head: Mapping[str, object], tail: Iterable[bytes] = ()) -> bytes:
     """`head` as JSON, a newline, `tail`. Fields of a head, all optional: `exception` (type, message, line or null),
     `value` (bytes of it that are in the tail), `dropped` (bytes of it that are not), `status` (a cell's exit status),
     `files` (path and bytes of each), `images` (bytes of each), `refused` (why a cell was not run). The tail is the
-    value, the files and the images, in the order of the head. Raises OSError where nobody reads any more."""
+    value, the files and the images, in the order of the head."""
     body = b"".join((json.dumps(head, ensure_ascii=False).encode("utf-8", "replace"), b"\n", *tail))
-    data = memoryview(LENGTH.pack(len(body)) + body)
-    while data:
-        data = data[os.write(control, data) :]
+    return LENGTH.pack(len(body)) + body

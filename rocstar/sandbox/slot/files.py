@@ -1,14 +1,15 @@
 """Files of a call in the working directory: written before a program runs, read back for the caller who asks for them.
 
 Runs behind the walls. Reading follows no link, neither at the end of a path nor on the way. What cannot be read is left
-out: the caller sees by its absence that it is not there.
+out: the caller sees by its absence that it is not there. `pack` and `unpack` carry all files over to a branch.
 """
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 MAX_BYTES = 16 * 2**20  # of content read back together
@@ -63,3 +64,67 @@ def content(path: str, room: int) -> bytes:
             return file.read(state.st_size)
     finally:
         os.close(here)
+
+
+def pack(folder: str, target: int) -> str:
+    """Write all that a folder holds to an empty file, or why that cannot be, in a sentence."""
+    with open(target, "wb", closefd=False) as out:
+        for path in below(folder, os.lstat(folder).st_dev):
+            try:
+                state = os.lstat(path)
+                kind, link = stat.S_IFMT(state.st_mode), os.readlink(path) if stat.S_ISLNK(state.st_mode) else ""
+                if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                    return f"{path!r:.200} is neither a file nor a folder nor a link; remove it first"
+                size = state.st_size if kind == stat.S_IFREG else 0
+                marshal.dump((os.path.relpath(path, folder), state.st_mode, state.st_mtime_ns, link, size), out)
+                out.flush()
+                if size:
+                    with open(path, "rb") as file:
+                        send(target, file.fileno(), size)
+            except OSError as error:
+                return f"the file {path!r:.200} could not be copied: {error}"
+        marshal.dump(None, out)
+    return ""
+
+
+def unpack(folder: str, source: int) -> None:
+    """What `pack` has written. Raises OSError."""
+    folders = []
+    with open(source, "rb", 0, closefd=False) as packed:
+        while entry := marshal.load(packed):
+            name, mode, changed, link, size = entry
+            path = f"{folder}/{name}"
+            if link:
+                os.symlink(link, path)
+                continue
+            if stat.S_ISDIR(mode):
+                os.mkdir(path)
+                folders.append((path, mode, changed))
+                continue
+            with open(path, "wb", 0) as file:
+                send(file.fileno(), source, size)
+            finish(path, mode, changed)
+    for each in reversed(folders):
+        finish(*each)
+
+
+def finish(path: str, mode: int, changed: int) -> None:
+    os.chmod(path, stat.S_IMODE(mode))
+    os.utime(path, ns=(changed, changed))
+
+
+def send(target: int, source: int, size: int) -> None:
+    while size > 0:
+        sent = os.sendfile(target, source, None, size)
+        if not sent:
+            raise OSError("it became shorter")
+        size -= sent
+
+
+def below(folder: str, device: int) -> Iterator[str]:
+    """All paths on the folder's own disk, folders before what they hold."""
+    for entry in os.scandir(folder):
+        if entry.stat(follow_symlinks=False).st_dev == device:
+            yield entry.path
+            if entry.is_dir(follow_symlinks=False):
+                yield from below(entry.path, device)

@@ -1,12 +1,14 @@
 """The process of a session: one live Python that runs cell after cell, as a notebook's kernel does.
 
 Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
-failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Not here: the
-wall limit, other processes of the session, output. Those are the daemon's.
+failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Asked to fork,
+it packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here: the wall limit, other
+processes of the session, output. Those are the daemon's.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
 import math
 import os
@@ -29,6 +31,7 @@ COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 8_000_000  # together
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
+FORK_CPU_SECONDS = 5.0  # for packing files
 IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the session ends
 
 
@@ -54,10 +57,12 @@ class Cell(Execution):
 
 
 class Notebook:
-    def __init__(self, control: int, memory: int) -> None:
+    def __init__(self, control: int, memory: int, base: Base) -> None:
         """memory: address space the process may use, bytes."""
         self.control = control
         self.memory = memory
+        self.base = base
+        self.folder = os.getcwd()
         self.module = ModuleType("__main__")
         self.pid = os.getpid()
         self.is_running = False
@@ -67,8 +72,13 @@ class Notebook:
     def serve(self) -> NoReturn:
         """Until control closes."""
         while True:
-            cell = channel.receive(self.control)
-            head, tail = self.answer(cell)
+            task = channel.receive(self.control)
+            if not isinstance(task, channel.Fork):
+                head, tail = self.answer(task)
+            elif refused := self.fork():
+                head, tail = {"refused": refused, "status": 1}, []
+            else:
+                continue
             if os.getpid() != self.pid:
                 os._exit(0)  # a fork of the cell that came back here
             try:
@@ -97,6 +107,33 @@ class Notebook:
         if refused:
             return {"refused": refused, "status": 1}, []
         return self.report(execution, files.read(cell.fetch), images)
+
+    def fork(self) -> str:
+        """Wait until this process has been copied, and report it, or why not. The copies come back here too."""
+        compiled = sys.modules.get("rocstar.sandbox.slot._fork")
+        (packed,) = channel.receive_descriptors(self.control, 1)
+        self.allow_cpu(FORK_CPU_SECONDS)
+        try:
+            if self.loop is not None:
+                if asyncio_tasks(self.loop):
+                    return "tasks of its event loop are under way; await or cancel them first"
+                self.loop.close()
+                self.loop = None
+            if refused := files.pack(self.folder, packed):
+                return refused
+        finally:
+            os.close(packed)
+            self.allow_cpu(IDLE_CPU_SECONDS)
+        program.flush_all()
+        if compiled.pause(self.control, channel.report({"status": 0})):  # type: ignore[union-attr]
+            self.base.seeder.reseed(channel.receive(self.control).seed)
+            for number in signal.valid_signals():
+                if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:
+                    with suppress(OSError):
+                        signal.signal(number, handler)
+            self.allow_cpu(IDLE_CPU_SECONDS)
+            channel.send_report(self.control, {"status": 0})
+        return ""
 
     def settle(self, execution: Execution) -> None:
         """After a cell: flush streams and set the limits again; what the cell did stays."""
@@ -151,11 +188,48 @@ def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
         os.environ["MPLBACKEND"] = "Agg"
         program.enter(base, task.seed)
         program.limit(program.limits(base, task.memory_bytes, task.processes))
-        Notebook(control, base.memory + task.memory_bytes).serve()
+        Notebook(control, base.memory + task.memory_bytes, base).serve()
     except (EOFError, OSError):
         pass  # the session is over
     finally:
         os._exit(1)  # or the report of a cell could not be made: that is no success
+
+
+def become(task: channel.Become, control: int, base: Base) -> NoReturn:
+    """Go on as the copy of another notebook, whose files are open at the same numbers, each anew."""
+    memory, packed = channel.receive_descriptors(control, 2)
+    opened = [channel.Opened(*each) for each in task.opened]
+    memory = fcntl.fcntl(memory, fcntl.F_DUPFD, max([control, *(each.number for each in opened)]) + len(opened) + 2)
+    program.limit(program.limits(base, task.memory_bytes, task.processes))
+    try:
+        files.unpack(os.getcwd(), packed)
+        os.chdir(task.folder)
+        os.umask(task.umask)
+        os.closerange(control + 1, memory)
+        for each in opened:
+            open_anew(each)
+    except (OSError, ValueError, EOFError, TypeError) as error:  # ill-made things of a hostile notebook too
+        channel.send_report(control, {"refused": f"a file could not be opened anew: {error}", "status": 1})
+    else:
+        sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.steps)
+    os._exit(1)
+
+
+def open_anew(file: channel.Opened) -> None:
+    fd = os.open(file.path, file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+    if fd != file.number:
+        os.dup2(fd, file.number)
+        os.close(fd)
+    os.set_inheritable(file.number, not file.flags & os.O_CLOEXEC)
+    if file.position:
+        os.lseek(file.number, file.position, os.SEEK_SET)
+
+
+def asyncio_tasks(loop: Runner) -> bool:
+    """Whether any is under way."""
+    import asyncio
+
+    return any(not task.done() for task in asyncio.all_tasks(loop.get_loop()))
 
 
 def figures() -> list[bytes]:

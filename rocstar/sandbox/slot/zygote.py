@@ -48,8 +48,9 @@ def main() -> None:
     """Preload, report it, then obey until the daemon goes away. Forked slots and programs' processes run in here too.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
-    {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index} with
-    the slot's channel attached; {"lost": number} after a slot has died. Never returns."""
+    {"problem": sentence or "", "fork_path": "c" or "python", "arena": address and size, or null}. Commands:
+    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has died. Never
+    returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -77,7 +78,8 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     memory = base_memory()
-    commands.send(json.dumps({"problem": "", "fork_path": "c" if compiled else "python"}).encode())
+    facts = {"fork_path": "c", "arena": compiled.arena} if compiled else {"fork_path": "python", "arena": None}
+    commands.send(json.dumps({"problem": "", **facts}).encode())
     slot = Zygote(commands, settings["workdirs"]).obey()
     if slot is not None:
         connection, walls = slot
@@ -96,6 +98,8 @@ def be_program(control: int, base: Base) -> NoReturn:
             program.main(task, control, base)
         elif isinstance(task, channel.NotebookPayload):
             notebook.main(task, control, base)
+        elif isinstance(task, channel.Become):
+            notebook.become(task, control, base)
         else:
             found = files.read(task.paths)
             channel.send_report(control, {"files": files.sizes(found)}, found.values())

@@ -1,0 +1,217 @@
+"""A copy of a notebook that waits (`_fork.pause`), for others to go on from in slots of their own.
+
+    memory   a sealed file: the pages that the notebook has written, then the steps by which a process of the same
+             zygote becomes it (`_fork.restore`). All branches map it copy on write; it is gone with the last of them.
+    files    a sealed file: its working directory, as the notebook itself packed it
+
+The kernel is asked what there is (`/proc`), and hostile notebooks are taken as they are: what is wrong in a copy meets
+whoever runs in the branch, behind its own walls. Nothing that two processes could reach each other by is carried over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+from rocstar.sandbox.slot.channel import CONTROL, Opened
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LOWEST = 2**16  # nothing is mapped below
+STEP = struct.Struct("=6Q")
+"""`struct step` of `_fork.c`."""
+UNMAP, ZERO, DATA, COPY, HEAP, FILED = range(6)
+"""Kinds of steps, as there."""
+MAX_STEPS_BYTES = 2**20  # `STEPS_BYTES` there
+CHUNK_BYTES = 2**18  # stays in the processor's cache between reading and writing
+KERNEL, STACK, DELETED = ("[vdso]", "[vvar]", "[vvar_vclock]"), "[stack]", " (deleted)"
+WRITTEN = bytes(top & 0xC0 != 0 and top & 0x20 == 0 for top in range(256))
+"""By the top byte of a page's entry in `pagemap`: whether it is there or swapped out, and no page of a file."""
+PIECES = re.compile(rb"\x01(?:\x00{0,16}\x01)*")
+"""Written pages, with small gaps: each piece becomes a mapping."""
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Unforkable(Exception):
+    """Why a notebook cannot be copied, in a sentence."""
+
+
+class Lineage(NamedTuple):
+    """What processes have in common that can become each other's copies."""
+
+    zygote: int
+    arena: int
+    arena_bytes: int
+
+
+class Mapping(NamedTuple):
+    """A line of `maps`."""
+
+    line: str
+    start: int
+    end: int
+    flags: str
+    offset: int
+    is_file: bool
+    path: str
+
+    @property
+    def protection(self) -> int:
+        return sum(bit for bit, flag in ((1, "r"), (2, "w"), (4, "x")) if flag in self.flags)
+
+
+class Snapshot:
+    """Empty at first; to be closed."""
+
+    def __init__(self, notebook: int, origin: Lineage) -> None:
+        """notebook: its process. Raises OSError."""
+        self.handle = os.open(f"/proc/{notebook}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.process = f"/proc/self/fd/{self.handle}"
+        """Its folder, and never that of another process with its number."""
+        self.origin = origin
+        self.memory, self.files = new_file("rocstar-branch"), new_file("rocstar-files")
+        self.size = 0
+        """Of the pages copied so far; the steps stand behind them."""
+        self.steps: list[tuple[int, int, int, int, int, int]] = []
+        self.paths = b""
+        self.opened: list[Opened] = []
+        self.folder, self.umask = "/", 0o022
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for fd in (self.handle, self.memory, self.files):
+            os.close(fd)
+
+    def take(self, most: int) -> None:
+        """Copy it while it waits, at most so many bytes. Raises Unforkable, and OSError when it has died."""
+        status = fields(f"{self.process}/status")
+        if (threads := int(status["Threads"])) > 1:
+            raise Unforkable(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
+        self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
+        self.opened += self.descriptors()
+        known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
+        with open(f"{self.process}/pagemap", "rb", 0) as pages, open(f"{self.process}/mem", "rb", 0) as memory:
+            (heap,) = struct.unpack("=Q", os.pread(memory.fileno(), 8, self.origin.arena))
+            self.add(HEAP, heap, heap)
+            theirs = [each for each in mappings(f"{self.process}/maps") if each.path != "[vsyscall]"]
+            self.clear([(each.start, each.end) for each in theirs])
+            for mapping in theirs:
+                if mapping.path not in KERNEL and not self.arena_holds(mapping):
+                    self.copy(mapping, mapping.line in known, pages.fileno(), memory.fileno(), most)
+        self.end()
+
+    def descriptors(self) -> Iterator[Opened]:
+        """Files to be opened again. Raises Unforkable for what is none."""
+        for number in sorted(map(int, os.listdir(f"{self.process}/fd"))):
+            link = f"{self.process}/fd/{number}"
+            path, kind = os.readlink(link), os.stat(link).st_mode
+            if number <= CONTROL and not stat.S_ISREG(kind):
+                continue
+            is_named = path.startswith("/") and not path.endswith(DELETED)
+            if not is_named or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)):
+                raise Unforkable(
+                    f"descriptor {number} ({path:.100}) is no file that can be opened anew; close it first"
+                )
+            facts = fields(f"{self.process}/fdinfo/{number}")
+            yield Opened(number, path, int(facts["flags"], 8), int(facts["pos"]))
+
+    def arena_holds(self, mapping: Mapping) -> bool:
+        start, end = self.arena()
+        return mapping.start < end and start < mapping.end
+
+    def arena(self) -> tuple[int, int]:
+        """Where the steps are taken, with the pages that keep it apart."""
+        return self.origin.arena - PAGE, self.origin.arena + self.origin.arena_bytes + PAGE
+
+    def clear(self, taken: list[tuple[int, int]]) -> None:
+        """Unmap what lies between these."""
+        last = LOWEST
+        for start, end in sorted([*taken, self.arena()]):
+            if start > last:
+                self.add(UNMAP, last, start)
+            last = max(last, end)
+
+    def copy(self, mapping: Mapping, is_known: bool, pages: int, memory: int, most: int) -> None:
+        """is_known: the zygote has the same. Others: descriptors of its `pagemap` and `mem`, and see `take`."""
+        _, start, end, flags, offset, is_file, path = mapping
+        if flags.endswith("s"):
+            if is_known:  # a table of the system's
+                return
+            raise Unforkable(f"the notebook shares memory or a file ({path:.100}) by a mapping; close that first")
+        tops = os.pread(pages, 8 * (end - start) // PAGE, 8 * start // PAGE)[7::8].translate(WRITTEN)
+        pieces = [(start + each.start() * PAGE, start + each.end() * PAGE) for each in PIECES.finditer(tops)]
+        if is_file and not pieces and not path.endswith(DELETED):
+            if not is_known or "w" in flags:
+                self.add(FILED, start, end, mapping.protection, offset, len(self.paths))
+                self.paths += os.fsencode(path) + b"\0"
+            return
+        if is_file:  # what stands between is the file's
+            pieces = [(start, end)]
+        elif path != STACK:
+            self.add(ZERO, start, end, mapping.protection)
+        for first, last in pieces:
+            self.add(COPY if path == STACK else DATA, first, last, mapping.protection, self.size)
+            self.keep(memory, first, last, most)
+
+    def keep(self, memory: int, start: int, end: int, most: int) -> None:
+        """Copy these pages."""
+        if self.size + end - start > most:
+            raise Unforkable(f"the notebook takes more than the {most} bytes that are copied; make it smaller")
+        while start < end:
+            try:
+                data = os.pread(memory, min(CHUNK_BYTES, end - start), start)
+            except OSError:
+                data = b""
+            if not data:
+                raise Unforkable("a part of the notebook's memory cannot be read; is it that of a file made shorter?")
+            self.size += os.pwrite(self.memory, data, self.size)
+            start += len(data)
+
+    def add(self, kind: int, start: int, end: int, protection: int = 0, offset: int = 0, path: int = 0) -> None:
+        self.steps.append((kind, start, end - start, protection, offset, path))
+
+    def end(self) -> None:
+        """Write the steps; nothing changes from now on. Raises Unforkable."""
+        table = len(self.steps) * STEP.size
+        if table + len(self.paths) >= MAX_STEPS_BYTES:
+            raise Unforkable(
+                f"the notebook's memory is in {len(self.steps)} pieces, which are too many; open a new one"
+            )
+        packed = b"".join(STEP.pack(*step[:5], table + step[5]) for step in self.steps)
+        os.pwrite(self.memory, packed + self.paths, self.size)
+        try:
+            for fd in (self.memory, self.files):
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            raise Unforkable(f"the notebook still writes to the copy of its files ({error})") from None
+
+    def descriptors_for_one(self) -> list[int]:
+        """Of `memory` and `files`, for reading, with positions of their own; to be closed."""
+        return [os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in (self.memory, self.files)]
+
+
+def mappings(path: str) -> list[Mapping]:
+    with open(path, errors="surrogateescape", newline="\n") as file:
+        return [mapping_of(line.rstrip("\n")) for line in file]
+
+
+def mapping_of(line: str) -> Mapping:
+    place, flags, offset, _, inode, *path = line.split(None, 5)
+    start, end = (int(number, 16) for number in place.split("-"))
+    return Mapping(line, start, end, flags, int(offset, 16), inode != "0", path[0] if path else "")
+
+
+def fields(path: str) -> dict[str, str]:
+    """Of a file of lines like `Name: value`."""
+    with open(path, errors="replace", newline="\n") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+
+
+def new_file(name: str) -> int:
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
