@@ -36,7 +36,7 @@ from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_prev
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
 from rocstar.run.pools import problems_of_step, stage_pool
-from rocstar.run.report import mean_of_updates, staleness_metrics, step_metrics, suspicion
+from rocstar.run.report import carry_metrics, mean_of_updates, staleness_metrics, step_metrics, suspicion
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
@@ -142,6 +142,7 @@ def ahead_of_learning(
             partial(counted.advance, sampling=Sampling(max_new_tokens=1, **drawn), attempts=siblings),
             run.progress.carried,
             [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
+            attempts=siblings,
             share=rollout.carry_over,
             last=step + 1 == stage.steps,
         )
@@ -168,7 +169,8 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),
         **mean_of_updates([update.metrics for update in learnt.updates]),
-        **staleness_metrics(rolled, written_by, stage, overlap),
+        **staleness_metrics(rolled.groups, written_by, stage, overlap),
+        **carry_metrics(rolled.left, stage),
         **run.engine.take_counts(),
     }
 

@@ -92,7 +92,8 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
     ),
 }
 """`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
-attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another."""
+attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another. `pareto` and `run-on`:
+a heavy tail, where 3% of all attempts reach the limit; most of the others are short."""
 
 
 def synthetic_workload(

@@ -11,11 +11,13 @@ Where more attempts than allowed exceed it, it grows until no more do, and until
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocstar.rollout.together import all_or_none
-from rocstar.types import Group, Stop
+from rocstar.types import Group, Stop, Trajectory
 
 GROWTH = 1.25  # of a limit that too many attempts exceed
 EXCEED = 0.8  # of the attempts allowed would have exceeded the next limit: so few that it seldom has to grow
@@ -59,39 +61,82 @@ class RolledStep:
     left: Carried = Carried()
 
 
-Advance = Callable[[OpenGroup, int | None], Awaitable[OpenGroup]]
+class StepLimit:
+    """Decides where a step sets attempts aside: at the first of `first`, grown(first), ... that no more than `allowed`
+    of its attempts exceed, and not all of its groups. Each attempt stops at every one of these until that is known, so
+    what it samples does not depend on when others do."""
+
+    def __init__(self, first: int | None, groups: int, attempts: int, allowed: int) -> None:
+        """attempts: in each of the groups."""
+        self._first, self._groups, self._allowed = first, groups, allowed
+        self.tokens = first or 0
+        self._running = groups * attempts
+        self._waiting: list[tuple[str, asyncio.Future[bool]]] = []
+
+    async def attempt(self, problem: str, go_on: GoOn) -> Trajectory:
+        """An attempt at a problem of the step, until it ends or is set aside."""
+        before, most = None, self._first
+        while (found := await go_on(before, most)).stop is Stop.SET_ASIDE:
+            assert most is not None
+            if most == self.tokens and await self._stands(problem):
+                return found
+            before, most = found, grown(most)
+        self._running -= 1
+        self._decide()
+        return found
+
+    async def _stands(self, problem: str) -> bool:
+        """Whether the limit stays what it is."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((problem, answer))
+        self._running -= 1
+        self._decide()
+        return await answer
+
+    def _decide(self) -> None:
+        waiting = self._waiting
+        grows = too_many(Counter(problem for problem, _ in waiting), self._groups, self._allowed)
+        if self._running and not grows:
+            return
+        if grows:
+            self.tokens, self._running = grown(self.tokens), self._running + len(waiting)
+        self._waiting = []
+        for _, answer in waiting:
+            if not answer.done():  # its attempt was cancelled
+                answer.set_result(not grows)
+
+
+GoOn = Callable[[Trajectory | None, int | None], Awaitable[Trajectory]]
+"""(the attempt so far, most tokens in all) -> the attempt, ended or set aside."""
+Advance = Callable[[OpenGroup, StepLimit | None], Awaitable[OpenGroup]]
 """(group, limit) -> the group when its attempts have ended or are set aside."""
 
 
 async def rolled(
-    advance: Advance, before: Carried, drawn: Sequence[OpenGroup], *, share: float, last: bool
+    advance: Advance, before: Carried, drawn: Sequence[OpenGroup], *, attempts: int, share: float, last: bool
 ) -> RolledStep:
-    """A step that draws these groups after a step that has left `before`. last: it waits for all."""
-    limit = None if last else before.limit
-    count = len(before.groups)
+    """A step that draws these groups, of so many attempts, after a step that has left `before`. last: it waits for
+    all."""
+    allowed = int(share * attempts * len(drawn))
+    limit = StepLimit(None if last else before.limit, len(drawn), attempts, allowed)
     found = await all_or_none(
         [*(advance(group, None) for group in before.groups), *(advance(group, limit) for group in drawn)]
     )
-    carried, drawn = found[:count], found[count:]
-    allowed = int(share * sum(len(group.group.trajectories) for group in drawn))
-    while limit and too_many([group.aside for group in drawn], allowed):
-        limit = grown(limit)
-        drawn = await all_or_none([advance(group, limit) for group in drawn])
-    whole = [group.group for group in (*carried, *drawn) if not group.aside]
+    whole = [group.group for group in found if not group.aside]
     if last:
         return RolledStep(groups=whole)
     lengths = (
-        grown(limit or 0) if trajectory.stop is Stop.SET_ASIDE else trajectory.num_sampled_tokens
-        for group in drawn
+        grown(limit.tokens) if trajectory.stop is Stop.SET_ASIDE else trajectory.num_sampled_tokens
+        for group in found[len(before.groups) :]
         for trajectory in group.group.trajectories
     )
-    left = tuple(group for group in drawn if group.aside)
+    left = tuple(group for group in found if group.aside)
     return RolledStep(groups=whole, left=Carried(limit=next_limit(lengths, allowed), groups=left))
 
 
-def too_many(aside_P: Sequence[int], allowed: int) -> bool:
-    """Whether the limit must grow. aside_P: attempts set aside of each group that the step has drawn."""
-    return sum(aside_P) > allowed or all(aside_P)
+def too_many(aside: Mapping[str, int], groups: int, allowed: int) -> bool:
+    """Whether a limit must grow. aside: attempts that exceed it, by problem; groups: of the step."""
+    return sum(aside.values()) > allowed or len(aside) == groups
 
 
 def grown(limit: int) -> int:

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.carry import OpenGroup
+from rocstar.rollout.carry import OpenGroup, StepLimit
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
@@ -67,18 +68,22 @@ class Roller:
             done=done,
         )
 
-    async def advance(self, open_group: OpenGroup, sampling: Sampling, attempts: int, most: int | None) -> OpenGroup:
-        """A group whose attempts go on until they end, or have sampled `most` tokens; verified once none is open."""
-        problem, seed, there = open_group.group.problem, open_group.seed, open_group.group.trajectories
+    async def advance(
+        self, open_group: OpenGroup, limit: StepLimit | None, *, sampling: Sampling, attempts: int
+    ) -> OpenGroup:
+        """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open."""
+        problem, there = open_group.group.problem, open_group.group.trajectories
 
         async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
             before = there[index] if there else None
             if before and before.stop is not Stop.SET_ASIDE:
                 return before
             seeded = replace(sampling, seed=seed_for(*identity))
-            return await self.attempt(problem, index, seeded, before=before, most=most)
+            if limit is None:
+                return await self.attempt(problem, index, seeded, before)
+            return await limit.attempt(problem.id, partial(self.attempt, problem, index, seeded))
 
-        identity = (seed, problem.id)
+        identity = (open_group.seed, problem.id)
         group = await verified_group(problem, attempt, self.verifier, attempts, identity, self.note)
         return replace(open_group, group=group)
 
@@ -87,7 +92,6 @@ class Roller:
         problem: Problem,
         index: int,
         sampling: Sampling,
-        *,
         before: Trajectory | None = None,
         most: int | None = None,
     ) -> Trajectory:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -44,7 +44,7 @@ class Progress:
     """Optimizer updates so far."""
     stage_complete: bool = False
     """The stage under way has done all its steps."""
-    carried: Carried = Carried()
+    carried: Carried = field(default_factory=Carried)
     """What its last step left to the next one."""
 
 

@@ -20,7 +20,7 @@ from rocstar.evaluation.metrics import summarise
 from rocstar.learning.advantages import identity
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
-from rocstar.rollout.carry import RolledStep
+from rocstar.rollout.carry import Carried
 from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
 
@@ -114,11 +114,9 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
     }
 
 
-def staleness_metrics(rolled: RolledStep, version: int, stage: RlStage, overlap: float) -> dict[str, float]:
-    """How much older than the weights of `version`, which learnt from them, those were that wrote a step's tokens, and
-    what it left to the next step; nothing for a stage that is strictly on-policy. overlap: seconds. Raises
-    ContractBroken past the stage's bound."""
-    groups, left = rolled.groups, rolled.left
+def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
+    """How much older than the weights of `version`, which learnt from them, those were that wrote a step's tokens;
+    nothing for a stage that is strictly on-policy. overlap: seconds. Raises ContractBroken past the stage's bound."""
     most, per_step = stage.rollout.stale_steps, stage.learning.updates_per_step
     if not most:
         return {}
@@ -136,12 +134,14 @@ def staleness_metrics(rolled: RolledStep, version: int, stage: RlStage, overlap:
         "staleness/max": float(oldest),
         **{f"staleness/share_{age}": steps[age] / total for age in range(most + 1)},
         "step/overlap_seconds": overlap,
-        **(
-            {"carry/attempts": float(left.attempts), "carry/groups": float(len(left.groups))}
-            if stage.rollout.carry_over
-            else {}
-        ),
     }
+
+
+def carry_metrics(left: Carried, stage: RlStage) -> dict[str, float]:
+    """What a step has left to the next one; nothing for a stage that carries nothing over."""
+    if not stage.rollout.carry_over:
+        return {}
+    return {"carry/attempts": float(left.attempts), "carry/groups": float(len(left.groups))}
 
 
 def _by_age(

@@ -38,7 +38,9 @@ Run = Annotated[
     typer.Argument(metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False),
 ]
 Step = Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")]
-Lengths = Annotated[str | None, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.  [default: even]")]
+Lengths = Annotated[
+    str | None, typer.Option(help="even, spread, easy-or-hard, alike, pareto or run-on; without RUN.  [default: even]")
+]
 Cap = Annotated[int | None, typer.Option(min=1, help="Most response tokens; default: 8192, or the run's.")]
 Engines = Annotated[int | None, typer.Option(min=1, help="Default: 4, or as many as the run had.")]
 Capacity = Annotated[
@@ -53,6 +55,9 @@ PrefillCost = Annotated[float | None, typer.Option(min=0, help="Added to a step 
 RequestCost = Annotated[float | None, typer.Option(min=0, help="Added by each request that begins.")]
 Evicted = Annotated[
     float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
+]
+Carry = Annotated[
+    float, typer.Option(min=0, max=0.99, help="Also do all --steps, at least 4, with this rollout.carry_over.")
 ]
 Picture = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time lines; needs matplotlib.")]
 
@@ -78,6 +83,7 @@ def simulate(
     request_seconds: RequestCost = None,
     evicted_share: Evicted = 0.0,
     policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = "",
+    carry_over: Carry = 0.0,
     picture: Picture = None,
     as_json: AsJson = False,
     runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
@@ -108,7 +114,12 @@ def simulate(
         case = _replayed(run, runs, step, steps, cap, costs)
     model = replace(case.model, evicted_share=evicted_share, **sizes, **costs)
     fleet = _fleet(model, engines or case.engines, slow)
-    rows = [_row(name, report) for name, report in _reports(case.work, fleet, policies, dies, picture).items()]
+    if carry_over and (steps < 4 or dies is not None):
+        raise ConfigError("--carry-over looks at a stage of at least 4 steps without a death; set --steps, not --dies")
+    reports = _reports(case.work, fleet, policies, dies, picture)
+    rows = [_row(name, found[-1]) for name, found in reports.items()]
+    for row, found in zip(rows if carry_over else (), reports.values(), strict=False):
+        row |= _with_carry_over(case.work, fleet, carry_over, row["policy"], sum(report.makespan for report in found))
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
@@ -175,8 +186,8 @@ def _fleet(model: EngineModel, count: int, slow: float) -> dict[str, EngineModel
 
 def _reports(
     work: Steps, fleet: Mapping[str, EngineModel], policies: str, dies: float | None, picture: Path | None
-) -> dict[str, StepReport]:
-    """Of the last step, by policy; drawn where a picture is wanted."""
+) -> dict[str, list[StepReport]]:
+    """Of each step, by policy; the last one drawn where a picture is wanted."""
     from rocstar.forecast.policies import POLICIES, scheduler
     from rocstar.forecast.simulate import draw, simulate_steps
 
@@ -186,10 +197,26 @@ def _reports(
     found = {}
     for name in names:
         watch = moments[name].append if picture else None
-        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)[-1]
+        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)
     if picture is not None:
         draw(moments, fleet, picture)
     return found
+
+
+def _with_carry_over(
+    work: Steps, fleet: Mapping[str, EngineModel], share: float, policy: str, without: float
+) -> dict[str, Any]:
+    """What a stage takes with rollout.carry_over, and without it; seconds."""
+    from rocstar.forecast.carry import simulate_carry_over
+    from rocstar.forecast.policies import scheduler
+
+    found = simulate_carry_over(work, share, fleet, scheduler(policy, work))
+    return {
+        "stage_seconds": round(without, 3),
+        "stage_seconds_carried": round(sum(found.makespans), 3),
+        "carried_attempts": round(found.attempts, 4),
+        "carried_groups": round(found.groups, 4),
+    }
 
 
 def _row(name: str, report: StepReport) -> dict[str, Any]:
@@ -219,10 +246,15 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "recomputed_share": ("recomputed", "{:.1%}".format),
     "recomputed_after_loss": ("after loss", "{:,}".format),
     "moves": ("moves", "{:,}".format),
+    "stage_seconds": ("stage", "{:,.1f}".format),
+    "stage_seconds_carried": ("carried", "{:,.1f}".format),
+    "carried_attempts": ("attempts", "{:.1%}".format),
+    "carried_groups": ("groups", "{:.1%}".format),
 }
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    columns = {key: column for key, column in COLUMNS.items() if key in rows[0]}
+    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in columns.values()))
     for row in rows:
-        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in COLUMNS.items()))
+        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in columns.items()))
