@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import simulate_steps
+from rocstar.forecast.simulate import simulate, simulate_steps
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 from rocstar.rollout.carry import grown, next_limit, too_many
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
 
 
@@ -24,6 +25,14 @@ class CarryReport:
     """Share of a step's attempts that are carried over, where a step may: a mean."""
     groups: float
     """Share of a step's groups that move with them."""
+
+
+def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapping[str, EngineModel]) -> float:
+    """Until a step's rollout ends, by rocstar's scheduler; with carry-over the mean of the middle of a stage of such
+    steps."""
+    if not share:
+        return simulate(attempts, engines, KvScheduler()).makespan
+    return fmean(simulate_carry_over([attempts] * 5, share, engines, KvScheduler()).makespans[2:-1])
 
 
 def simulate_carry_over(

@@ -17,35 +17,35 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1250, 9),
     "analysis": (2237, 12),
     "answers": (3681, 22),
-    "cli": (3339, 23),
+    "cli": (3371, 23),
     "cluster": (739, 8),
-    "config": (2006, 11),
+    "config": (2040, 11),
     "data": (4802, 24),
     "dialogue": (1515, 14),
     "engines": (3561, 18),
     "errors": (48, 1),
     "evaluation": (3812, 23),
-    "forecast": (2515, 12),
+    "forecast": (2620, 13),
     "learning": (3529, 20),
-    "parts": (1445, 8),
-    "protocols": (281, 1),
+    "parts": (1446, 8),
+    "protocols": (292, 1),
     "record": (2841, 17),
-    "rollout": (1894, 12),
-    "run": (3230, 20),
+    "rollout": (2113, 13),
+    "run": (3262, 20),
     "sandbox": (8675, 43),
     "serving": (823, 5),
     "support": (1318, 10),
     "tools": (658, 8),
-    "train": (203, 1),
-    "types": (528, 1),
+    "train": (211, 1),
+    "types": (540, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 568, 3992
+CLASSES, FUNCTIONS = 574, 4019
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 63
-BENCHMARK_LINES = 8859
+BENCHMARK_LINES = 8900
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
