@@ -135,11 +135,20 @@ def ahead_of_learning(
         siblings, step_seed = rollout.attempts_per_problem, seed_for(seed, "step", first + step + 1)
         attempts = progress.begun(step, len(problems) * siblings)
         counted = replace(paced, environment=attempts.counted(paced.environment))
-        drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+        sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         if not rollout.carry_over:
-            return RolledStep(groups=await counted.roll(problems, attempts=siblings, seed=step_seed, **drawn))
+            return RolledStep(
+                groups=await counted.roll(
+                    problems,
+                    attempts=siblings,
+                    seed=step_seed,
+                    temperature=rollout.temperature,
+                    top_p=rollout.top_p,
+                    top_k=rollout.top_k,
+                )
+            )
         return await rolled(
-            partial(counted.advance, sampling=Sampling(max_new_tokens=1, **drawn), attempts=siblings),
+            partial(counted.advance, sampling=sampling, attempts=siblings),
             run.progress.carried,
             [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
             attempts=siblings,

@@ -56,7 +56,9 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
     found = [_recorded_step(attempts, limit, engines) for attempts in rows]
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
-    overlapped = any(rollout.get("max_staleness_steps") or rollout.get("carry_over") for rollout in (settings["rollout"], *stages))
+    overlapped = any(
+        rollout.get("max_staleness_steps") or rollout.get("carry_over") for rollout in (settings["rollout"], *stages)
+    )
     longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
     return RecordedRun(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Stop, Trajectory
@@ -87,7 +88,7 @@ class StepLimit:
 
     async def _stands(self, problem: str) -> bool:
         """Whether the limit stays what it is."""
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((problem, answer))
         self._running -= 1
         self._decide()
@@ -108,7 +109,7 @@ class StepLimit:
 
 GoOn = Callable[[Trajectory | None, int | None], Awaitable[Trajectory]]
 """(the attempt so far, most tokens in all) -> the attempt, ended or set aside."""
-Advance = Callable[[OpenGroup, StepLimit | None], Awaitable[OpenGroup]]
+Advance = Callable[[OpenGroup, StepLimit | None], Coroutine[Any, Any, OpenGroup]]
 """(group, limit) -> the group when its attempts have ended or are set aside."""
 
 

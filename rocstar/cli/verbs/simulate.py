@@ -91,7 +91,8 @@ def simulate(
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
     Costs are those of Qwen3-14B on two MI300X, or with RUN fitted to when its attempts ended. A RUN with
-    rollout.max_staleness_steps or carry_over needs costs as options: its attempts shared engines with those of other steps.
+    rollout.max_staleness_steps or carry_over needs costs as options: its attempts shared engines with those of other
+    steps.
 
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
