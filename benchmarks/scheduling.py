@@ -4,6 +4,7 @@
     python benchmarks/scheduling.py --jobs 2              # ten steps a row at full size; CPU: see docs/rollouts.md
     python benchmarks/scheduling.py --only tight          # rows whose name holds a word
     python benchmarks/scheduling.py --keep rows.jsonl     # finished rows are written there, and not done again
+    python benchmarks/scheduling.py --carry-over 0.1      # what rollout.carry_over brings, by regime, and no more
 
 A row is one training run: each seed is a step, the engines and what the scheduler has learned live on from step to
 step, so the first step of a row is decided without any experience. Figures are sums over the steps of a row. Each
@@ -29,6 +30,7 @@ from typing import Any
 from frame import Table, parser, read_rows, report, spent
 
 import rocstar.rollout
+from rocstar.forecast.carry import simulate_carry_over
 from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
 from rocstar.forecast.simulate import StepReport, simulate_steps
@@ -65,6 +67,7 @@ TUNED = ("even", "easy-or-hard")
 HELD_OUT = ("spread", "alike")
 ATTEMPTS = 32
 STEPS, QUICK_STEPS = 10, 2
+CARRY_STEPS = 6
 SMALL_STEPS = 10  # for one of the others: 64 attempts take no time to simulate, and steps differ by a tenth
 BASELINES = tuple(policy for policy in POLICIES if policy not in (OURS, CLAIRVOYANT))
 
@@ -95,7 +98,11 @@ def main() -> None:
     options.add_argument("--only", default="", help="rows whose name holds this word")
     options.add_argument("--jobs", type=int, default=1, help="rows at once, each in a process")
     options.add_argument("--keep", type=Path, help="file of finished rows; those of this source are not done again")
+    options.add_argument("--carry-over", type=float, help="only compare stages with this share carried over, and none")
     arguments = options.parse_args()
+    if arguments.carry_over:
+        gains_of_carry_over(arguments.carry_over, arguments.only)
+        return
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     chosen = [case for case in cases(steps, arguments.quick) if arguments.only in case.name]
     table = Table("makespan over rocstar`s / over the bound", *POLICIES, "recomputed", first=42, width=15)
@@ -224,6 +231,40 @@ def deaths_of(
 def mean_idle(reports: list[StepReport]) -> float:
     shares = [share for report in reports for share in report.idle_share.values()]
     return sum(shares) / len(shares)
+
+
+# What carry-over brings
+
+
+def gains_of_carry_over(share: float, only: str) -> None:
+    """Stages of CARRY_STEPS steps under rocstar's scheduler. The middle steps are those that carry in and may carry
+    out; nothing of the rule was chosen by held-out lengths."""
+    table = Table(
+        "seconds a stage", "without", "with", "gain", "middle steps", "attempts", "groups", first=26, width=13
+    )
+    rows = []
+    for regime, cap, lengths in carry_regimes():
+        case = Case(regime=regime, cap=cap, lengths=lengths, quarter=True)
+        if only not in case.name:
+            continue
+        engines, problems = engines_of(case)
+        work = [workload(case, problems, seed) for seed in range(CARRY_STEPS * (1 + 3 * (regime == "small")))]
+        plain = [report.makespan for report in simulate_steps(work, engines, scheduler(OURS, work))]
+        found = simulate_carry_over(work, share, engines, scheduler(OURS, work))
+        gain, middle = (1 - sum(found.makespans[some]) / sum(plain[some]) for some in (slice(None), slice(2, -1)))
+        held_out = lengths in (*HELD_OUT, "run-on")
+        name = f"{regime} {cap // 1024}K {lengths}{' (held out)' * held_out}"
+        seconds = (f"{sum(plain):.0f}", f"{sum(found.makespans):.0f}")
+        table.row(name, *seconds, f"{gain:+.1%}", f"{middle:+.1%}", f"{found.attempts:.1%}", f"{found.groups:.0%}")
+        rows.append({"name": name, "held_out": held_out, "gain": gain, "middle": middle, "groups": found.groups})
+    report(share=share, rows=rows)
+
+
+def carry_regimes() -> Iterator[tuple[str, int, str]]:
+    for lengths in (*TUNED, *HELD_OUT):
+        yield from ((regime, 8192, lengths) for regime in ("small", "tight", "roomy"))
+    for lengths in ("pareto", "run-on"):
+        yield from (("small", 8192, lengths), ("tight", 32768, lengths), ("roomy", 32768, lengths))
 
 
 # What decisions cost

@@ -21,6 +21,7 @@ from rocstar.types import (
     ToolCall,
     ToolResult,
     Trajectory,
+    Turn,
     Weights,
 )
 
@@ -203,6 +204,16 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Give back what the attempt held; nothing of it runs any more."""
+        ...
+
+
+@runtime_checkable
+class ResumableEnvironment(Environment, Protocol):
+    """An environment for an attempt that was set aside."""
+
+    async def again(self, turns: Sequence[Turn]) -> None:
+        """Be as the attempt's last environment was after these turns, whose replies stay as they are. Raises
+        Unavailable."""
         ...
 
 

@@ -29,19 +29,20 @@ from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
+from rocstar.rollout.carry import OpenGroup, RolledStep, rolled
 from rocstar.rollout.collect import Roller
 from rocstar.run.ahead import RolloutProgress, StepsAhead, steps_ahead, update_told
 from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
 from rocstar.run.pools import problems_of_step, stage_pool
-from rocstar.run.report import mean_of_updates, staleness_metrics, step_metrics, suspicion
+from rocstar.run.report import carry_metrics, mean_of_updates, staleness_metrics, step_metrics, suspicion
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
 from rocstar.run.stopper import Stopper
 from rocstar.support.screen import Screen, plural
-from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
+from rocstar.types import BatchRow, Group, Problem, Resampled, Sampling, Update, Weights, seed_for
 
 
 async def train(
@@ -129,16 +130,30 @@ def ahead_of_learning(
     at_once = min(rollout.problems_per_step, len(pool)) * rollout.attempts_per_problem
     paced, progress = replace(roller, places=asyncio.Semaphore(at_once)), RolloutProgress(run.watch)
 
-    async def roll(step: int) -> list[Group]:
+    async def roll(step: int) -> RolledStep:
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name))
-        attempts = progress.begun(step, len(problems) * rollout.attempts_per_problem)
-        return await replace(paced, environment=attempts.counted(paced.environment)).roll(
-            problems,
-            attempts=rollout.attempts_per_problem,
-            seed=seed_for(seed, "step", first + step + 1),
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
+        siblings, step_seed = rollout.attempts_per_problem, seed_for(seed, "step", first + step + 1)
+        attempts = progress.begun(step, len(problems) * siblings)
+        counted = replace(paced, environment=attempts.counted(paced.environment))
+        sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+        if not rollout.carry_over:
+            return RolledStep(
+                groups=await counted.roll(
+                    problems,
+                    attempts=siblings,
+                    seed=step_seed,
+                    temperature=rollout.temperature,
+                    top_p=rollout.top_p,
+                    top_k=rollout.top_k,
+                )
+            )
+        return await rolled(
+            partial(counted.advance, sampling=sampling, attempts=siblings),
+            run.progress.carried,
+            [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
+            attempts=siblings,
+            share=rollout.carry_over,
+            last=step + 1 == stage.steps,
         )
 
     return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
@@ -149,20 +164,22 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     step's metrics. Raises RunHalted when too many attempts ended by faults of ours."""
     written_by = learner.version
     with run.meter.phase("rollout"):
-        groups = await attempts.take(step)
+        rolled = await attempts.take(step)
     with run.meter.phase("learning"):
         await run.turn_to_learners()
-        began, learn = time.monotonic(), partial(learn_from, run, stage, learner, groups)
+        began, learn = time.monotonic(), partial(learn_from, run, stage, learner, rolled.groups)
         learnt = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)
         await run.engine.load_weights(learnt.weights)
 
     run.record(stage, learnt.chosen, learnt.rows, written_by)
+    run.progress.carried = rolled.left
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),
         **mean_of_updates([update.metrics for update in learnt.updates]),
-        **staleness_metrics(groups, written_by, stage, overlap),
+        **staleness_metrics(rolled.groups, written_by, stage, overlap),
+        **carry_metrics(rolled.left, stage),
         **run.engine.take_counts(),
     }
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -156,6 +156,17 @@ class Completion:
     forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
 
 
+def joined(begun: Completion, rest: Completion) -> Completion:
+    """A completion that was asked for in two pieces."""
+    spans = (*begun.version_spans, *rest.version_spans)
+    return Completion(
+        token_ids=begun.token_ids + rest.token_ids,
+        logprobs=begun.logprobs + rest.logprobs,
+        finish=rest.finish,
+        version_spans=spans_of(chain.from_iterable(repeat(span.version, span.tokens) for span in spans)),
+    )
+
+
 def without_tokens(finish: Finish) -> Completion:
     """A completion that ended before its first token."""
     return Completion(token_ids=(), logprobs=(), finish=finish)
@@ -242,6 +253,7 @@ class Stop(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, dropped by the resampler
+    SET_ASIDE = "set_aside"  # it goes on in this step or the next (`rollout.carry_over`); never recorded
 
 
 class Verdict(StrEnum):

@@ -376,3 +376,42 @@ def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_t
     last = ended.told.strip().splitlines()[-1]
     assert "run.fault_budget" in last and "rewards.py:broken gave nan as the reward of attempt" in last
     assert "'Add " in last and "Traceback" not in ended.told
+
+
+@pytest.mark.parametrize("engines", ["", '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'])
+def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_had_been(
+    engines: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Every attempt is learnt from once, in its step or the next; its tokens say which weights wrote them."""
+    start = begun(tmp_path_factory.getbasetemp(), steps=0)
+    settings = ("evaluate.problems=0", "rollout.carry_over=0.4", "stage.stage1.steps=7", "stage.stage3.steps=1")
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    for folder in (whole, killed):
+        recipe = folder / "tiny.toml"
+        recipe.write_text(recipe.read_text() + engines)
+    ended = Command.start(whole, "train", "tiny.toml", *start, *settings).wait()
+    assert ended.code == 0 and "importance_cap" in ended.told, ended.told
+    rows, made = metrics(whole), attempts(whole)
+    carried = [row["carry/attempts"] for row in rows]
+    assert carried[0] == carried[6] == 0 < max(carried) <= 3
+    assert len(made) == 8 * 8
+    late = [row["step"] + 1 for row in rows if row["carry/groups"]]
+    sizes = Counter(attempt["step"] for attempt in made)
+    left = [int(row["carry/groups"]) for row in rows]
+    assert [sizes[step] for step in range(1, 9)] == [
+        8 + 4 * (before - after) for before, after in zip([0, *left], left, strict=False)
+    ]
+    for filed, wrote in versions(whole):
+        assert wrote <= {filed, filed - 2}  # of updates, two a step
+    assert {step for step in late if any(row["step"] == step and row["staleness/max"] == 2 for row in rows)}
+
+    at = next(row["step"] for row in rows if row["carry/attempts"])
+    command = Command.start(killed, "train", "tiny.toml", *start, *settings)
+    assert command.after_step(at, command.process.kill).code == -signal.SIGKILL
+    command = Command.start(killed, "train", "--resume", "tiny")
+    command.after_step(at + 1, command.interrupt)
+    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    assert [undisturbed(row) for row in metrics(killed)] == [undisturbed(row) for row in rows]
+    assert attempts(killed) == made
+    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -247,6 +247,28 @@ class StageRolloutSection(Section):
     max_staleness_steps: int = Field(default=0, ge=0, le=1000)
     """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
     most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
+    carry_over: float = Field(default=0.0, ge=0, lt=1)
+    """Share of a step's attempts that may be completed in the next step instead of being waited for: the longest, with
+    their whole groups. The first and the last step of a stage wait for all. 0: every step does (the paper)."""
+
+    @property
+    def stale_steps(self) -> int:
+        """Most steps between the weights that write a token and those that learn from it."""
+        return max(self.max_staleness_steps, int(self.carry_over > 0))
+
+    def complaints(self) -> Iterator[str]:
+        attempts = self.problems_per_step * self.attempts_per_problem
+        if self.carry_over and self.carry_over * attempts < 1:
+            yield (
+                f"rollout.carry_over {self.carry_over:g} of the {attempts} attempts of a step is less than one; raise "
+                "it, or set it to 0"
+            )
+        if self.carry_over and self.max_staleness_steps:
+            yield (
+                f"rollout.carry_over {self.carry_over:g} repeats itself when a run is resumed, which "
+                f"rollout.max_staleness_steps {self.max_staleness_steps} can't, and attempts of later steps fill its "
+                "engines already; leave one of them out"
+            )
 
     @property
     def has_tools(self) -> bool:
@@ -364,7 +386,8 @@ class LearningSection(Section):
     importance_cap: float | None = Field(default=None, ge=0)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
-    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps`, else 0."""
+    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps` or
+    `rollout.carry_over`, else 0."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
@@ -576,7 +599,7 @@ class RlStage(StageSection):
     @classmethod
     def stale_tokens_are_weighed(cls, learning: LearningSection, info: ValidationInfo) -> LearningSection:
         rollout = info.data.get("rollout")  # absent where it is wrong itself
-        if learning.importance_cap is None and rollout and rollout.max_staleness_steps:
+        if learning.importance_cap is None and rollout and rollout.stale_steps:
             return learning.model_copy(update={"importance_cap": STALE_CAP})
         return learning
 
@@ -684,6 +707,11 @@ class Recipe(Section):
             yield (
                 f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
                 "leave one of them out"
+            )
+        if self.rollout.environment and any(stage.rollout.carry_over for stage in self.rl_stages):
+            yield (
+                "rollout.carry_over continues attempts in new environments and rollout.environment "
+                f"{self.rollout.environment!r} can't be brought to where an old one was; leave one of them out"
             )
         if self.cluster.colocate and self.stale_steps:
             yield (

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import TypeVar
 
 from rocstar.config.sections import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import alike, simulate
+from rocstar.forecast.simulate import alike
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
-from rocstar.rollout.kv_scheduler import KvScheduler
 
 T = TypeVar("T")
 RUN, STARTED = "the run", "what it starts"
@@ -165,9 +165,9 @@ def _cut(attempt: PlannedAttempt, cap: int, most: int) -> PlannedAttempt:
     return replace(attempt, turns=tuple(turns), limit=cap)
 
 
-def _made(measured: Measured, work: Sequence[PlannedAttempt]) -> float:
+def _made(measured: Measured, work: Sequence[PlannedAttempt], carry_over: float = 0.0) -> float:
     """Seconds of these attempts, all at once."""
-    return simulate(work, alike(measured.model, measured.engines), KvScheduler()).makespan if work else 0.0
+    return step_seconds(work, carry_over, alike(measured.model, measured.engines)) if work else 0.0
 
 
 def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: int) -> Iterator[Phase]:
@@ -182,7 +182,7 @@ def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: 
     work = workload(within(lengths, rollout), problems, attempts)
     kept = problems * (attempts if stage.resample.method == "all" else stage.resample.keep)
     tokens = fmean(attempt.response_tokens for attempt in work)
-    making, learning = _made(measured, work), measured.learning[stage.name].of(kept * tokens)
+    making, learning = _made(measured, work, rollout.carry_over), measured.learning[stage.name].of(kept * tokens)
     together = max(making, learning) if rollout.max_staleness_steps and measured.overlaps else making + learning
     yield Phase(
         name=stage.name,

@@ -14,12 +14,12 @@ from statistics import fmean
 from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
+from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import alike, simulate
+from rocstar.forecast.simulate import alike
 from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
 from rocstar.parts.placement import NOWHERE, Placement, place
 from rocstar.parts.shape import Shape, shape_of
-from rocstar.rollout.kv_scheduler import KvScheduler
 
 SIMULATED_ENGINES = 2
 EACH = 8
@@ -287,8 +287,8 @@ def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumpti
         work = [replace(attempt, turns=(TurnLengths(attempt.response_tokens, 0, 0.0),)) for attempt in work]
     work = with_mean(work, assumed.length_share * cap, assumed.prompt_tokens)
     fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
-    report = simulate(fits, alike(model, few), KvScheduler())
-    return fmean(attempt.response_tokens for attempt in work), report.makespan
+    seconds = step_seconds(fits, rollout.carry_over, alike(model, few))
+    return fmean(attempt.response_tokens for attempt in work), seconds
 
 
 def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:

@@ -40,7 +40,8 @@ class RecordedRun:
                 f"a recorded step has {most} attempts and costs are fitted to at most {FITTED_ATTEMPTS}; {GIVE}"
             )
         if self.overlapped:
-            raise DataError(f"with rollout.max_staleness_steps the attempts of a step do not begin together; {GIVE}")
+            keys = "rollout.max_staleness_steps or rollout.carry_over"
+            raise DataError(f"with {keys} the attempts of a step do not begin together; {GIVE}")
         return fit(self.model, self.steps)
 
 
@@ -55,7 +56,9 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
     found = [_recorded_step(attempts, limit, engines) for attempts in rows]
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
-    overlapped = any(rollout.get("max_staleness_steps") for rollout in (settings["rollout"], *stages))
+    overlapped = any(
+        rollout.get("max_staleness_steps") or rollout.get("carry_over") for rollout in (settings["rollout"], *stages)
+    )
     longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
     return RecordedRun(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)
 

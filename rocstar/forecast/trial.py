@@ -32,6 +32,7 @@ from rocstar.learning.sft import SftLearner
 from rocstar.parts.lengths import prompt_tokens
 from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
+from rocstar.rollout.carry import RolledStep
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.run.ahead import StepsAhead, steps_ahead
@@ -276,8 +277,8 @@ class _Trials:
         assert isinstance(self.learner, GrpoLearner)
         mixed = [replace(group, trajectories=_mixed(group.trajectories)) for group in groups]
 
-        async def made(step: int) -> list[Group]:
-            return mixed
+        async def made(step: int) -> RolledStep:
+            return RolledStep(groups=mixed)
 
         began = await self.now()
         async with steps_ahead(made, end=1, ahead=0) as attempts:

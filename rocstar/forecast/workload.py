@@ -83,9 +83,17 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
     "spread": _log_normal(0.8, 0.5),
     "easy-or-hard": Draw(lambda rng: rng.betavariate(0.5, 1.0), _easy_or_hard),
     "alike": Draw(lambda rng: 0.4, lambda rng, centre: rng.gammavariate(2.0, centre / 2.0)),
+    "pareto": Draw(
+        lambda rng: 0.04 * math.exp(rng.gauss(0.0, 0.3)), lambda rng, centre: centre * rng.paretovariate(1.1)
+    ),
+    "run-on": Draw(
+        lambda rng: 0.1 * math.exp(rng.gauss(0.0, 0.5)),
+        lambda rng, centre: 1.0 if rng.random() < 0.03 else centre * math.exp(rng.gauss(0.0, 0.4)),
+    ),
 }
 """`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
-attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another."""
+attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another. `pareto` and `run-on`:
+a heavy tail, where 3% of all attempts reach the limit; most of the others are short."""
 
 
 def synthetic_workload(

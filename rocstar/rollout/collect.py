@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
+from rocstar.rollout.carry import OpenGroup, StepLimit
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
@@ -66,8 +68,34 @@ class Roller:
             done=done,
         )
 
-    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """One attempt, not yet verified; its randomness follows from `sampling.seed`."""
+    async def advance(
+        self, open_group: OpenGroup, limit: StepLimit | None, *, sampling: Sampling, attempts: int
+    ) -> OpenGroup:
+        """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open."""
+        problem, there = open_group.group.problem, open_group.group.trajectories
+
+        async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
+            before = there[index] if there else None
+            if before and before.stop is not Stop.SET_ASIDE:
+                return before
+            seeded = replace(sampling, seed=seed_for(*identity))
+            if limit is None:
+                return await self.attempt(problem, index, seeded, before)
+            return await limit.attempt(problem.id, partial(self.attempt, problem, index, seeded))
+
+        identity = (open_group.seed, problem.id)
+        group = await verified_group(problem, attempt, self.verifier, attempts, identity, self.note)
+        return replace(open_group, group=group)
+
+    async def attempt(
+        self,
+        problem: Problem,
+        index: int,
+        sampling: Sampling,
+        before: Trajectory | None = None,
+        most: int | None = None,
+    ) -> Trajectory:
+        """One attempt, not yet verified; its randomness follows from `sampling.seed`. See `run_episode`."""
         async with self.places:
             return await run_episode(
                 self.engine,
@@ -77,6 +105,8 @@ class Roller:
                 sampling=replace(sampling, stop_token_ids=self.stop_token_ids),
                 session_id=f"{sampling.seed:x}/{problem.id}/{index}",
                 note=self.note,
+                before=before,
+                most=most,
             )
 
 
@@ -97,19 +127,28 @@ async def verified_groups(
     """`attempts` at each problem, all at once; a group is verified as its last sibling ends, and given to `done`."""
 
     async def group(problem: Problem, identity: tuple[int | str, ...]) -> Group:
-        drawn = await all_or_none(attempt(problem, index, (*identity, index)) for index in range(attempts))
-        who = f"group {'/'.join(map(str, identity))}"
-        note(who, "the verifier")
-        try:
-            made = Group(problem=problem, trajectories=await _verified(verifier, problem, drawn))
-        finally:
-            note(who, None)
+        made = await verified_group(problem, attempt, verifier, attempts, identity, note)
         done(made)
         return made
 
     return await all_or_none(
         group(problem, (seed, problem.id, *again)) for problem, again in zip(problems, _repeats(problems), strict=True)
     )
+
+
+async def verified_group(
+    problem: Problem, attempt: Attempt, verifier: Verifier, attempts: int, identity: tuple[int | str, ...], note: Note
+) -> Group:
+    """`attempts` at a problem, verified as the last of them ends; not yet verified where some are set aside."""
+    drawn = await all_or_none(attempt(problem, index, (*identity, index)) for index in range(attempts))
+    if any(trajectory.stop is Stop.SET_ASIDE for trajectory in drawn):
+        return Group(problem=problem, trajectories=tuple(drawn))
+    who = f"group {'/'.join(map(str, identity))}"
+    note(who, "the verifier")
+    try:
+        return Group(problem=problem, trajectories=await _verified(verifier, problem, drawn))
+    finally:
+        note(who, None)
 
 
 async def _verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:

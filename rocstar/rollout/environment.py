@@ -16,7 +16,7 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import EngineUnavailable
 from rocstar.protocols import AttemptTool, Environment, Reply, Tool
 from rocstar.rollout.together import all_or_none
-from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
+from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, Turn, seed_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,14 @@ class ToolEnvironment:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)
         return Reply(calls=tuple(calls), results=results, reply_ids=ids)
+
+    async def again(self, turns: Sequence[Turn]) -> None:
+        """Calls of the attempt's own tools are run again, for what they left behind."""
+        for turn in turns:
+            self._turns += 1
+            self._calls += len(turn.calls)
+            self._used_tokens += len(turn.completion.token_ids) + len(turn.reply_ids)
+            await self._run_all([call for call in turn.calls if self._named.get(call.tool) in self._own])
 
     async def close(self) -> None:
         """May be called twice."""

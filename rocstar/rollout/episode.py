@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rocstar.errors import Unavailable
-from rocstar.protocols import Engine, Environment, Reply
-from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
+from rocstar.protocols import Engine, Environment, Reply, ResumableEnvironment
+from rocstar.types import Finish, Problem, Sampling, Stop, Trajectory, Turn, joined, seed_for
 
 Note = Callable[[str, str | None], None]
 """(who, what it waits for), called at each change, with None at the end; `rocstar.support.watch.Watch.note` is one."""
@@ -33,26 +33,48 @@ async def run_episode(
     session_id: str,
     note: Note = note_nothing,
     begun: tuple[int, ...] | None = None,
+    before: Trajectory | None = None,
+    most: int | None = None,
 ) -> Trajectory:
     """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
     However it ends, the environment and the engine's session are closed.
 
-    begun: tokens of an attempt that is continued, its last reply included; they are the prompt of the trajectory."""
+    begun: tokens of an attempt that is continued, its last reply included; they are the prompt of the trajectory.
+    before: the attempt as it was set aside; it goes on. most: tokens that it may sample in all before it is set aside.
+    """
     started = time.monotonic()
     prompt_ids = environment.opening() if begun is None else begun
-    ids = list(prompt_ids)
-    turns: list[Turn] = []
+    ids = list(before.token_ids if before else prompt_ids)
+    turns = list(before.turns if before else ())
+    part = turns.pop().completion if turns and not turns[-1].reply_ids else None  # of a turn that goes on
     stop, fault = None, None
     try:
+        if before:
+            assert isinstance(environment, ResumableEnvironment)
+            await environment.again(turns)
         while stop is None:
+            room, sampled = environment.budget(), sum(len(turn.completion.token_ids) for turn in turns)
+            number, tokens = len(turns), room if most is None else min(room, most - sampled)
+            if not tokens:
+                stop = Stop.SET_ASIDE
+                break
             note(session_id, "an engine")
-            sent = time.monotonic()
-            request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns)))
-            name = f"{session_id}/turn{len(turns)}"
+            sent, name = time.monotonic(), f"{session_id}/turn{number}"
+            seed = seed_for(sampling.seed, number)
+            if part:
+                done = len(part.token_ids)
+                seed, name, tokens = seed_for(sampling.seed, number, done), f"{name}+{done}", tokens - done
+            request = replace(sampling, max_new_tokens=tokens, seed=seed)
             completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
+            if part:
+                completion, ids, part = joined(part, completion), ids[: len(ids) - len(part.token_ids)], None
             asked = time.monotonic()
             turns.append(Turn(completion=completion, engine_seconds=asked - sent))
+            written = len(completion.token_ids)
+            if completion.finish is Finish.LENGTH and most == sampled + written and written < room:
+                stop = Stop.SET_ASIDE
+                break
             note(session_id, "a tool")
             reply = await environment.reply(completion)
             turns[-1] = answered(turns[-1], reply, time.monotonic() - asked)
@@ -71,7 +93,7 @@ async def run_episode(
         turns=tuple(turns),
         stop=stop,
         fault=fault,
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - started + (before.seconds if before else 0.0),
         tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
     )
 

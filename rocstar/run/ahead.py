@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
-from rocstar.protocols import Environment, Reply
+from rocstar.protocols import Environment, Reply, ResumableEnvironment
+from rocstar.rollout.carry import RolledStep
 from rocstar.rollout.environment import EnvironmentFactory
 from rocstar.support.pace import time_left
 from rocstar.support.watch import Watch
-from rocstar.types import Completion, Group
+from rocstar.types import Completion, Turn
 
 Waiting = Callable[[int], AbstractContextManager[None]]
 
@@ -35,7 +36,7 @@ class StepsAhead:
 
     def __init__(
         self,
-        roll: Callable[[int], Coroutine[Any, Any, list[Group]]],
+        roll: Callable[[int], Coroutine[Any, Any, RolledStep]],
         end: int,
         ahead: int,
         waiting: Waiting = lambda step: nullcontext(),
@@ -44,10 +45,10 @@ class StepsAhead:
         self._end = end
         self._ahead = ahead
         self._waiting = waiting
-        self._begun: dict[int, asyncio.Task[list[Group]]] = {}
+        self._begun: dict[int, asyncio.Task[RolledStep]] = {}
         self._idle_since = 0.0
 
-    async def take(self, step: int) -> list[Group]:
+    async def take(self, step: int) -> RolledStep:
         """The attempts at each problem of `step`. Call it when the step before it has been learnt from and its weights
         are published."""
         for later in range(step, min(step + self._ahead + 1, self._end)):
@@ -55,9 +56,9 @@ class StepsAhead:
                 self._begun[later] = task = asyncio.create_task(self._roll(later))
                 task.add_done_callback(self._note_end)
         with self._waiting(step):
-            groups = await self._begun[step]
+            rolled = await self._begun[step]
         del self._begun[step]
-        return groups
+        return rolled
 
     @property
     def under_way(self) -> bool:
@@ -76,13 +77,13 @@ class StepsAhead:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _note_end(self, task: asyncio.Task[list[Group]]) -> None:
+    def _note_end(self, task: asyncio.Task[RolledStep]) -> None:
         self._idle_since = time.monotonic()
 
 
 @asynccontextmanager
 async def steps_ahead(
-    roll: Callable[[int], Coroutine[Any, Any, list[Group]]],
+    roll: Callable[[int], Coroutine[Any, Any, RolledStep]],
     *,
     end: int,
     ahead: int,
@@ -161,6 +162,11 @@ class _Counted:
         reply = await self._inner.reply(completion)
         self._attempts.calls += len(reply.results)
         return reply
+
+    async def again(self, turns: Sequence[Turn]) -> None:
+        assert isinstance(self._inner, ResumableEnvironment)
+        self._attempts.total += 1  # beside the part that was done
+        await self._inner.again(turns)
 
     async def close(self) -> None:
         self._attempts.done += self._open  # it may be closed twice

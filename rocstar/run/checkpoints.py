@@ -5,6 +5,7 @@ checkpoints/step=000042/
                    model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
     learner/       fp32 weights that are trained and optimizer state
     state.json     Progress
+    carried.json   what the last step left to the next one, with rollout.carry_over
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from rocstar.config.sections import RunSection
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
-from rocstar.record.atomic import whole_folder, write_json
+from rocstar.record.atomic import whole_folder, write_atomic, write_json
 from rocstar.record.folder import RunFolder
+from rocstar.rollout.carry import Carried
 
 Learner = SftLearner | GrpoLearner
+CARRIED = TypeAdapter(Carried)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +44,8 @@ class Progress:
     """Optimizer updates so far."""
     stage_complete: bool = False
     """The stage under way has done all its steps."""
+    carried: Carried = field(default_factory=Carried)
+    """What its last step left to the next one."""
 
 
 class Checkpoints:
@@ -84,7 +91,10 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
         policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
-        write_json(fresh / "state.json", asdict(progress))
+        state = asdict(replace(progress, carried=Carried()))
+        write_json(fresh / "state.json", {name: value for name, value in state.items() if name != "carried"})
+        if progress.carried != Carried():
+            write_atomic(fresh / "carried.json", CARRIED.dump_json(progress.carried))
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
@@ -92,7 +102,10 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
-            return Progress(**json.loads((path / "state.json").read_text())), path
+            progress, carried = Progress(**json.loads((path / "state.json").read_text())), path / "carried.json"
+            if carried.is_file():
+                progress.carried = CARRIED.validate_json(carried.read_bytes())
+            return progress, path
     return None
 
 

@@ -286,7 +286,7 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
 def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
     """How the tokens of older weights are corrected where the recipe leaves it to us."""
     for stage in stages:
-        most, cap = stage.rollout.max_staleness_steps, stage.learning.importance_cap
+        most, cap = stage.rollout.stale_steps, stage.learning.importance_cap
         if most and cap == STALE_CAP:
             yield (
                 f"stage {stage.name}: tokens may be {plural(most, 'step')} older than what learns from them, so their "

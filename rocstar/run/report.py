@@ -20,6 +20,7 @@ from rocstar.evaluation.metrics import summarise
 from rocstar.learning.advantages import identity
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
+from rocstar.rollout.carry import Carried
 from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
 
@@ -118,7 +119,7 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
 def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
     """How much older than the weights of `version`, which learnt from them, those were that wrote a step's tokens;
     nothing for a stage that is strictly on-policy. overlap: seconds. Raises ContractBroken past the stage's bound."""
-    most, per_step = stage.rollout.max_staleness_steps, stage.learning.updates_per_step
+    most, per_step = stage.rollout.stale_steps, stage.learning.updates_per_step
     if not most:
         return {}
     tokens: Counter[int] = Counter()
@@ -136,6 +137,13 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
         **{f"staleness/share_{age}": steps[age] / total for age in range(most + 1)},
         "step/overlap_seconds": overlap,
     }
+
+
+def carry_metrics(left: Carried, stage: RlStage) -> dict[str, float]:
+    """What a step has left to the next one; nothing for a stage that carries nothing over."""
+    if not stage.rollout.carry_over:
+        return {}
+    return {"carry/attempts": float(left.attempts), "carry/groups": float(len(left.groups))}
 
 
 def _by_age(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rocstar.config.sections import Stage
 from rocstar.record.journal import read_journal
+from rocstar.rollout.carry import Carried
 from rocstar.run.alarms import Alarm, Evaluated, alarms
 from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
@@ -68,7 +69,11 @@ class StageSteps:
         self._raise_alarms()
         over = self._why_over()
         if over:
-            steps = progress.stage_step
+            steps, carried = progress.stage_step, progress.carried
+            if carried.groups:
+                run.screen.note(f"{stage.name}: {plural(carried.attempts, 'attempt')} carried over will not be ended")
+                run.tracker.event("carried_discarded", attempts=carried.attempts, groups=len(carried.groups))
+            progress.carried = Carried()
             run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
             if steps < stage.steps:
                 run.screen.note(f"{stage.name} is over after {steps} of at most {plural(stage.steps, 'step')}: {over}")

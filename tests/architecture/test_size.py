@@ -17,35 +17,35 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1873, 13),
     "analysis": (2181, 11),
     "answers": (3608, 20),
-    "cli": (3244, 21),
+    "cli": (3275, 21),
     "cluster": (739, 8),
-    "config": (1927, 11),
+    "config": (1955, 11),
     "data": (4778, 24),
     "dialogue": (1408, 10),
     "engines": (3599, 18),
     "errors": (48, 1),
     "evaluation": (3749, 21),
-    "forecast": (2511, 12),
+    "forecast": (2623, 13),
     "learning": (3534, 20),
-    "parts": (1439, 8),
-    "protocols": (273, 1),
+    "parts": (1440, 8),
+    "protocols": (284, 1),
     "record": (2713, 15),
-    "rollout": (1894, 12),
-    "run": (3247, 20),
+    "rollout": (2114, 13),
+    "run": (3279, 20),
     "sandbox": (9355, 44),
     "serving": (800, 6),
     "support": (1303, 10),
     "tools": (674, 8),
-    "train": (203, 1),
-    "types": (528, 1),
+    "train": (220, 1),
+    "types": (540, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 582, 3956
+CLASSES, FUNCTIONS = 588, 3983
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8940
+BENCHMARK_LINES = 8981
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -57,7 +57,8 @@ class SimulateSpec:
         None
     )
     lengths: Annotated[
-        str | None, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.  [default: even]")
+        str | None,
+        typer.Option(help="even, spread, easy-or-hard, alike, pareto or run-on; without RUN.  [default: even]"),
     ] = None
     problems: Annotated[int | None, typer.Option(min=1, help="Without RUN.  [default: 128]")] = None
     attempts: Annotated[int | None, typer.Option(min=1, help="Per problem, without RUN.  [default: 32]")] = None
@@ -88,6 +89,9 @@ class SimulateSpec:
         float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
     ] = 0.0
     policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = ""
+    carry_over: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Also do all --steps, at least 4, with this rollout.carry_over.")
+    ] = 0.0
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time lines; needs matplotlib.")] = None
     runs: Runs = Path("runs")
 
@@ -101,7 +105,8 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
     Costs are those of Qwen3-14B on two MI300X, or with RUN fitted to when its attempts ended. A RUN with
-    rollout.max_staleness_steps needs costs as options: its attempts shared engines with those of other steps.
+    rollout.max_staleness_steps or carry_over needs costs as options: its attempts shared engines with those of other
+    steps.
 
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
@@ -120,7 +125,12 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     model = replace(engine, evicted_share=spec.evicted_share, **sizes, **costs)
     fleet = {f"engine{number:02}": model for number in range(spec.engines or engines)}
     fleet["engine00"] = model.slower(spec.slow)
-    rows = [_row(name, report) for name, report in _reports(spec, work, fleet).items()]
+    if spec.carry_over and (spec.steps < 4 or spec.dies is not None):
+        raise ConfigError("--carry-over looks at a stage of at least 4 steps without a death; set --steps, not --dies")
+    reports = _reports(spec, work, fleet)
+    rows = [_row(name, found[-1]) for name, found in reports.items()]
+    for row, found in zip(rows if spec.carry_over else (), reports.values(), strict=False):
+        row |= _with_carry_over(work, fleet, spec.carry_over, row["policy"], sum(report.makespan for report in found))
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
@@ -154,8 +164,8 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple
     return [list(step.attempts) for step in found.steps], model, found.engines
 
 
-def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, StepReport]:
-    """Of the last step, by policy; drawn where a picture is wanted."""
+def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, list[StepReport]]:
+    """Of each step, by policy; the last one drawn where a picture is wanted."""
     from rocstar.forecast.policies import POLICIES, scheduler
     from rocstar.forecast.simulate import draw, simulate_steps
 
@@ -165,10 +175,26 @@ def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) 
     found = {}
     for name in names:
         watch = moments[name].append if spec.picture else None
-        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)[-1]
+        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)
     if spec.picture is not None:
         draw(moments, fleet, spec.picture)
     return found
+
+
+def _with_carry_over(
+    work: Steps, fleet: Mapping[str, EngineModel], share: float, policy: str, without: float
+) -> dict[str, Any]:
+    """What a stage takes with rollout.carry_over, and without it; seconds."""
+    from rocstar.forecast.carry import simulate_carry_over
+    from rocstar.forecast.policies import scheduler
+
+    found = simulate_carry_over(work, share, fleet, scheduler(policy, work))
+    return {
+        "stage_seconds": round(without, 3),
+        "stage_seconds_carried": round(sum(found.makespans), 3),
+        "carried_attempts": round(found.attempts, 4),
+        "carried_groups": round(found.groups, 4),
+    }
 
 
 def _row(name: str, report: StepReport) -> dict[str, Any]:
@@ -198,10 +224,15 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "recomputed_share": ("recomputed", "{:.1%}".format),
     "recomputed_after_loss": ("after loss", "{:,}".format),
     "moves": ("moves", "{:,}".format),
+    "stage_seconds": ("stage", "{:,.1f}".format),
+    "stage_seconds_carried": ("carried", "{:,.1f}".format),
+    "carried_attempts": ("attempts", "{:.1%}".format),
+    "carried_groups": ("groups", "{:.1%}".format),
 }
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    columns = {key: column for key, column in COLUMNS.items() if key in rows[0]}
+    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in columns.values()))
     for row in rows:
-        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in COLUMNS.items()))
+        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in columns.items()))

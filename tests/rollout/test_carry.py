@@ -1,0 +1,259 @@
+"""Attempts that wait for the next step: which they are, that none is lost or drawn twice, whose weights wrote what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from rocstar.engines.scripted import ScriptedEngine
+from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, StepLimit, rolled
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import (
+    Completion,
+    Finish,
+    Group,
+    Problem,
+    Sampling,
+    Stop,
+    Trajectory,
+    Turn,
+    Weights,
+    joined,
+    seed_for,
+    spans_of,
+    without_tokens,
+)
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program
+from tests.rollout.test_collect import roller
+
+SAMPLING = Sampling(max_new_tokens=1)
+SAVED = TypeAdapter(Carried)
+TALK = [program("print(2+3)"), "Let me see, that is five, and nothing but five. " * 3 + ANSWER]
+
+
+class Lengthy(ScriptedEngine):
+    """Writes on where a turn was cut, as an engine does; counts its requests."""
+
+    def __init__(self, talks: Any = TALK) -> None:
+        super().__init__(CODEC, talks)
+        self.asked: list[tuple[str, int]] = []
+
+    async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
+        self.asked.append((names["request_id"], sampling.seed))
+        await asyncio.sleep(0)
+        session = names["session_id"]
+        turn, _, done = names["request_id"].rpartition("/turn")[2].partition("+")
+        script = self._scripts(session)
+        ids = [*CODEC.encode(script[int(turn)]), STOP][int(done or 0) :][: sampling.max_new_tokens]
+        self._produced += len(ids)
+        finish = Finish.STOP if ids and ids[-1] == STOP else Finish.LENGTH
+        versions = spans_of([self._version] * len(ids))
+        return Completion(token_ids=tuple(ids), logprobs=(-0.5,) * len(ids), finish=finish, version_spans=versions)
+
+
+def drawn(seed: int, *problems: Problem) -> list[OpenGroup]:
+    return [OpenGroup(seed=seed, group=Group(problem=problem, trajectories=())) for problem in problems]
+
+
+def sampled(group: Group) -> list[int]:
+    return [trajectory.num_sampled_tokens for trajectory in group.trajectories]
+
+
+async def set_aside(made: Roller, most: int, count: int) -> OpenGroup:
+    """Attempts at a problem up to a limit, beside a group that ends."""
+    limit = StepLimit(most, 2, count, 2 * count)
+
+    async def ends(before: Trajectory | None, most: int | None) -> Trajectory:
+        return attempt_of("other", 0, without_tokens(Finish.STOP), Stop.ANSWERED)
+
+    begun = made.advance(drawn(7, PROBLEM)[0], limit, sampling=SAMPLING, attempts=count)
+    return (await asyncio.gather(begun, *(limit.attempt("other", ends) for _ in range(count))))[0]
+
+
+async def whole(made: Roller, count: int = 2) -> Group:
+    (group,) = await made.roll([PROBLEM], attempts=count, seed=7)
+    return group
+
+
+async def test_an_attempt_set_aside_at_any_token_goes_on_as_if_it_had_not_been() -> None:
+    plain = await whole(roller(Lengthy()), 1)
+    (attempt,) = plain.trajectories
+    tool = ScriptedTool({"print(2+3)": "5\n"})
+    made = replace(roller(Lengthy()), conversation=conversation(tool))
+    for most in range(1, attempt.num_sampled_tokens):
+        begun = await set_aside(made, most, 1)
+        (aside,) = begun.group.trajectories
+        assert (aside.stop, aside.num_sampled_tokens, aside.outcome) == (Stop.SET_ASIDE, most, None)
+        saved = SAVED.validate_json(SAVED.dump_json(Carried(limit=most, groups=(begun,))))
+        assert saved == Carried(limit=most, groups=(begun,)) and saved.attempts == 1
+        await made.engine.load_weights(Weights(version=most))
+        ended = (await made.advance(saved.groups[0], None, sampling=SAMPLING, attempts=1)).group
+        (found,) = ended.trajectories
+        assert (found.token_ids, found.loss_mask, found.stop) == (attempt.token_ids, attempt.loss_mask, attempt.stop)
+        assert found.outcome is not None and found.results == attempt.results
+        wrote = [span for turn in found.turns for span in turn.completion.version_spans]
+        assert sum(span.tokens for span in wrote if span.version != most) == most
+        await made.engine.load_weights(Weights(version=0))
+
+
+async def test_what_goes_on_draws_other_random_numbers_than_its_turn_began_with() -> None:
+    engine = Lengthy()
+    made = roller(engine)
+    begun = await set_aside(made, 20, 2)
+    await made.advance(begun, None, sampling=SAMPLING, attempts=2)
+    assert len({seed for _, seed in engine.asked}) == len(engine.asked)
+
+
+def test_joined_pieces_of_one_version_are_one_span() -> None:
+    first = Completion(token_ids=(1,), logprobs=(-1.0,), finish=Finish.LENGTH, version_spans=spans_of([3]))
+    rest = replace(first, finish=Finish.STOP)
+    assert joined(first, rest) == replace(
+        first, token_ids=(1, 1), logprobs=(-1.0, -1.0), finish=Finish.STOP, version_spans=spans_of([3, 3])
+    )
+
+
+lengths = st.lists(st.lists(st.integers(1, 60), min_size=3, max_size=3), min_size=2, max_size=4)
+
+
+async def planned(group: OpenGroup, limit: StepLimit | None, steps: list[list[list[int]]], rng: Random) -> OpenGroup:
+    """`Roller.advance` for attempts whose lengths are planned; `group.seed` is the step that drew the group. They take
+    times that have nothing to do with their lengths."""
+    name = group.group.problem.id
+
+    async def attempt(index: int, size: int) -> Trajectory:
+        async def go_on(before: Trajectory | None, most: int | None) -> Trajectory:
+            for _ in range(rng.randrange(9)):
+                await asyncio.sleep(0)
+            tokens = size if most is None else min(size, most)
+            wrote = Completion(token_ids=(0,) * tokens, logprobs=(0.0,) * tokens, finish=Finish.LENGTH)
+            return attempt_of(name, index, wrote, Stop.ANSWERED if tokens == size else Stop.SET_ASIDE)
+
+        return await (limit.attempt(name, go_on) if limit else go_on(None, None))
+
+    trajectories = await asyncio.gather(*(attempt(*one) for one in enumerate(steps[group.seed][int(name)])))
+    return replace(group, group=replace(group.group, trajectories=tuple(trajectories)))
+
+
+def attempt_of(name: str, index: int, wrote: Completion, stop: Stop) -> Trajectory:
+    return Trajectory(problem_id=name, index=index, prompt_ids=(1,), turns=(Turn(completion=wrote),), stop=stop)
+
+
+async def roll_all(steps: list[list[list[int]]], share: float, seed: int = 0) -> list[RolledStep]:
+    found, left = [], Carried()
+    for number, sizes in enumerate(steps):
+        groups = drawn(number, *(replace(PROBLEM, id=str(place)) for place in range(len(sizes))))
+        advance = partial(planned, steps=steps, rng=Random(seed))
+        found.append(await rolled(advance, left, groups, attempts=3, share=share, last=number + 1 == len(steps)))
+        left = found[-1].left
+    return found
+
+
+@given(steps=st.lists(lengths, min_size=1, max_size=6), share=st.floats(0.05, 0.9))
+@settings(deadline=None)
+def test_every_attempt_is_learnt_from_once_whole_and_at_most_a_step_late(
+    steps: list[list[list[int]]], share: float
+) -> None:
+    found = asyncio.run(roll_all(steps, share))
+    assert found == asyncio.run(roll_all(steps, share, seed=1)), "tokens decide, not time"
+    learnt = Counter((g.problem.id, tuple(sampled(g))) for step in found for g in step.groups)
+    assert learnt == Counter((str(place), tuple(sizes)) for step in steps for place, sizes in enumerate(step))
+    assert not found[0].left.groups and not found[-1].left.groups
+    for number, step in enumerate(found):
+        assert step.left.attempts <= share * 3 * len(steps[number])
+        assert {group.seed for group in step.left.groups} <= {number}, "carried once"
+        assert step.groups, "a step learns from something"
+
+
+async def test_over_a_run_right_and_wrong_attempts_are_learnt_from_as_often_as_they_are_made() -> None:
+    """Wrong attempts are twice as long, so that taking the first to end would favour right ones. Here the share of
+    right ones among those learnt from is that of those drawn: exactly over the run, though not in each step."""
+    rng = Random(3)
+    steps = [[[rng.choice((10, 20)) + rng.randrange(10) for _ in range(3)] for _ in range(8)] for _ in range(40)]
+    found = await roll_all(steps, 0.2)
+    shares = [fmean(size < 20 for g in step.groups for size in sampled(g)) for step in found]
+    drawn_right = [size < 20 for step in steps for sizes in step for size in sizes]
+    learnt_right = [size < 20 for step in found for g in step.groups for size in sampled(g)]
+    assert fmean(learnt_right) == fmean(drawn_right) and len(learnt_right) == len(drawn_right)
+    assert max(step.left.attempts for step in found) == 4 and len(set(shares)) > 1
+
+
+class Ticking(ScriptedEngine):
+    """Each step of it writes a token of every running request; `places` run at once, the others wait in order.
+    `sizes`: tokens of a session in all; they are random numbers of the session."""
+
+    places = 8
+
+    def __init__(self, sizes: Any) -> None:
+        super().__init__(CODEC, [])
+        self._sizes, self.steps = sizes, 0
+        self._queue: list[tuple[int, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
+        done = int(names["request_id"].rpartition("/turn")[2].partition("+")[2] or 0)
+        tokens = min(self._sizes(names["session_id"]) - done, sampling.max_new_tokens)
+        over = asyncio.get_running_loop().create_future()
+        self._queue.append((tokens, over))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        await over
+        ids = tuple(seed_for(names["session_id"], place) % 50 for place in range(done, done + tokens))
+        spans = spans_of([self._version] * tokens)
+        return Completion(token_ids=ids, logprobs=(-0.5,) * tokens, finish=Finish.LENGTH, version_spans=spans)
+
+    async def _run(self) -> None:
+        while self._queue:
+            for _ in range(20):
+                await asyncio.sleep(0)  # who has an answer may ask again
+            self.steps += 1
+            running = self._queue[: self.places]
+            for _, over in [one for one in running if one[0] <= 1]:
+                over.set_result(None)
+            self._queue = [(left - 1, over) for left, over in running if left > 1] + self._queue[self.places :]
+
+
+async def engine_steps(share: float) -> tuple[int, list[Group]]:
+    """Of two engines behind a fleet, over six steps of 4 problems x 6 attempts; two of the attempts are three
+    times as long as the others."""
+
+    def size(session: str) -> int:
+        return 60 if session.endswith(("/0/0", "/1/5")) else 15 + seed_for("size", session) % 10
+
+    engines = {"a": Ticking(size), "b": Ticking(size)}
+    fleet = Fleet(engines, KvScheduler())
+    made, left, found = roller(fleet), Carried(), []
+    made = replace(made, limits=limits(max_response_tokens=400))
+    for step in range(6):
+        await fleet.load_weights(Weights(version=step))
+        groups = drawn(step, *(replace(PROBLEM, id=str(place)) for place in range(4)))
+        advance = partial(made.advance, sampling=SAMPLING, attempts=6)
+        one = await rolled(advance, left, groups, attempts=6, share=share, last=step == 5 or not share)
+        for attempt in (attempt for group in one.groups for attempt in group.trajectories):
+            spans = [span for turn in attempt.turns for span in turn.completion.version_spans]
+            assert sum(span.tokens for span in spans) == attempt.num_sampled_tokens
+            assert {span.version for span in spans} <= {step, step - 1}
+        found += one.groups
+        left = one.left
+    await fleet.close()
+    return max(engine.steps for engine in engines.values()), found
+
+
+async def test_two_engines_take_fewer_steps_for_the_very_same_attempts_where_some_are_far_longer() -> None:
+    (waited, plain), (carried, made) = await engine_steps(0.0), await engine_steps(0.2)
+    assert Counter(t.token_ids for g in made for t in g.trajectories) == Counter(
+        t.token_ids for g in plain for t in g.trajectories
+    )
+    assert all(len(group.trajectories) == 6 for group in made) and len(made) == len(plain) == 24
+    assert carried < 0.85 * waited, (carried, waited)
