@@ -30,7 +30,7 @@ Truncated = Literal["wrong", "graded"]
 CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BoxedVerifier:
     """Compares the last boxed answer with the reference."""
 
@@ -74,7 +74,7 @@ class BoxedVerifier:
         return phrase_answer(texts[-1]) if found is None and self.phrases else found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ToolOutputVerifier:
     """Takes the last line that the last tool call printed as the answer, within a relative tolerance of 1e-3.
 
@@ -96,7 +96,7 @@ class ToolOutputVerifier:
         return outcome(grade, texts, self.codec.decode(trajectory.prompt_ids))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ScriptedVerifier:
     """Returns the verdicts it is told, for tests and demonstrations; `decide` may raise VerifierUnavailable."""
 

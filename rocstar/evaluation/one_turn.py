@@ -17,7 +17,7 @@ from rocstar.types import Completion, Finish, Problem, Stop
 Message = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class OneTurn:
     """Environment of one completion; an EnvironmentFactory."""
 
