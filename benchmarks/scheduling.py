@@ -34,7 +34,7 @@ from rocstar.forecast.carry import simulate_carry_over
 from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
 from rocstar.forecast.simulate import StepReport, simulate_steps
-from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
+from rocstar.forecast.workload import TOOL_SECONDS, PlannedAttempt, shrunk, synthetic_workload
 from rocstar.rollout.scheduler import Assignment, Scheduler
 from rocstar.types import EngineLoad
 
@@ -53,6 +53,8 @@ ENGINES = {
     "tenth": replace(ENGINE, evicted_share=0.1, watermark=0.0),
     "half-1%": replace(ENGINE, evicted_share=0.5, watermark=0.01),
     "half": replace(ENGINE, evicted_share=0.5, watermark=0.0),
+    "no-prefix": replace(ENGINE, prefix_cache=False),
+    "torch": replace(ENGINE, chunk_tokens=256, page_tokens=16, oldest_first=True, patience_seconds=1.0),
 }
 """By what they give up when the next step does not fit, and the share of the cache that an admission leaves free."""
 SMALL = replace(  # a model of 0.3M parameters on a CPU: most of a step is constant, feeding is cheap
@@ -63,8 +65,16 @@ SMALL = replace(  # a model of 0.3M parameters on a CPU: most of a step is const
     seconds_per_prefill_token=25e-6,
 )
 SHRINK = 16  # times shorter for the small regime
-TUNED = ("even", "easy-or-hard")
-HELD_OUT = ("spread", "alike")
+REGIMES = {
+    "tight": (TIGHT_TOKENS, 4, 128),
+    "roomy": (ENGINE.capacity_tokens, 32, 512),
+    "tiny": (41_000, 2, 8),
+    "few": (122_000, 2, 16),
+    "apart": (300_000, 3, 64),
+}
+"""Tokens of an engine's cache, engines, problems a step; the small regime has engines of its own."""
+TUNED = ("even", "easy-or-hard", "pareto")
+HELD_OUT = ("spread", "alike", "two-kinds", "uniform")
 ATTEMPTS = 32
 STEPS, QUICK_STEPS = 10, 2
 CARRY_STEPS = 6
@@ -85,10 +95,19 @@ class Case:
     steps: int = STEPS
     quarter: bool = False
     """The roomy regime with 8 engines and 128 problems."""
+    tool_seconds: float = TOOL_SECONDS
+    fresh: bool = False
+    """Each step is the first of a run."""
 
     @property
     def name(self) -> str:
-        return f"{self.regime} {self.cap // 1024}K {self.lengths} {self.eviction} {self.trouble}".strip()
+        tools = "" if self.tool_seconds == TOOL_SECONDS else f" tools-{self.tool_seconds:g}"
+        name = f"{self.regime} {self.cap // 1024}K {self.lengths} {self.eviction} {self.trouble}".strip()
+        return f"{name}{tools}{' first' if self.fresh else ''}"
+
+    @property
+    def held_out(self) -> bool:
+        return self.regime == "apart" or self.lengths in HELD_OUT
 
 
 def main() -> None:
@@ -119,13 +138,13 @@ def main() -> None:
 
 
 def cases(steps: int, quarter: bool) -> Iterator[Case]:
-    def case(regime: str, cap: int, lengths: str, eviction: str = "one", trouble: str = "") -> Case:
+    def case(regime: str, cap: int, lengths: str, eviction: str = "one", trouble: str = "", **more: Any) -> Case:
         many = SMALL_STEPS * steps if regime == "small" else steps
         small = quarter and regime == "roomy"
         return Case(regime=regime, cap=cap, lengths=lengths, eviction=eviction, trouble=trouble, steps=many,
-                    quarter=small)  # fmt: skip
+                    quarter=small, **more)  # fmt: skip
 
-    everyone = (*TUNED, *HELD_OUT)
+    everyone = ("even", "easy-or-hard", "spread", "alike")
     yield from (case("small", 8192, lengths) for lengths in everyone)
     for cap in (8192, 12288):
         yield from (case("tight", cap, lengths) for lengths in everyone)
@@ -137,6 +156,22 @@ def cases(steps: int, quarter: bool) -> Iterator[Case]:
     for trouble in ("speeds", "death"):
         yield from (case("roomy", 8192, lengths, trouble=trouble) for lengths in ("even", "spread"))
     yield from (case("tight", 8192, "even", eviction) for eviction in ("one-1%", "tenth", "half-1%"))
+    yield case("tight", 32768, "pareto")
+    yield case("roomy", 32768, "pareto")
+    for seconds in (0.1, 30.0):
+        yield from (case("tight", 8192, "even", eviction, tool_seconds=seconds) for eviction in ("one", "no-prefix"))
+    for regime in ("tiny", "few"):
+        yield from (
+            case(regime, 8192, lengths, fresh=fresh) for lengths in ("even", "spread") for fresh in (True, False)
+        )
+    yield case("tight", 8192, "easy-or-hard", fresh=True)
+    # Kept apart: nobody looked at them before the scheduler was done
+    yield case("apart", 16384, "pareto", tool_seconds=5.0)
+    yield case("apart", 16384, "two-kinds")
+    yield case("apart", 16384, "two-kinds", "no-prefix", tool_seconds=5.0, fresh=True)
+    yield case("apart", 8192, "uniform", trouble="sizes")
+    yield case("apart", 8192, "uniform", trouble="speeds", fresh=True)
+    yield case("apart", 4096, "uniform", "torch", tool_seconds=2.0)
 
 
 # Rows
@@ -175,7 +210,7 @@ def row_of(case: Case) -> dict[str, Any]:
     work = [workload(case, problems, seed) for seed in range(case.steps)]
     with spent() as seconds_taken:
         deaths = deaths_of(case, engines, work)
-        reports = {policy: simulate_steps(work, engines, scheduler(policy, work), deaths=deaths) for policy in POLICIES}
+        reports = {policy: reports_of(case, policy, engines, work, deaths) for policy in POLICIES}
     ours = reports[OURS]
     seconds = {policy: sum(report.makespan for report in found) for policy, found in reports.items()}
     bound = sum(report.lower_bound for report in ours)
@@ -183,7 +218,7 @@ def row_of(case: Case) -> dict[str, Any]:
     return {
         "case": asdict(case),
         "name": case.name,
-        "held_out": case.lengths in HELD_OUT,
+        "held_out": case.held_out,
         "seconds": {policy: round(value, 1) for policy, value in seconds.items()},
         "over_ours": {policy: round(value / seconds[OURS], 4) for policy, value in seconds.items()},
         "over_bound": {policy: round(value / bound, 4) for policy, value in seconds.items()},
@@ -196,9 +231,27 @@ def row_of(case: Case) -> dict[str, Any]:
     }
 
 
+def reports_of(
+    case: Case,
+    policy: str,
+    engines: Mapping[str, EngineModel],
+    work: list[list[PlannedAttempt]],
+    deaths: Mapping[str, float] | None,
+) -> list[StepReport]:
+    runs = [[step] for step in work] if case.fresh else [work]
+    return [report for run in runs for report in simulate_steps(run, engines, scheduler(policy, run), deaths=deaths)]
+
+
 def workload(case: Case, problems: int, seed: int) -> list[PlannedAttempt]:
     if case.regime != "small":
-        return synthetic_workload(case.lengths, problems=problems, attempts=ATTEMPTS, limit=case.cap, seed=seed)
+        return synthetic_workload(
+            case.lengths,
+            problems=problems,
+            attempts=ATTEMPTS,
+            limit=case.cap,
+            seed=seed,
+            tool_seconds=case.tool_seconds,
+        )
     drawn = synthetic_workload(
         case.lengths, problems=problems, attempts=ATTEMPTS // 2, limit=case.cap, seed=seed, tool_seconds=0.1
     )
@@ -209,11 +262,13 @@ def engines_of(case: Case) -> tuple[dict[str, EngineModel], int]:
     """Engines by name, and problems a step."""
     if case.regime == "small":
         return {"engine00": SMALL, "engine01": SMALL}, 4
-    model = ENGINES[case.eviction]
-    if case.regime == "tight":
-        model = replace(model, capacity_tokens=TIGHT_TOKENS)
-    number, problems = (4, 128) if case.regime == "tight" else (8, 128) if case.quarter else (32, 512)
+    capacity, number, problems = REGIMES[case.regime]
+    model = replace(ENGINES[case.eviction], capacity_tokens=capacity)
+    if case.quarter:
+        number, problems = number // 4, problems // 4
     engines = {f"engine{index:02}": model for index in range(number)}
+    if case.trouble == "sizes":
+        engines["engine00"] = replace(model, capacity_tokens=capacity // 3)
     if case.trouble == "speeds":
         engines |= {"engine00": model.slower(2.0), "engine01": model.slower(1.3)}
     return engines, problems

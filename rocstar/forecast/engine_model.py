@@ -45,6 +45,8 @@ class EngineModel:
     0.5 what the paper says of SGLang (3.2). Not where `oldest_first`."""
     page_tokens: int = 1
     """The cache is given out in pages of so many tokens; a page with a prompt's end is not shared."""
+    prefix_cache: bool = True
+    """Whether what a request leaves stays in the cache, for its trajectory's next turn, and siblings share a prompt."""
     told_lengths: bool = False
     """Whether the engine is told how long a turn will be, as where lengths are dictated. It then keeps no page free for
     a request that is on its last page."""
@@ -52,9 +54,9 @@ class EngineModel:
     """With nothing to compute, seconds until the cache of a trajectory that waits for its tool goes to a waiting
     request."""
     oldest_first: bool = False
-    """False: requests whose cache is there go first, then in order of arrival; caches of trajectories that wait for a
-    tool give way first, then the latest requests (vLLM). True: trajectories are served in the order in which they came
-    to the engine, and the newest gives way, whatever it does (rocstar's torch engine)."""
+    """False: requests are served in order of arrival; caches of trajectories that wait for a tool give way first, also
+    to a request that comes, then the latest requests (vLLM). True: trajectories are served in the order in which they
+    came to the engine, and the newest gives way, whatever it does (rocstar's torch engine)."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

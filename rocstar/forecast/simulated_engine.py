@@ -96,6 +96,8 @@ class SimulatedEngine:
     _phases: list[int] = field(default_factory=list)
     """[page_tokens] how many of the decoding requests fill a page at step counts with this remainder."""
     _active_until: float = 0.0
+    _idle_tokens: int = 0
+    """Own tokens of `idle`, in whole pages."""
     _full: bool = False
     """Something was evicted and nothing has finished since: nobody is admitted whose cache is not there."""
 
@@ -106,7 +108,7 @@ class SimulatedEngine:
         steps = self._steps_by(now)
         return EngineLoad(
             capacity_tokens=self.model.capacity_tokens,
-            used_tokens=self.held_tokens + self._growth(steps),
+            used_tokens=self._counted_tokens() + self._growth(steps),
             running=self._busy(),
             waiting=len(self.waiting),
             produced_tokens=self.produced + steps * len(self.running),
@@ -257,8 +259,12 @@ class SimulatedEngine:
                 continue
             own = self._own_tokens(job)
             self._stop(job)
-            self.idle[job.attempt.session_id] = (job.attempt, own)
             self._full = False
+            if self.model.prefix_cache:
+                self.idle[job.attempt.session_id] = (job.attempt, own)
+                self._idle_tokens += self.model.in_pages(own)
+            else:
+                self._free(job.attempt, own)
             ended.append(job)
         return ended
 
@@ -299,11 +305,12 @@ class SimulatedEngine:
             self.waiting.popleft()
             self._take(job)
 
-    def _fits(self, job: Job) -> bool:
-        """Whether the cache has room for it, and for another page of each request here that may need one."""
+    def _fits(self, job: Job, freed: int = 0) -> bool:
+        """Whether the cache has room for it, and for another page of each request here that may need one; with `freed`
+        tokens more."""
         pages = self._growing() + (0 if self._begins_as_sibling(job) else 1)
         spare = pages * self.model.page_tokens + int(self.model.watermark * self.model.capacity_tokens)
-        return self._need(job) + (spare if self._busy() else 1) <= self._room()
+        return self._need(job) + (spare if self._busy() else 1) <= self._room() + freed
 
     def _busy(self) -> int:
         return len(self.running) + len(self.feeding)
@@ -322,7 +329,11 @@ class SimulatedEngine:
     def _begins_as_sibling(self, job: Job) -> bool:
         """The page that it needs for itself is then the one that it writes its first token to."""
         plan = job.attempt.plan
-        return self.model.page_tokens > 1 and job.context == plan.prompt_tokens and plan.group in self.prompts
+        return (
+            self.model.page_tokens > 1
+            and job.context == plan.prompt_tokens
+            and self._owner(job.attempt) in self.prompts
+        )
 
     def _waits_for_others(self, job: Job) -> bool:
         """Whether it waits for other requests or for a tool. False where it need not: a cache was given up for it."""
@@ -335,15 +346,17 @@ class SimulatedEngine:
         attempt, model = job.attempt, self.model
         if (cached := self.idle.get(attempt.session_id)) is not None:
             return model.in_pages(self._own_tokens(job)) - model.in_pages(cached[1])
-        shared = 0 if attempt.plan.group in self.prompts else model.shared_tokens(attempt.plan.prompt_tokens)
+        shared = 0 if self._owner(attempt) in self.prompts else model.shared_tokens(attempt.plan.prompt_tokens)
         return model.in_pages(self._own_tokens(job)) + shared
 
     def _take(self, job: Job) -> None:
         attempt = job.attempt
         self.held_tokens += self._need(job)
         job.to_feed = job.context - self._cached(job)
-        if self.idle.pop(attempt.session_id, None) is None:
-            self.prompts[attempt.plan.group] = self.prompts.get(attempt.plan.group, 0) + 1
+        if (cached := self.idle.pop(attempt.session_id, None)) is None:
+            self.prompts[self._owner(attempt)] = self.prompts.get(self._owner(attempt), 0) + 1
+        else:
+            self._idle_tokens -= self.model.in_pages(cached[1])
         self.feeding.append(job)
         self.requests += 1
         self._begun += 1
@@ -353,7 +366,11 @@ class SimulatedEngine:
         plan = job.attempt.plan
         if (cached := self.idle.get(job.attempt.session_id)) is not None:
             return self.model.shared_tokens(plan.prompt_tokens) + cached[1]
-        return plan.prompt_tokens if plan.group in self.prompts else 0
+        return plan.prompt_tokens if self._owner(job.attempt) in self.prompts else 0
+
+    def _owner(self, attempt: SimulatedAttempt) -> str:
+        """Whose prompt it holds: its group's, or where nothing is cached across requests its own."""
+        return attempt.plan.group if self.model.prefix_cache else attempt.session_id
 
     # Who gives way
 
@@ -380,33 +397,40 @@ class SimulatedEngine:
 
     def _drop(self, session: str) -> None:
         if (held := self.idle.pop(session, None)) is not None:
+            self._idle_tokens -= self.model.in_pages(held[1])
             self._free(*held)
 
     def _free(self, attempt: SimulatedAttempt, own_tokens: int) -> None:
-        group = attempt.plan.group
+        owner = self._owner(attempt)
         self.held_tokens -= self.model.in_pages(own_tokens)
-        self.prompts[group] -= 1
-        if not self.prompts[group]:
-            del self.prompts[group]
+        self.prompts[owner] -= 1
+        if not self.prompts[owner]:
+            del self.prompts[owner]
             self.held_tokens -= self.model.shared_tokens(attempt.plan.prompt_tokens)
 
-    # The rules of vLLM, in which AgedEngine differs: requests whose cache is there go first, since they hold memory
-    # already, then in order of arrival; caches of trajectories that wait for a tool give way first, then the latest
-    # requests
+    # The rules of vLLM, in which AgedEngine differs: requests are served in order of arrival; caches of trajectories
+    # that wait for a tool give way first, also to a request that comes, then the latest requests
+
+    def _counted_tokens(self) -> int:
+        """Tokens of the cache that the engine says are used."""
+        return self.held_tokens - self._idle_tokens
 
     def _enqueue(self, job: Job) -> None:
-        if job.attempt.session_id in self.idle:
-            self.waiting.appendleft(job)
-        else:
-            self.waiting.append(job)
+        self.waiting.append(job)
 
     def _enqueue_again(self, job: Job) -> None:
         self.waiting.appendleft(job)
 
     def _may_enter(self, job: Job) -> bool:
-        if self._full and self._busy() and job.attempt.session_id not in self.idle:
+        session = job.attempt.session_id
+        if self._full and self._busy() and session not in self.idle:
             return False
-        return self._fits(job)
+        others = self._idle_tokens - self.model.in_pages(self.idle[session][1] if session in self.idle else 0)
+        if not self._fits(job, others):
+            return False
+        while not self._fits(job):
+            self._drop_idle(keep=session)
+        return True
 
     def _idle_victim(self, sessions: Iterable[str]) -> str | None:
         """Which of these loses its cache: the one that has waited longest for its tool."""
@@ -434,6 +458,9 @@ class AgedEngine(SimulatedEngine):
     def close(self, attempt: SimulatedAttempt) -> None:
         self._ages.pop(attempt.session_id, None)
         super().close(attempt)
+
+    def _counted_tokens(self) -> int:
+        return self.held_tokens
 
     def _age(self, job: Job) -> int:
         return self._ages[job.attempt.session_id]

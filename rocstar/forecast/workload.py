@@ -90,10 +90,16 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
         lambda rng: 0.1 * math.exp(rng.gauss(0.0, 0.5)),
         lambda rng, centre: 1.0 if rng.random() < 0.03 else centre * math.exp(rng.gauss(0.0, 0.4)),
     ),
+    "two-kinds": Draw(
+        lambda rng: rng.betavariate(0.5, 2.0),
+        lambda rng, hard: rng.lognormvariate(math.log(0.8 if rng.random() < hard else 0.06), 0.2),
+    ),
+    "uniform": Draw(lambda rng: 1.0, lambda rng, most: rng.uniform(0.02, most)),
 }
 """`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
 attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another. `pareto` and `run-on`:
-a heavy tail, where 3% of all attempts reach the limit; most of the others are short."""
+a heavy tail, where 3% of all attempts reach the limit; most of the others are short.
+`two-kinds`: very short and long, mixed per problem. `uniform`: nothing is typical."""
 
 
 def synthetic_workload(

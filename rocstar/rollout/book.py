@@ -23,6 +23,8 @@ STEP_FEEDS = 128.0  # tokens that can be fed in the fixed time of a step: 156 fo
 FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one (14B on two MI300X)
 ASSUMED_SECONDS = 1.0  # of work at the assumed pace, for an engine that has not been seen at work
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
+SEEN_FROM = 0.25  # of the cache that residents have, before the engine's own count tells anything
+LEAST_HELD = 0.1  # of the tokens of residents is assumed to be held
 KEPT = 0.9  # of what was seen of its evictions, at each settling
 
 
@@ -112,6 +114,9 @@ class Book:
         self._slots: dict[int, list[float]] = {}
         """Step of the end // _width -> [number of residents, sum of their bases]."""
         self._width = 1.0
+        self._held = 1.0
+        """Recent share of its residents' tokens that the engine counts as used: vLLM gives away what belongs to those
+        that wait for a tool, and does not count it."""
         # Evictions
         self._settled = load.evictions
         """Evictions counted at the last call of `settle`."""
@@ -136,6 +141,12 @@ class Book:
             self.fed = 0
         self._evicted += max(0, load.evictions - last.evictions)
         self.last, self._seen_at = load, now
+        self._see_held(load)
+
+    def _see_held(self, load: EngineLoad) -> None:
+        own = self._prompts + sum(bases for _, bases in self._slots.values()) + self.step * len(self.residents)
+        if self.residents and own > load.capacity_tokens * SEEN_FROM:
+            self._held += (1 - KEPT) * (min(1.0, load.used_tokens / own) - self._held)
 
     def _work_since(self, load: EngineLoad, produced: int) -> float:
         """Work that the engine has done since the last look, counted in tokens fed."""
@@ -231,6 +242,7 @@ class Book:
         if prompts + self._limits + resident.most <= capacity:
             return True
         luck = 1.0 + SPREAD / math.sqrt(len(self.residents) + 1)
+        capacity = int(capacity / max(self._held, LEAST_HELD))
         promised = capacity * PROMISED / luck - prompts
         if self.ends + resident.end <= promised:
             return True

@@ -15,6 +15,7 @@ from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import POLICIES, scheduler
 from rocstar.forecast.simulate import Moment, simulate, simulate_steps
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
+from rocstar.rollout.book import Book, Resident
 from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
@@ -285,6 +286,28 @@ def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 
         produced_tokens=produced,
         evictions=evictions,
     )
+
+
+def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() -> None:
+    """Its cache goes to whoever needs it, as in vLLM."""
+
+    def admitted(counted: float) -> int:
+        book = Book("engine0", loaded(0, capacity=10_000))
+
+        def resident(number: int) -> Resident:
+            return Resident(f"{number}", f"{number}", 100, ask(f"{number}"), 400, end=400.0)
+
+        for number in range(12):
+            book.add(resident(number), 200)
+        for second in range(1, 60):
+            book.look(loaded(second, used=int(12 * 300 * counted), capacity=10_000), float(second))
+        number = 12
+        while number < 200 and book.takes(newcomer := resident(number)):
+            book.add(newcomer, 0)
+            number += 1
+        return number
+
+    assert admitted(1.0) < admitted(0.5) < admitted(0.2) < 200
 
 
 def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> None:
