@@ -25,12 +25,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (3599, 18),
     "errors": (48, 1),
     "evaluation": (3749, 21),
-    "forecast": (2623, 13),
+    "forecast": (2658, 13),
     "learning": (3534, 20),
     "parts": (1440, 8),
     "protocols": (284, 1),
     "record": (2713, 15),
-    "rollout": (2114, 13),
+    "rollout": (2126, 13),
     "run": (3279, 20),
     "sandbox": (9355, 44),
     "serving": (800, 6),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (540, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 588, 3983
+CLASSES, FUNCTIONS = 588, 3987
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8981
+BENCHMARK_LINES = 9036
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
