@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterable
@@ -39,6 +40,18 @@ async def test_every_known_end_is_told_by_our_sandbox_and_by_a_bare_interpreter(
     found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
     assert (found[system].right, found[system].wrong) == (len(KNOWN), [])
     assert found[system].latency[2].wrong == 0 and found[system].latency[2].p50_ms > 0
+
+
+async def test_who_stops_waiting_leaves_no_bare_interpreter(tmp_path: Path) -> None:
+    there, code = tmp_path / "pid", "import os, sys, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    async with opened("python", "", 1) as runs:
+        asked = asyncio.create_task(runs(KnownProgram("", code.format(str(there)), "ok", seconds=60.0)))
+        while not there.is_file() or not there.read_text():
+            await asyncio.sleep(0.05)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    assert not Path("/proc", there.read_text()).exists()
 
 
 async def test_our_sandbox_holds_every_attack() -> None:

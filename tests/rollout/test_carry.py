@@ -109,8 +109,13 @@ async def test_an_attempt_set_aside_at_any_token_goes_on_as_if_it_had_not_been()
         await made.engine.load_weights(Weights(version=0))
 
 
+class Own(ScriptedTool):
+    async def close(self) -> None:
+        pass
+
+
 async def test_calls_that_were_not_run_for_their_number_are_not_run_when_the_attempt_goes_on() -> None:
-    shared, own = ScriptedTool({"1": "1"}), ScriptedTool({"2": "2", "3": "3"}, name="notebook")
+    shared, own = ScriptedTool({"1": "1"}), Own({"2": "2", "3": "3"}, name="notebook")
     talk = conversation(shared)
     calls = talk.calls(
         Completion(
