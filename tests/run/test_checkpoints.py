@@ -28,11 +28,11 @@ def folder(tmp_path: Path) -> RunFolder:
     return run(tmp_path)
 
 
-def saved(folder: RunFolder, step: int, *, complete: bool = False, carried: Carried = Carried()) -> Policy:
+def saved(folder: RunFolder, step: int, *, complete: bool = False, carried: Carried | None = None) -> Policy:
     mine = policy()
     learner = GrpoLearner(mine, LearningSection())
     progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
-    progress.carried = carried
+    progress.carried = carried or progress.carried
     save(folder, progress, mine, learner)
     return mine
 

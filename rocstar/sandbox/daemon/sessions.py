@@ -303,7 +303,7 @@ class Sessions:
             branches.append(branch)
 
     async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:
-        """Have the notebook wait, copy it, and let all go on; see `make_room_for`. Raises Unforkable, OSError and SandboxDown."""
+        """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
             raise Unforkable("the session has run no cell yet; run one, or open several sessions")
