@@ -29,7 +29,7 @@ from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
-from rocstar.rollout.carry import OpenGroup, RolledStep, rolled
+from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
 from rocstar.rollout.collect import Roller
 from rocstar.run.ahead import RolloutProgress, StepsAhead, steps_ahead, update_told
 from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
@@ -136,7 +136,8 @@ def ahead_of_learning(
         attempts = progress.begun(step, len(problems) * siblings)
         counted = replace(paced, environment=attempts.counted(paced.environment))
         sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
-        if not rollout.carry_over:
+        carried = run.progress.carried if step == run.progress.stage_step else Carried()
+        if not rollout.carry_over and not carried.groups:
             return RolledStep(
                 groups=await counted.roll(
                     problems,
@@ -149,11 +150,11 @@ def ahead_of_learning(
             )
         return await rolled(
             partial(counted.advance, sampling=sampling, attempts=siblings),
-            run.progress.carried,
+            carried,
             [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
             attempts=siblings,
             share=rollout.carry_over,
-            last=step + 1 == stage.steps,
+            last=step + 1 == stage.steps or not rollout.carry_over,  # as in a branch that carries nothing over
         )
 
     return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)

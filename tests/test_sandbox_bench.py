@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, wit
 from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
 from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
 from rocstar.cli.main import app
+from tests.sandbox.driver import eventually
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
 LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
@@ -39,6 +42,17 @@ async def test_every_known_end_is_told_by_our_sandbox_and_by_a_bare_interpreter(
     found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
     assert (found[system].right, found[system].wrong) == (len(KNOWN), [])
     assert found[system].latency[2].wrong == 0 and found[system].latency[2].p50_ms > 0
+
+
+async def test_who_stops_waiting_leaves_no_bare_interpreter(tmp_path: Path) -> None:
+    there, code = tmp_path / "pid", "import os, sys, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    async with opened("python", "", 1) as runs:
+        asked = asyncio.create_task(runs(KnownProgram("", code.format(str(there)), "ok", seconds=60.0)))
+        await asyncio.to_thread(eventually, lambda: there.is_file() and there.read_text())
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    assert not psutil.pid_exists(int(there.read_text()))
 
 
 async def test_our_sandbox_holds_every_attack() -> None:

@@ -37,7 +37,7 @@ from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, prepare
 from rocstar.learning.head import Head, score_tokens
-from rocstar.learning.lora import Merged, adapters, add_adapters, save_adapters, widened
+from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.pack import pack
@@ -96,6 +96,12 @@ class Policy:
         if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    @property
+    def is_mergeable(self) -> bool:
+        """Whether whoever reads the folder that the model came from finds all that has adapters, in *.safetensors."""
+        held = (name for name, _ in self.model.named_parameters() if BASE in name)
+        return all(name.replace(BASE, ".") in self._came_as for name in held)
 
     def without_dropout(self) -> Any:
         """The model, in no pass of which chance has a say: an update computes the log-probabilities that `score` does.

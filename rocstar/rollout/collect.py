@@ -71,8 +71,10 @@ class Roller:
     async def advance(
         self, open_group: OpenGroup, limit: StepLimit | None, *, sampling: Sampling, attempts: int
     ) -> OpenGroup:
-        """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open."""
+        """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open.
+        attempts: of a group that has none yet."""
         problem, there = open_group.group.problem, open_group.group.trajectories
+        attempts = len(there) or attempts
 
         async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
             before = there[index] if there else None

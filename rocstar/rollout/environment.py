@@ -113,7 +113,8 @@ class ToolEnvironment:
             self._turns += 1
             self._calls += len(turn.calls)
             self._used_tokens += len(turn.completion.token_ids) + len(turn.reply_ids)
-            await self._run_all([call for call in turn.calls if self._named.get(call.tool) in self._own])
+            ran = turn.calls[: self._limits.max_parallel_calls]
+            await self._run_all([call for call in ran if self._named.get(call.tool) in self._own])
 
     async def close(self) -> None:
         """May be called twice."""

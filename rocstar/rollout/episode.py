@@ -56,6 +56,10 @@ async def run_episode(
         while stop is None:
             room, sampled = environment.budget(), sum(len(turn.completion.token_ids) for turn in turns)
             number, tokens = len(turns), room if most is None else min(room, most - sampled)
+            if before and room <= (len(part.token_ids) if part else 0):  # the limit is lower than when it was set aside
+                turns += [Turn(completion=part)] if part else []
+                stop = Stop.MAX_TOKENS
+                break
             if not tokens:
                 stop = Stop.SET_ASIDE
                 break

@@ -94,7 +94,8 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
         state = asdict(replace(progress, carried=Carried()))
         write_json(fresh / "state.json", {name: value for name, value in state.items() if name != "carried"})
         if progress.carried != Carried():
-            write_atomic(fresh / "carried.json", CARRIED.dump_json(progress.carried))
+            text = json.dumps(asdict(progress.carried), default=str)  # holds lone surrogates, which a model can write
+            write_atomic(fresh / "carried.json", text.encode())
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
@@ -104,7 +105,7 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
         if (path / "state.json").is_file():
             progress, carried = Progress(**json.loads((path / "state.json").read_text())), path / "carried.json"
             if carried.is_file():
-                progress.carried = CARRIED.validate_json(carried.read_bytes())
+                progress.carried = CARRIED.validate_python(json.loads(carried.read_bytes()))
             return progress, path
     return None
 

@@ -103,7 +103,7 @@ async def opened_run(
             disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
             near = machines.engines_share_memory
             merges = near and len(recipe.servers) == len(recipe.engine)  # a server that we start reads the model here
-            published = PublishedWeights(disk, MEMORY if near else None, merged=not merges)
+            published = PublishedWeights(disk, MEMORY if near else None, merged=not (merges and policy.is_mergeable))
             closing.callback(published.close)
             engines = _processes(material, policy, published, positions, folder, machines)
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))

@@ -127,6 +127,8 @@ def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, 
     course(policy, steps=1)
     policy.publish(tmp_path / "merged")
     policy.publish(tmp_path / "alone", merged=False)
+    assert policy.is_mergeable
+    save_file({"layers.0.wq.weight": torch.ones(1)}, tmp_path / "base" / "consolidated.safetensors")  # as Mistral has
     assert {file.name for file in tmp_path.glob("alone/*")} == {"config.json", *FILES}
     computed = getattr(torch, dtype)
     sent, taken = (
@@ -136,6 +138,14 @@ def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, 
     assert sent.keys() == taken.keys()
     for name, tensor in sent.items():
         torch.testing.assert_close(taken[name].to(tensor.dtype), tensor, atol=0, rtol=0)
+
+
+def test_adapters_of_a_model_that_a_server_does_not_find_are_merged_here(tmp_path: Path) -> None:
+    """The model came as *.bin, which a server is not made to read."""
+    tensors = load_file(base(tmp_path / "base") / "model.safetensors")
+    torch.save(tensors, tmp_path / "base" / "pytorch_model.bin")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    assert not adapted(tmp_path / "base").is_mergeable
 
 
 def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:

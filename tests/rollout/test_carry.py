@@ -8,17 +8,22 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from rocstar.config.sections import StageRolloutSection
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, StepLimit, rolled
 from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import ToolEnvironment
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.support.watch import Watch
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import (
     Completion,
@@ -106,6 +111,57 @@ async def test_an_attempt_set_aside_at_any_token_goes_on_as_if_it_had_not_been()
         wrote = [span for turn in found.turns for span in turn.completion.version_spans]
         assert sum(span.tokens for span in wrote if span.version != most) == most
         await made.engine.load_weights(Weights(version=0))
+
+
+class Own(ScriptedTool):
+    async def close(self) -> None:
+        pass
+
+
+async def test_calls_that_were_not_run_for_their_number_are_not_run_when_the_attempt_goes_on() -> None:
+    shared, own = ScriptedTool({"1": "1"}), Own({"2": "2", "3": "3"}, name="notebook")
+    talk = conversation(shared)
+    calls = talk.calls(
+        Completion(
+            token_ids=tuple(CODEC.encode(program("1") + program("2", "notebook") + program("3", "notebook"))),
+            logprobs=(),
+            finish=Finish.STOP,
+            version_spans=(),
+        ),
+        0,
+    )
+    assert len(calls) == 3
+    made = ToolEnvironment(PROBLEM, replace(talk, own_tools=lambda: [own]), limits(), seed=1)
+    await made.again([Turn(completion=without_tokens(Finish.STOP), calls=tuple(calls))])
+    assert [call.arguments["code"] for call in own.calls] == ["2"]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_branch_that_carries_nothing_over_completes_what_was_carried_once(ahead: int) -> None:
+    pytest.importorskip("torch")
+    from rocstar.train import ahead_of_learning
+
+    made = roller(Lengthy())
+    left = Carried(limit=5, groups=(await set_aside(made, 5, 2),))
+    rollout = StageRolloutSection(problems_per_step=1, attempts_per_problem=2, max_staleness_steps=ahead)
+    stage: Any = SimpleNamespace(name="s", steps=4, rollout=rollout)
+    progress = SimpleNamespace(step=2, stage_step=2, carried=left)
+    seeded = SimpleNamespace(run=SimpleNamespace(seed=0))
+    run: Any = SimpleNamespace(recipe=seeded, progress=progress, watch=Watch())
+    async with ahead_of_learning(run, stage, made, [PROBLEM]) as attempts:
+        first = await attempts.take(2)
+        progress.stage_step, progress.carried = 3, first.left
+        second = await attempts.take(3)
+    assert [len(step.groups) for step in (first, second)] == [2, 1] and first.left == second.left == Carried()
+
+
+async def test_a_group_that_goes_on_has_as_many_attempts_as_it_began_with() -> None:
+    """Whatever the recipe of a branch says."""
+    made = roller(Lengthy())
+    begun = await set_aside(made, 5, 2)
+    for attempts in (1, 3):
+        group = (await made.advance(begun, None, sampling=SAMPLING, attempts=attempts)).group
+        assert [each.index for each in group.trajectories] == [0, 1]
 
 
 async def test_what_goes_on_draws_other_random_numbers_than_its_turn_began_with() -> None:

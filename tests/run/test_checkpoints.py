@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from datetime import date
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.record.folder import RunFolder
+from rocstar.rollout.carry import Carried, OpenGroup
 from rocstar.run.checkpoints import Progress, latest, prune, save
+from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, spans_of
 from tests.learning.examples import policy
 from tests.record.examples import run
 
@@ -24,10 +28,11 @@ def folder(tmp_path: Path) -> RunFolder:
     return run(tmp_path)
 
 
-def saved(folder: RunFolder, step: int, *, complete: bool = False) -> Policy:
+def saved(folder: RunFolder, step: int, *, complete: bool = False, carried: Carried | None = None) -> Policy:
     mine = policy()
     learner = GrpoLearner(mine, LearningSection())
     progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
+    progress.carried = carried or progress.carried
     save(folder, progress, mine, learner)
     return mine
 
@@ -43,6 +48,22 @@ def test_the_newest_checkpoint_says_where_the_run_stands(folder: RunFolder) -> N
     weights = load_model(path / "model").state_dict()
     assert all(bool((weights[name] == value).all()) for name, value in mine.model.state_dict().items())
     assert (path / "learner").is_dir()
+
+
+def test_whatever_a_model_wrote_is_carried_over_as_it_is(folder: RunFolder) -> None:
+    """Half of a character in the JSON of a call, numbers that are none; and what a loader knows of a problem."""
+    call = ToolCall(id="c0", tool="\ud83d", arguments={"\udcff": "\ud83d", "x": inf, "y": 2**80}, raw="{}")
+    wrote = Completion(token_ids=(1,), logprobs=(-1 / 3,), finish=Finish.STOP, version_spans=spans_of([2]))
+    turn = Turn(completion=wrote, calls=(call,), reply_ids=(4, 5))
+    attempt = Trajectory(problem_id="p", index=0, prompt_ids=(1,), turns=(turn,), stop=Stop.SET_ASIDE)
+    problem = Problem(id="p", question="q", answer="a", metadata={"row": 1, "added": date(2026, 1, 1)})
+    opened = OpenGroup(seed=2**62 + 1, group=Group(problem=problem, trajectories=(attempt,)))
+    saved(folder, 1, carried=Carried(limit=7, groups=(opened,)))
+    found = latest(folder)
+    assert found is not None
+    (group,) = found[0].carried.groups
+    assert (found[0].carried.limit, group.seed, group.group.trajectories) == (7, opened.seed, (attempt,))
+    assert group.group.problem.metadata == {"row": 1, "added": "2026-01-01"}
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:

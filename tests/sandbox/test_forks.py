@@ -264,6 +264,20 @@ def test_branches_fail_together_where_there_is_no_room() -> None:
         assert "already" in fork(daemon, "n", "n.1").message and value(daemon, "n.1", "x") == "1"
 
 
+def test_a_refused_fork_ends_no_session() -> None:
+    with Daemon(session_slots=4) as daemon:
+        for name in ("idle", "n"):
+            begin(daemon, name, "x = 1")
+        assert "pass the 4 sessions" in fork(daemon, "n", "n.1", "n.2", "n.3", "n.4").message
+        assert "already" in fork(daemon, "n", "n.1", "n.2", "n.3", "n").message
+        begin(daemon, "n", "import os; pipe = os.pipe()")
+        assert "descriptor" in fork(daemon, "n", "n.1", "n.2", "n.3").message
+        assert value(daemon, "idle", "x") == "1" and daemon.usage().sessions == 2
+        begin(daemon, "n", "x = 2")
+        forked(daemon, "n", "n.1", "n.2", "n.3")
+        assert daemon.frame(daemon.submit("x", session="idle", cell=2)).kind is FrameKind.LOST
+
+
 def test_sessions_are_not_forked_without_namespaces_or_the_compiled_loop() -> None:
     for settings in ({"skip_plans": 2}, {"compiled": False}):
         with Daemon(**settings) as daemon:

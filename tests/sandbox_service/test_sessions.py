@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from rocstar.sandbox.service.core import BadRequest, Settings
+from rocstar.sandbox.service.native import HeldSessions
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
@@ -152,3 +156,30 @@ def test_too_many_sessions_are_refused_with_a_time_to_come_back() -> None:
         assert (status, "close one" in refused["error"], headers["retry-after"]) == (503, True, "5")
         one.close()
         Notebook(http).run("1")
+
+
+async def test_forks_made_together_make_no_more_sessions_than_one_caller_may_hold() -> None:
+    """What came too late, or of a session that was closed meanwhile, is closed."""
+
+    class Stub:
+        replay, closed = False, False
+
+        async def fork(self, count: int) -> list[Stub]:
+            await asyncio.sleep(0.01)
+            made.extend(Stub() for _ in range(count))
+            return made[-count:]
+
+        async def close(self) -> None:
+            self.closed = True
+
+    made: list[Stub] = []
+    service: Any = SimpleNamespace(settings=Settings(max_sessions=6))
+    sessions = HeldSessions(service)
+    first, second = (sessions.hold(cast(Any, Stub()), 60.0) for _ in range(2))
+    told = await asyncio.gather(*(sessions.fork(each, 4) for each in (first, second)), return_exceptions=True)
+    assert [isinstance(each, BadRequest) for each in told] == [False, True] and len(sessions.held) == 6
+    assert [each.closed for each in made] == [False] * 4 + [True] * 4
+    for branch in told[0] if isinstance(told[0], list) else []:
+        await sessions.close(branch)
+    gone, _ = await asyncio.gather(sessions.fork(first, 1), sessions.close(first), return_exceptions=True)
+    assert isinstance(gone, BadRequest) and made[-1].closed

@@ -103,9 +103,11 @@ async def _python(slots: int) -> AsyncIterator[Runs]:
                     async with asyncio.timeout(program.seconds):
                         await child.wait()
                 except TimeoutError:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    await child.wait()
                     return Told("timeout")
+                finally:
+                    if child.returncode is None:  # nobody waits for it any more
+                        os.killpg(child.pid, signal.SIGKILL)
+                        await child.wait()
                 out.seek(0)
                 return Told("failed" if child.returncode else "ok", out.read(MAX_OUTPUT).decode(errors="replace"))
 

@@ -113,8 +113,8 @@ def _tensors(folder: Path, dtype: torch.dtype) -> Named | None:
     return _stored(files) if files else None
 
 
-def _files(folder: Path) -> list[Any]:
-    return [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
+def _files(folder: Path, name: str = "*.safetensors") -> list[Any]:
+    return [safe_open(path, "pt") for path in sorted(folder.glob(name))]
 
 
 def _stored(files: list[Any]) -> Named:
@@ -124,12 +124,13 @@ def _stored(files: list[Any]) -> Named:
 def _adapted(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Named:
     """The model that the adapter is for, read here, with W + alpha / rank * B A in fp32 where the adapter has a pair;
     each W as the learner holds it, in `dtype`."""
-    factors, stored = dict(_stored(_files(folder))), _files(Path(config["base_model_name_or_path"]))
+    base = Path(config["base_model_name_or_path"])  # may hold its weights in other layouts too
+    factors, stored = dict(_stored(_files(folder))), _files(base, "model*.safetensors")
     scale = config["lora_alpha"] / config["r"]
     ends = ".lora_A.weight", ".lora_B.weight"
     layers = {key.removeprefix("base_model.model.").removesuffix(ends[0]) for key in factors if key.endswith(ends[0])}
     if lost := layers - {name.removesuffix(".weight") for file in stored for name in file.keys()}:  # noqa: SIM118
-        raise KeyError(f"{min(lost)} has an adapter and is not in {config['base_model_name_or_path']}")
+        raise KeyError(f"{min(lost)} has an adapter and is not in {base}")
 
     def merged(name: str, held: torch.Tensor) -> torch.Tensor:
         layer = name.removesuffix(".weight")

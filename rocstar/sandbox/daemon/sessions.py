@@ -201,21 +201,23 @@ class Sessions:
             return None
         return session
 
-    def make_room(self, owner: int) -> bool:
-        """If there is no room for one more of this owner, end an idle one: the owner's own, or of one who would have no
-        fewer; of whom has most the one idle longest. Whether there is room then."""
-        if len(self.alive) < self.settings.session_slots:
-            return True
+    def make_room(self, owner: int, count: int = 1) -> bool:
+        """If there is no room for so many more of this owner, end idle ones: the owner's own, or of one who would have
+        no fewer; of whom has most the one idle longest. Whether there is room then; else none was ended."""
         has = Counter(session.owner for session in self.alive.values())
-        has[owner] += 1
-        idle = [
-            each
-            for each in self.alive.values()
-            if each.is_idle() and (each.owner == owner or has[each.owner] >= has[owner])
-        ]
-        if idle:
-            self.end(min(idle, key=lambda session: (-has[session.owner], session.used)))
-        return bool(idle)
+        idle, ended = [session for session in self.alive.values() if session.is_idle()], []
+        for _ in range(count):
+            has[owner] += 1
+            if has.total() > self.settings.session_slots:
+                able = [each for each in idle if each.owner == owner or has[each.owner] >= has[owner]]
+                if not able:
+                    return False
+                ended.append(min(able, key=lambda session: (-has[session.owner], session.used)))
+                idle.remove(ended[-1])
+                has[ended[-1].owner] -= 1
+        for session in ended:
+            self.end(session)
+        return True
 
     def start(self, session: NotebookSession, cell: Queued) -> None:
         """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""
@@ -275,7 +277,6 @@ class Sessions:
         call = cell.call
         branches: list[NotebookSession] = []
         try:
-            self.make_room_for(session, call.branches, branches)
             response = await self.copy(session, cell, branches)
         except Unforkable as error:
             response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
@@ -291,17 +292,17 @@ class Sessions:
 
     def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
         """Add sessions of these names to `branches` that are like that one and not begun. Raises Unforkable."""
+        if taken := [name for name in names if name in self.alive]:
+            raise Unforkable(f"there is a session {taken[0]!r} already; give another name")
+        if not self.make_room(session.owner, len(names)):
+            most = self.settings.session_slots
+            raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
         for name in names:
-            if name in self.alive:
-                raise Unforkable(f"there is a session {name!r} already; give another name")
-            if not self.make_room(session.owner):
-                most = self.settings.session_slots
-                raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
             branch.free = False
             branches.append(branch)
 
-    async def copy(self, session: NotebookSession, cell: Queued, branches: Sequence[NotebookSession]) -> Response:
+    async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:
         """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
@@ -318,12 +319,15 @@ class Sessions:
             response = await waits
             if response is None or response.outcome is not ProgramOutcome.OK:
                 return response or verdict.fault(call.id, "its slot died")
-            session.run = None
+            session.run = cell.run = None  # cancelled from now on, it is answered at once
             try:
                 await asyncio.to_thread(snapshot.take, session.limits.memory_bytes + MAX_PRELOADED_BYTES)
             finally:
                 if self.alive.get(session.name) is session:
                     pipes.send(channel.GO)
+            if cell.answered:
+                return response
+            self.make_room_for(session, call.branches, branches)  # what is refused has cost no other session
             for branch in branches:
                 session.forked += 1
                 branch.seed = seed_of(session.seed, session.forked)

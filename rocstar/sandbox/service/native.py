@@ -291,7 +291,13 @@ class HeldSessions:
         finally:
             held.under_way -= 1
             held.used = time.monotonic()
-        await self.find(held.name)
+        try:
+            await self.find(held.name)
+            self.refuse_more_than(self.service.settings.max_sessions - branches)  # others may have come meanwhile
+        except BadRequest:
+            for session in made:
+                await session.close()
+            raise
         found = [self.hold(session, held.idle_seconds) for session in made]
         for branch in found:
             branch.cells = held.cells
