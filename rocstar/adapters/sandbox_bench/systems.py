@@ -29,6 +29,7 @@ CODE_NAMES = ("code", "python_code", "source", "program", "script")
 """Of the argument of an MCP tool that is a program."""
 INPUT_NAMES = ("input", "stdin")
 MAX_OUTPUT = 2**26  # bytes that are read of what a bare interpreter printed
+NOT_SERVED = (401, 403, 404, 405)  # HTTP: without or with another token, path or method
 SERVICE_SECONDS = 120.0  # a service that takes longer for an answer has failed
 
 
@@ -152,9 +153,13 @@ async def _http(
 ) -> AsyncIterator[Runs]:
     import httpx
 
+    url = url.rstrip("/").removesuffix(path)
+
     async def runs(program: KnownProgram) -> Told:
         try:
             answer = await client.post(path, json=asks(program))
+            if answer.status_code in NOT_SERVED:
+                raise Unavailable(f"{url}{path} can't be asked: its answer is HTTP {answer.status_code}")
             return told(answer.json()) if answer.status_code == 200 else Told("refused")
         except (httpx.TimeoutException, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
             return Told("refused")
