@@ -38,8 +38,8 @@ def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapp
 def simulate_carry_over(
     steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], policy: str = OURS
 ) -> CarryReport:
-    """A stage of these steps under a policy. That attempts stop until a limit is known to grow, and that a carried one makes the calls
-    of its own tools again, takes no time here."""
+    """A stage of these steps under a policy. That attempts stop until a limit is known to grow, and that a carried one
+    makes the calls of its own tools again, takes no time here."""
     done, attempts, groups = carried_over(steps, share)
     makespans = [report.makespan for report in simulate_steps(done, engines, scheduler(policy, done))]
     return CarryReport(makespans=makespans, attempts=attempts, groups=groups)
