@@ -123,9 +123,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(arguments: list[str], tol
     (empty := tmp_path / "empty.jsonl").touch()
     files = {"FILE": str(file), "EMPTY": str(empty)}
     with pytest.raises(Exception, match=told.replace("(", "[(]")):
-        CliRunner().invoke(
-            app, ["sandbox", "bench", *(files.get(a, a) for a in arguments)], catch_exceptions=False
-        )
+        CliRunner().invoke(app, ["sandbox", "bench", *(files.get(a, a) for a in arguments)], catch_exceptions=False)
 
 
 @contextmanager
