@@ -53,7 +53,7 @@ async def opened(system: str, token: str, slots: int) -> AsyncIterator[Runs]:
     elif system == "python":
         opens = _python(slots)
     elif kind in DIALECTS and rest:
-        opens = _http(rest, token, *DIALECTS[kind])
+        opens = _http(rest.rstrip("/").removesuffix(DIALECTS[kind][0]), token, *DIALECTS[kind])
     elif kind == "mcp" and rest:
         opens = _mcp(rest)
     else:
@@ -152,8 +152,6 @@ async def _http(
     told: Callable[[Mapping[str, Any]], Told],
 ) -> AsyncIterator[Runs]:
     import httpx
-
-    url = url.rstrip("/").removesuffix(path)
 
     async def runs(program: KnownProgram) -> Told:
         try:
