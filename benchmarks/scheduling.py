@@ -305,7 +305,7 @@ def gains_of_carry_over(share: float, only: str) -> None:
         engines, problems = engines_of(case)
         work = [workload(case, problems, seed) for seed in range(CARRY_STEPS * (1 + 3 * (regime == "small")))]
         plain = [report.makespan for report in simulate_steps(work, engines, scheduler(OURS, work))]
-        found = simulate_carry_over(work, share, engines, scheduler(OURS, work))
+        found = simulate_carry_over(work, share, engines)
         gain, middle = (1 - sum(found.makespans[some]) / sum(plain[some]) for some in (slice(None), slice(2, -1)))
         held_out = lengths in (*HELD_OUT, "run-on")
         name = f"{regime} {cap // 1024}K {lengths}{' (held out)' * held_out}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -17,7 +20,13 @@ from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, wit
 from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
 from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
 from rocstar.cli.main import app
+<<<<<<< HEAD
 from tests.sandbox.driver import eventually
+=======
+from rocstar.cli.verbs.sandbox import _asked
+from rocstar.data.rows import read_rows
+from rocstar.errors import Unavailable
+>>>>>>> user
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
 LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
@@ -71,10 +80,10 @@ async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> No
 async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
     asked = [KnownProgram("a", "a", "ok", "1"), KnownProgram("b", "b", "failed"), KnownProgram("c", "c", "ok", "held")]
     found = await measured(scripted([("print(7", Told("ok", "22"))]), asked, [3], attacks=False, calls=20)
-    assert found.wrong == ["a: ok, told other output", "b: failed, told ok"] and found.right == 1
+    assert found.wrong == ["a: expected ok, told other output", "b: expected failed, told ok"] and found.right == 1
     assert found.latency[3].wrong == 1
-    shown = "\n".join(rows({"x": found}))
-    assert "1 of 3" in shown and "x: 1 calls were answered wrongly at 3 callers" in shown
+    shown = "\n".join(rows({"x": found, "y" * 40: found}))
+    assert "y" * 40 + "     1 of 3" in shown and "x: 1 calls were answered wrongly at 3 callers" in shown
 
 
 @pytest.mark.parametrize(
@@ -120,6 +129,7 @@ async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code() -> None:
         (["elsewhere"], "'elsewhere' is no service that can be asked; give here, python, http://HOST:PORT"),
         (["here", "--callers", "1,x"], "--callers 1,x are no counts"),
         (["here", "--programs", "FILE"], "programs.jsonl, line 2: no program; write"),
+        (["here", "--programs", "EMPTY"], "empty.jsonl holds no program; write"),
         (["mcp:/no/such/server"], "/no/such/server can't be started as an MCP server"),
         (["code-judge:http://127.0.0.1:9"], "http://127.0.0.1:9/run can't be asked"),
     ],
@@ -127,10 +137,46 @@ async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code() -> None:
 def test_what_cannot_be_asked_is_refused_in_a_sentence(arguments: list[str], told: str, tmp_path: Path) -> None:
     file = tmp_path / "programs.jsonl"
     file.write_text('{"code": "print(1)"}\n{"program": "print(1)"}\n')
+    (empty := tmp_path / "empty.jsonl").touch()
+    files = {"FILE": str(file), "EMPTY": str(empty)}
     with pytest.raises(Exception, match=told.replace("(", "[(]")):
-        CliRunner().invoke(
-            app, ["sandbox", "bench", *(str(file) if a == "FILE" else a for a in arguments)], catch_exceptions=False
-        )
+        CliRunner().invoke(app, ["sandbox", "bench", *(files.get(a, a) for a in arguments)], catch_exceptions=False)
+
+
+@contextmanager
+def served(path: str) -> Iterator[str]:
+    """A code-judge that answers at this path alone; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200 if self.path == path else 404)
+            self.end_headers()
+            self.wfile.write(b'{"run_success": true, "reason": "", "stdout": "4"}')
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_an_address_may_end_with_the_path_and_one_that_does_not_serve_is_refused() -> None:
+    with served("/run") as url:
+        for address in (url, f"{url}/", f"{url}/run"):
+            async with opened(f"code-judge:{address}", "", 1) as runs:
+                assert await runs(KNOWN[0]) == Told("ok", "4")
+        async with opened(f"code-judge:{url}/elsewhere", "", 1) as runs:
+            with pytest.raises(Unavailable, match="/elsewhere/run can't be asked: its answer is HTTP 404"):
+                await runs(KNOWN[0])
+
+
+def test_input_of_a_program_may_be_called_stdin(tmp_path: Path) -> None:
+    file = tmp_path / "programs.jsonl"
+    file.write_text('{"code": "print(input())", "stdin": "abc"}\n')
+    ((line, row),) = read_rows(file)
+    assert _asked(line, row, file).stdin == "abc"
 
 
 def test_figures_are_json() -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rocstar.forecast.engine_model import EngineModel
+from rocstar.forecast.policies import OURS, scheduler
 from rocstar.forecast.simulate import simulate, simulate_steps
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 from rocstar.rollout.carry import grown, next_limit, too_many
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapp
     steps."""
     if not share:
         return simulate(attempts, engines, KvScheduler()).makespan
-    return fmean(simulate_carry_over([attempts] * 5, share, engines, KvScheduler()).makespans[2:-1])
+    return fmean(simulate_carry_over([attempts] * 5, share, engines).makespans[2:-1])
 
 
 def simulate_carry_over(
-    steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], scheduler: Scheduler
+    steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], policy: str = OURS
 ) -> CarryReport:
-    """A stage of these steps. That attempts stop until a limit is known to grow, and that a carried one makes the calls
-    of its own tools again, takes no time here."""
+    """A stage of these steps under a policy. That attempts stop until a limit is known to grow, and that a carried one
+    makes the calls of its own tools again, takes no time here."""
     done, attempts, groups = carried_over(steps, share)
-    makespans = [report.makespan for report in simulate_steps(done, engines, scheduler)]
+    makespans = [report.makespan for report in simulate_steps(done, engines, scheduler(policy, done))]
     return CarryReport(makespans=makespans, attempts=attempts, groups=groups)
 
 

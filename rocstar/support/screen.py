@@ -344,6 +344,7 @@ STEP_LINE: tuple[tuple[str, str, Form], ...] = (
     ("  pass {}", "pass/mean", share),
     ("  kept {}", "roc/kept", whole),
     ("/{}", "roc/attempts", whole),
+    (" carried {}", "carry/attempts", whole),
     ("  calls {}", "tool/calls", plain_number),
     (" err {}", "tool/error_rate", round_percent),
     ("  tokens {}", "len/tokens", whole),

@@ -94,11 +94,12 @@ async def with_truth(asked: Sequence[KnownProgram], slots: int) -> list[KnownPro
 def rows(found: Mapping[str, Findings]) -> list[str]:
     """What a person reads: a table, and by name what was wrong and what got through."""
     loads = [f"{count} callers" for count in next(iter(found.values())).latency]
-    lines = ["p50 / p99 / CPU of the whole machine a call, ms", _row("", "right", "attacks held", *loads)]
+    width = max(map(len, found)) + 1
+    lines = ["p50 / p99 / CPU of the whole machine a call, ms", _row(" " * width, "right", "attacks held", *loads)]
     for system, one in found.items():
         times = [f"{load.p50_ms:.1f} / {load.p99_ms:.1f} / {load.cpu_ms:.1f}" for load in one.latency.values()]
         held = f"{one.held} of {one.attacks}" if one.attacks else "not tried"
-        lines.append(_row(system[:35], f"{one.right} of {one.programs}", held, *times))
+        lines.append(_row(system.ljust(width), f"{one.right} of {one.programs}", held, *times))
     for system, one in found.items():
         lines += [f"{system}: {said}" for said in (*one.wrong, *(f"got through: {name}" for name in one.got_through))]
         bad = {count: load.wrong for count, load in one.latency.items() if load.wrong}
@@ -107,7 +108,7 @@ def rows(found: Mapping[str, Findings]) -> list[str]:
 
 
 def _row(system: str, right: str, held: str, *times: str) -> str:
-    return f"{system:36}{right:>10}{held:>14}" + "".join(f"{each:>27}" for each in times)
+    return f"{system}{right:>10}{held:>14}" + "".join(f"{each:>27}" for each in times)
 
 
 async def measured(
@@ -135,7 +136,7 @@ async def _truth(runs: Runs, programs: Sequence[KnownProgram], found: Findings) 
             found.right += 1
         else:
             shown = "other output" if told.ends == program.ends else told.ends
-            found.wrong.append(f"{program.name}: {program.ends}, told {shown}")
+            found.wrong.append(f"{program.name}: expected {program.ends}, told {shown}")
 
     await asyncio.gather(*map(ask, programs))
 

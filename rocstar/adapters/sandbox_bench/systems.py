@@ -29,6 +29,7 @@ CODE_NAMES = ("code", "python_code", "source", "program", "script")
 """Of the argument of an MCP tool that is a program."""
 INPUT_NAMES = ("input", "stdin")
 MAX_OUTPUT = 2**26  # bytes that are read of what a bare interpreter printed
+NOT_SERVED = (401, 403, 404, 405)  # HTTP: without or with another token, path or method
 SERVICE_SECONDS = 120.0  # a service that takes longer for an answer has failed
 
 
@@ -52,7 +53,7 @@ async def opened(system: str, token: str, slots: int) -> AsyncIterator[Runs]:
     elif system == "python":
         opens = _python(slots)
     elif kind in DIALECTS and rest:
-        opens = _http(rest, token, *DIALECTS[kind])
+        opens = _http(rest.rstrip("/").removesuffix(DIALECTS[kind][0]), token, *DIALECTS[kind])
     elif kind == "mcp" and rest:
         opens = _mcp(rest)
     else:
@@ -157,6 +158,8 @@ async def _http(
     async def runs(program: KnownProgram) -> Told:
         try:
             answer = await client.post(path, json=asks(program))
+            if answer.status_code in NOT_SERVED:
+                raise Unavailable(f"{url}{path} can't be asked: its answer is HTTP {answer.status_code}")
             return told(answer.json()) if answer.status_code == 200 else Told("refused")
         except (httpx.TimeoutException, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
             return Told("refused")

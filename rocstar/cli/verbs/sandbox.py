@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MEBIBYTE = 2**20
 STATUS_SECONDS = 30.0  # for a service to say how it is
 FILE = re.compile(r"[^\s;()=#]+\.py")
+PROGRAM = '{"code": TEXT, "input": TEXT} a line'
 ISOLATION = ("L1", "L2", "L3", "L4")  # call.Isolation, which help pages do not load
 
 
@@ -197,6 +198,8 @@ def bench(
     from rocstar.data.rows import read_rows
 
     asked = [] if programs is None else [_asked(*row, programs) for row in read_rows(programs)]
+    if programs is not None and not asked:
+        raise ConfigError(f"{programs} holds no program; write {PROGRAM}")
     for system in systems:
         need("mcp" if system.startswith("mcp:") else "sandbox")
     counts = [int(word) if word.isdecimal() else 0 for word in callers.split(",")]
@@ -215,9 +218,10 @@ def bench(
 def _asked(line: int, row: Any, file: Path) -> KnownProgram:
     from rocstar.adapters.sandbox_bench.programs import KnownProgram
 
-    code, stdin = (row.get(name, "") if isinstance(row, dict) else None for name in ("code", "input"))
+    code = row.get("code") if isinstance(row, dict) else None
+    stdin = row.get("input", row.get("stdin", "")) if isinstance(row, dict) else None
     if not isinstance(code, str) or not isinstance(stdin, str) or not code:
-        raise ConfigError(f'{file}, line {line}: no program; write {{"code": TEXT, "input": TEXT}}')
+        raise ConfigError(f"{file}, line {line}: no program; write {PROGRAM}")
     return KnownProgram(f"{file.name}, line {line}", code, "", stdin=stdin)
 
 

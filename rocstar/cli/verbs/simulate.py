@@ -186,9 +186,8 @@ def _with_carry_over(
 ) -> dict[str, Any]:
     """What a stage takes with rollout.carry_over, and without it; seconds."""
     from rocstar.forecast.carry import simulate_carry_over
-    from rocstar.forecast.policies import scheduler
 
-    found = simulate_carry_over(work, share, fleet, scheduler(policy, work))
+    found = simulate_carry_over(work, share, fleet, policy)
     return {
         "stage_seconds": round(without, 3),
         "stage_seconds_carried": round(sum(found.makespans), 3),
