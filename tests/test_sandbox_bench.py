@@ -20,13 +20,10 @@ from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, wit
 from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
 from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
 from rocstar.cli.main import app
-<<<<<<< HEAD
-from tests.sandbox.driver import eventually
-=======
 from rocstar.cli.verbs.sandbox import _asked
 from rocstar.data.rows import read_rows
 from rocstar.errors import Unavailable
->>>>>>> user
+from tests.sandbox.driver import eventually
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
 LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
