@@ -164,6 +164,16 @@ async def test_a_group_that_goes_on_has_as_many_attempts_as_it_began_with() -> N
         assert [each.index for each in group.trajectories] == [0, 1]
 
 
+@pytest.mark.parametrize("most", [5, 60])
+async def test_an_attempt_that_has_more_than_a_branch_allows_ends_as_it_is(most: int) -> None:
+    """In its first turn or in a later one."""
+    made = roller(Lengthy())
+    begun = await set_aside(made, most, 1)
+    shorter = replace(made, limits=limits(max_response_tokens=4))
+    (found,) = (await shorter.advance(begun, None, sampling=SAMPLING, attempts=1)).group.trajectories
+    assert (found.stop, found.num_sampled_tokens, found.fault) == (Stop.MAX_TOKENS, most, None)
+
+
 async def test_what_goes_on_draws_other_random_numbers_than_its_turn_began_with() -> None:
     engine = Lengthy()
     made = roller(engine)
