@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -170,7 +172,15 @@ def test_a_batch_script_makes_each_run_in_a_task_of_its_own(recipe: str, capsys:
         slurm_script([], planned(recipe, ["cluster.launcher=ray"]))
 
 
-def test_signals_end_a_sweep_once_its_run_has_ended_and_a_failure_does_not() -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, whatever handler another test of this process has left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_signals_end_a_sweep_once_its_run_has_ended_and_a_failure_does_not(interruptible: None) -> None:
     def child(program: str) -> int:
         return carry_out([sys.executable, "-c", f"import os, signal, sys, time; {program}"])
 

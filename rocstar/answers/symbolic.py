@@ -49,19 +49,22 @@ class SymbolicChecker:
         self,
         *,
         deadline_seconds: float = 5.0,
+        start_seconds: float = 60.0,
         memory_bytes: int = 2**30,
         workers: int = WORKERS,
         target: str = JUDGE,
         prepare: str = WARM,
     ) -> None:
-        """deadline_seconds: CPU time per question, so that a busy machine changes no verdict. memory_bytes: resident
-        memory a question may add. target, prepare: what workers run, for tests."""
+        """deadline_seconds: CPU time per question, so that a busy machine changes no verdict. start_seconds: wall time
+        for the warm process to get ready. memory_bytes: resident memory a question may add. target, prepare: what
+        workers run, for tests."""
         self._pool = DeadlinePool(
             target=target,
             prepare=prepare,
             workers=workers,
             deadline_seconds=deadline_seconds,
             memory_bytes=memory_bytes,
+            start_seconds=start_seconds,
             clock="cpu",
         )
         self._lock = threading.Lock()  # guards the two below
