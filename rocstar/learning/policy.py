@@ -183,8 +183,9 @@ class Policy:
         self._give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
-        self.require_finite()
         alone = self._adapts and not merged
+        if alone:
+            self.require_finite()  # `_tensors` looks itself
         tensors = adapters(self.model) if alone else self._tensors(self.dtype, vectors=torch.float32)
         if not self.ranks.rank:
             folder.mkdir(parents=True, exist_ok=True)

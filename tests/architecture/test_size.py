@@ -26,7 +26,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (48, 1),
     "evaluation": (3749, 21),
     "forecast": (2658, 13),
-    "learning": (3540, 20),
+    "learning": (3541, 20),
     "parts": (1440, 8),
     "protocols": (284, 1),
     "record": (2713, 15),
