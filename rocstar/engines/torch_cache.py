@@ -156,10 +156,19 @@ class PagedAttention:
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
         self._compiled = _compiled() if _fits_compiled(cache) else None
+        self._on_gpu = _on_gpu() if cache.keys.is_cuda else None
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold it: it asks for no number that only the GPU knows."""
+        return self._on_gpu is not None
 
     def __call__(self, layer: int, query: torch.Tensor, scaling: float, window: int = 0) -> torch.Tensor:
         aim, keys, values = self._cache.aim, self._cache.keys[layer], self._cache.values[layer]
         query = query.to(keys.dtype)
+        if self._on_gpu is not None:
+            found: torch.Tensor = self._on_gpu(query, keys, values, aim, scaling, window)
+            return found
         if self._compiled is None:
             return _gathered(query, keys, values, aim, scaling, window)
         tokens, heads, width = query.shape
@@ -185,6 +194,13 @@ def _compiled() -> Any:
     try:
         return import_module("rocstar.engines._attention")
     except ImportError:
+        return None
+
+
+def _on_gpu() -> Any:
+    try:
+        return import_module("rocstar.engines.triton_kernels").attend
+    except ImportError:  # Triton comes with builds of torch for CUDA
         return None
 
 

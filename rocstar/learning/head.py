@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-from rocstar.learning.memory import CHUNK_ELEMENTS
+from rocstar.learning.memory import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
 
 NEVER = -1e30  # a logit of probability 0; minus infinity would make the entropy nan
 
@@ -40,7 +40,8 @@ class Head:
     """Ids below it have a token; the rows above are padding, which no engine draws. None: all are known."""
 
     def chunks(self, count: int) -> list[slice]:
-        size = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
+        elements = GPU_CHUNK_ELEMENTS if self.weight.is_cuda else CHUNK_ELEMENTS
+        size = max(1, elements // self.weight.shape[0])
         return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
     def logprobs(self, hidden_CD: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,9 @@ class Head:
         if self.bias is not None and self.bias.requires_grad:
             _add(self.bias, gradient_CV.sum(0))
         narrow_CV = gradient_CV.to(hidden_CD.dtype)
-        if self.weight.requires_grad and (self.weight.grad is None or hidden_CD.dtype != self.weight.dtype):
+        if self.weight.requires_grad and self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
+            _add_rounded(self.weight, gradient_CV, hidden_CD)
+        elif self.weight.requires_grad and (self.weight.grad is None or hidden_CD.dtype != self.weight.dtype):
             _add(self.weight, narrow_CV.T @ hidden_CD)
         elif self.weight.grad is not None:
             self.weight.grad.addmm_(narrow_CV.T, hidden_CD)  # a product of its own would need as much memory again
@@ -100,6 +103,15 @@ def backward_tokens(
         gradient_CV.scatter_add_(1, targets, slopes[:, None])
         gradient_KD[chunk] = head.backward(gradient_CV, hidden_KD[chunk])
     return logprobs, entropies, gradient_KD
+
+
+def _add_rounded(weight: torch.Tensor, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> None:
+    """The product of 16 bits that autocast promises, with sums and result in fp32, straight into the gradient: in fp32
+    all over it takes a quarter of an update at 0.5B (one H100)."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    left, right = (each.to(torch.get_autocast_dtype("cuda")) for each in (gradient_CV.T, hidden_CD))
+    torch.addmm(weight.grad, left, right, out_dtype=torch.float32, out=weight.grad)
 
 
 def _add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:

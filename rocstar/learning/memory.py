@@ -21,6 +21,7 @@ from dataclasses import dataclass
 CPU_TOKENS = 4096  # of one pass: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
 CPU_BYTES = 2**30  # kept by one pass, or as much as the weights take where that is more: smaller passes cost speed
 FP32 = 4
+GPU_CHUNK_ELEMENTS = 2**26
 CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
 
 

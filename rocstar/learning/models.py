@@ -36,7 +36,7 @@ def random_model(shape: ModelSection, seed: int) -> Any:
         eos_token_id=None,
         dtype=torch.float32,
     )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -4,7 +4,7 @@ Training, Ray's places, `plan` and the checks before a start read it; nothing el
 Learners come first, one GPU each, then engines. A GPU is shared by the embedded engine and learner-0, and where both
 take turns (`cluster.colocate`) by a learner and an engine: then one computes with all that it needs, and of the other
 lies there what it keeps asleep. An engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens`
-asks for less. Formulas are estimates: none was compared with a GPU yet."""
+asks for less. Formulas are estimates: a learner's was within 3% of what two shapes took on an H100 (docs/results.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rocstar.config.places import TorchEngines, VllmEngines
 from rocstar.config.sections import ModelSection, Recipe, RolloutSection
 from rocstar.errors import ConfigError
-from rocstar.learning.memory import CHUNK_ELEMENTS, FP32
+from rocstar.learning.memory import FP32, GPU_CHUNK_ELEMENTS
 from rocstar.parts.memory import LOGITS, moments
 from rocstar.parts.shape import Shape, known_shape
 from rocstar.support.exits import need
@@ -28,11 +28,6 @@ LEFT_FREE = 0.08
 """Share of a GPU's memory that is left to kernels, the allocator's gaps, graphs and communication."""
 CONTEXT_BYTES = 6e8
 """What CUDA and its libraries take of a GPU for each process (ours: usual for H100)."""
-LAYER_BYTES = 34
-"""Activations of one token in one layer, in units of its hidden size, when nothing is computed again (bf16, flash
-attention; Korthikanti et al., arXiv 2205.05198, without the attention scores)."""
-CHECKPOINT_BYTES = 2
-"""Activations where layers are computed again: their input alone."""
 FED_TOKENS = 8192
 """Tokens of prompts that vLLM feeds at once."""
 KINDS = ("weights", "gradients", "moments", "gathered head", "activations", "KV cache", "CUDA context")
@@ -277,7 +272,7 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
     passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
     tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
     recomputed = recipe.model.gradient_checkpointing
-    layers = CHECKPOINT_BYTES * shape.layers + LAYER_BYTES if recomputed else LAYER_BYTES * shape.layers
+    layers = FP32 * shape.hidden * shape.layers * recomputed + _left(shape, item) * (1 if recomputed else shape.layers)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     optimizer = max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0)
     optimizer = 0.0 if offload else optimizer / ranks
@@ -286,10 +281,19 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
         "gradients": each,
         "moments": optimizer,
         "gathered head": (item if adapts else 2.0 * FP32) * head * sharded,
-        "activations": layers * shape.hidden * tokens * item / 2 + LOGITS * FP32 * CHUNK_ELEMENTS,
+        "activations": (layers + 2 * FP32 * shape.hidden) * tokens + LOGITS * FP32 * GPU_CHUNK_ELEMENTS,
         "CUDA context": CONTEXT_BYTES,
     }
     return parts, kept + each * (1 + reference) + optimizer + CONTEXT_BYTES
+
+
+def _left(shape: Shape, item: int) -> float:
+    """Bytes that a token leaves in a layer for its backward pass: fp32 sums before both norms, what the norms give,
+    queries, keys, values, what attention gives, gate, its SiLU, up, and their product; norms of heads besides. Source:
+    ours, counted by saved tensors and measured on a GPU (docs/results.md)."""
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    norms = (FP32 + item) * (queries + keys) * shape.normed
+    return 2 * FP32 * shape.hidden + item * (2 * shape.hidden + 3 * queries + 2 * keys + 4 * shape.intermediate) + norms
 
 
 def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room: float, most: int | None) -> Placed:

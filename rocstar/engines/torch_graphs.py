@@ -1,0 +1,92 @@
+"""A step of the compact forward on a GPU as one launch: a CUDA graph for each size of step.
+
+The layers of a small model are a few hundred kernels of microseconds each, and Python starts them slower than the GPU
+ends them. Steps are filled up to a few sizes; a size that comes for the second time is captured, and replayed from then
+on. The graph reads its inputs from tensors that stay where they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_forward import CompactForward, Forward
+
+SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536)
+"""Tokens of a step; larger ones come as they are."""
+
+
+def filled(count: int) -> int:
+    """The size that a step of `count` tokens is filled up to."""
+    place = bisect_left(SIZES, count)
+    return SIZES[place] if place < len(SIZES) else count
+
+
+def in_graphs(forward: Forward, cache: PagedCache) -> Forward:
+    """`forward`, through CUDA graphs where it can be captured."""
+    if isinstance(forward, CompactForward) and forward.can_be_captured:
+        return GraphedForward(forward, cache)
+    return forward
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    ids: torch.Tensor
+    wanted: torch.Tensor
+    aim: Aim
+    hidden: torch.Tensor
+    """What the graph computes, from the tensors above."""
+
+
+class GraphedForward:
+    """The same function as `forward`, on whose device nothing else may be captured meanwhile by the same thread."""
+
+    def __init__(self, forward: CompactForward, cache: PagedCache) -> None:
+        self._forward, self._cache = forward, cache
+        self._seen: set[tuple[int, ...]] = set()
+        self._captured: dict[tuple[int, ...], _Captured] = {}
+        self._pool: Any = None
+        self._address = 0
+
+    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+        if self._address != self._cache.keys.data_ptr():  # the cache gave its memory back, and has other
+            self._captured.clear()
+            self._seen.clear()
+            self._pool = None  # torch forgets a pool with its last graph
+            self._address = self._cache.keys.data_ptr()
+        aim = self._cache.aim
+        size = len(ids_T), len(wanted_N), *aim.tables.shape
+        if size not in self._seen or len(ids_T) > SIZES[-1]:
+            self._seen.add(size)
+            return self._forward(ids_T, wanted_N)
+        if size not in self._captured:
+            self._captured[size] = self._capture(ids_T, wanted_N)
+        captured = self._captured[size]
+        inputs = (captured.ids, captured.wanted, *_tensors(captured.aim))
+        for own, given in zip(inputs, (ids_T, wanted_N, *_tensors(aim)), strict=True):
+            own.copy_(given)
+        captured.graph.replay()
+        return self._forward.head(captured.hidden)
+
+    def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Graphs read the weights where they lie."""
+        self._forward.renew(weights)
+
+    def _capture(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> _Captured:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        ids, wanted, aim = ids_T.clone(), wanted_N.clone(), Aim(*(each.clone() for each in _tensors(self._cache.aim)))
+        self._cache.aim = aim
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may compute beside
+            hidden = self._forward.body(ids, wanted)
+        return _Captured(graph, ids, wanted, aim, hidden)
+
+
+def _tensors(aim: Aim) -> tuple[torch.Tensor, ...]:
+    return aim.rows, aim.positions, aim.pages, aim.tables
