@@ -116,8 +116,8 @@ def _read_carried(file: Path) -> Carried:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise DataError(
-            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); put it back from "
-            f"a copy, or move the folder {file.parent.name} away to go on from the checkpoint before it"
+            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); put it back "
+            f"from a copy, or move the folder {file.parent.name} away to go on from the checkpoint before it"
         ) from None
 
 

@@ -84,7 +84,7 @@ class NotebookTool:
 
     async def fork(self, count: int) -> list[NotebookTool]:
         """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
-        first cell there is nothing to copy. Raises ForkRefused where cells made what cannot be copied; else as `run`."""
+        first cell there is nothing to copy. Raises ForkRefused where there is what no copy can have; else as `run`."""
         tools = [NotebookTool(self._opener, self._limits, self._spec.name) for _ in range(count)]
         if self._session is not None:
             try:
