@@ -30,7 +30,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1440, 8),
     "protocols": (284, 1),
     "record": (2713, 15),
-    "rollout": (2133, 13),
+    "rollout": (2136, 13),
     "run": (3291, 20),
     "sandbox": (9394, 44),
     "serving": (800, 6),
