@@ -89,7 +89,7 @@ PHASES = (
     Phase(name="sandbox serve", words=("sandbox", "serve", "--port", "0"), said="http", code=0),
     Phase(name="sandbox serve: start", words=("sandbox", "serve", "--port", "0"), spread=1.5),
     Phase(name="sandbox exec", words=("sandbox", "exec", "import time; time.sleep(60)"), spread=2.0),
-    Phase(name="sandbox bench", words=("sandbox", "bench"), spread=3.0),
+    Phase(name="sandbox bench", words=("sandbox", "bench", "here"), spread=3.0),
     Phase(name="data build", words=("data", "build", "POOL", "data=DATA", "out=OUT/pool"), spread=15.0),
     Phase(name="data check", words=("data", "check", "DATA/deepmath/train.jsonl.gz"), spread=8.0),
     Phase(name="data sft", words=("data", "sft", "OUT/mix.toml", "--out", "OUT/sft"), spread=15.0),

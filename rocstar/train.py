@@ -138,16 +138,8 @@ def ahead_of_learning(
         sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         carried = run.progress.carried if step == run.progress.stage_step else Carried()
         if not rollout.carry_over and not carried.groups:
-            return RolledStep(
-                groups=await counted.roll(
-                    problems,
-                    attempts=siblings,
-                    seed=step_seed,
-                    temperature=rollout.temperature,
-                    top_p=rollout.top_p,
-                    top_k=rollout.top_k,
-                )
-            )
+            groups = await counted.roll(problems, attempts=siblings, seed=step_seed, sampling=sampling)
+            return RolledStep(groups=groups)
         return await rolled(
             partial(counted.advance, sampling=sampling, attempts=siblings),
             carried,

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from rocstar.adapters.sandbox_bench import measure
 from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, with_truth
 from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
 from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
@@ -62,15 +63,15 @@ async def test_who_stops_waiting_leaves_no_bare_interpreter(tmp_path: Path) -> N
 
 
 async def test_our_sandbox_holds_every_attack() -> None:
-    found = await compared(["here"], QUICK[:1], [], token="", attacks=True, slots=2)
+    found = await compared(["here"], QUICK[:1], [], token="", attacks=True, calls=10, slots=2)
     assert found["here"].got_through == [] and found["here"].held == found["here"].attacks == len(BODIES) + 3
 
 
 async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> None:
     runs = scripted([("/etc/shadow", Told("ok", "got ['/etc/shadow']")), ("os.fork", Told("failed"))])
-    found = await measured(runs, (), (), attacks=True)
-    assert found.got_through == ["reads files of the machine"]
-    dead = await measured(scripted([("print(6", Told("refused"))]), (), (), attacks=True)
+    found = await measured(runs, (), (), attacks=True, calls=10)
+    assert found.got_through == ["reads files of the machine"] and not found.is_well
+    dead = await measured(scripted([("print(6", Told("refused"))]), (), (), attacks=True, calls=10)
     assert dead.held == 0 and all("no program runs after it" in name for name in dead.got_through)
 
 
@@ -128,6 +129,7 @@ async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code() -> None:
         (["here", "--programs", "FILE"], "programs.jsonl, line 2: no program; write"),
         (["here", "--programs", "EMPTY"], "empty.jsonl holds no program; write"),
         (["mcp:/no/such/server"], "/no/such/server can't be started as an MCP server"),
+        (["mcp:false"], "false can't be asked as an MCP server: Connection closed"),
         (["code-judge:http://127.0.0.1:9"], "http://127.0.0.1:9/run can't be asked"),
     ],
 )
@@ -176,7 +178,23 @@ def test_input_of_a_program_may_be_called_stdin(tmp_path: Path) -> None:
     assert _asked(line, row, file).stdin == "abc"
 
 
+def test_a_service_that_tells_ends_wrongly_is_exit_code_1() -> None:
+    with served("/run") as url:
+        given = ["sandbox", "bench", f"code-judge:{url}", "--callers", "1", "--calls", "10"]
+        done = CliRunner().invoke(app, given)
+    assert done.exit_code == 1 and "raises: expected failed, told ok" in done.stdout
+
+
+def test_a_service_that_cannot_be_asked_is_found_out_before_any_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measured", lambda *_, **__: pytest.fail("the first was measured"))
+    with pytest.raises(Unavailable, match="can't be asked"):
+        asyncio.run(
+            compared(["python", "code-judge:http://127.0.0.1:9"], [], [], token="", attacks=False, calls=10, slots=1)
+        )
+
+
 def test_figures_are_json() -> None:
     done = CliRunner().invoke(app, ["sandbox", "bench", "here", "--callers", "1", "--calls", "10", "--json"])
     found = json.loads(done.stdout)
+    assert done.exit_code == 0
     assert found["here"]["right"] == len(KNOWN) and found["here"]["latency"]["1"]["wrong"] == 0

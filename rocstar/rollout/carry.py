@@ -126,13 +126,17 @@ async def rolled(
     whole = [group.group for group in found if not group.aside]
     if last:
         return RolledStep(groups=whole)
-    lengths = (
+    lengths = [
         grown(limit.tokens) if trajectory.stop is Stop.SET_ASIDE else trajectory.num_sampled_tokens
         for group in found[len(before.groups) :]
         for trajectory in group.group.trajectories
+        if trajectory.stop is not Stop.ENVIRONMENT_FAILED  # which says nothing of how long attempts are
+    ]
+    exceed = allowed * len(lengths) // (attempts * len(drawn))
+    following = next_limit(lengths, exceed) if lengths else before.limit
+    return RolledStep(
+        groups=whole, left=Carried(limit=following, groups=tuple(group for group in found if group.aside))
     )
-    left = tuple(group for group in found if group.aside)
-    return RolledStep(groups=whole, left=Carried(limit=next_limit(lengths, allowed), groups=left))
 
 
 def too_many(aside: Mapping[str, int], groups: int, allowed: int) -> bool:

@@ -22,6 +22,8 @@ from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
 
+AS_THE_MODEL_SAYS = Sampling(max_new_tokens=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roller:
@@ -49,15 +51,12 @@ class Roller:
         *,
         attempts: int,
         seed: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        sampling: Sampling = AS_THE_MODEL_SAYS,
         done: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
         """`attempts` trajectories per problem, all at once. An attempt's randomness follows from
         (seed, problem.id, index); for a problem that is listed several times, also from its number among these. `done`
         is called with each group as it is verified."""
-        sampling = Sampling(max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k)
         return await verified_groups(
             problems,
             lambda problem, index, identity: self.attempt(problem, index, replace(sampling, seed=seed_for(*identity))),

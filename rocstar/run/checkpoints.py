@@ -4,7 +4,7 @@ checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
                    model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
     learner/       fp32 weights that are trained and optimizer state
-    state.json     Progress
+    state.json     Progress; of `carried` whether there is any
     carried.json   what the last step left to the next one, with rollout.carry_over
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from rocstar.config.sections import RunSection
+from rocstar.errors import DataError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
@@ -91,23 +92,33 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
         policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
-        state = asdict(replace(progress, carried=Carried()))
-        write_json(fresh / "state.json", {name: value for name, value in state.items() if name != "carried"})
-        if progress.carried != Carried():
+        carries = progress.carried != Carried()
+        write_json(fresh / "state.json", asdict(replace(progress, carried=Carried())) | {"carried": carries})
+        if carries:
             text = json.dumps(asdict(progress.carried), default=str)  # holds lone surrogates, which a model can write
             write_atomic(fresh / "carried.json", text.encode())
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
-    """The newest whole checkpoint; None when there is none yet."""
+    """The newest whole checkpoint; None when there is none yet. Raises DataError."""
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
-            progress, carried = Progress(**json.loads((path / "state.json").read_text())), path / "carried.json"
-            if carried.is_file():
-                progress.carried = CARRIED.validate_python(json.loads(carried.read_bytes()))
-            return progress, path
+            state, carried = json.loads((path / "state.json").read_text()), path / "carried.json"
+            carries = state.get("carried", carried.is_file())  # older ones do not say it
+            return Progress(**state | {"carried": _read_carried(carried) if carries else Carried()}), path
     return None
+
+
+def _read_carried(file: Path) -> Carried:
+    try:
+        return CARRIED.validate_python(json.loads(file.read_bytes()))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise DataError(
+            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); put it back "
+            f"from a copy, or move the folder {file.parent.name} away to go on from the checkpoint before it"
+        ) from None
 
 
 def prune(folder: RunFolder, keep: int) -> None:

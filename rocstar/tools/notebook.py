@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.call import ForkRefused, Limits, Response, SandboxDown
+from rocstar.sandbox.call import Limits, Response, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import result_of, spec_of, with_last_line
 from rocstar.types import ToolCall, ToolResult
@@ -84,12 +84,12 @@ class NotebookTool:
 
     async def fork(self, count: int) -> list[NotebookTool]:
         """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
-        first cell there is nothing to copy. Raises SandboxUnavailable."""
+        first cell there is nothing to copy. Raises ForkRefused where there is what no copy can have; else as `run`."""
         tools = [NotebookTool(self._opener, self._limits, self._spec.name) for _ in range(count)]
         if self._session is not None:
             try:
                 sessions = await self._session.fork(count)
-            except (SandboxDown, ForkRefused) as error:
+            except SandboxDown as error:
                 raise SandboxUnavailable(str(error)) from error
             for tool, session in zip(tools, sessions, strict=True):
                 tool._session = session

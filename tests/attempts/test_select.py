@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_what_is_not_there_is_answered_with_what_is(files: list[Path], asked: li
     shown = CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked])
     assert shown.exit_code == 0, shown.output
     assert shown.output.strip() == f"{run.name} has no such attempt{told}"
+
+
+@pytest.mark.parametrize("asked", [["--kept", "--dropped"], ["--wrong", "--undecided"]])
+def test_options_that_exclude_each_other_are_refused(files: list[Path], asked: list[str]) -> None:
+    run = files[0].parent.parent
+    with pytest.raises(ConfigError, match=f"{asked[0]} and {asked[1]} exclude each other; give one of them"):
+        CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("asked", "count"), [("--kept", 4), ("--dropped", 4), ("--right", 4), ("--undecided", 2)])
+def test_each_option_chooses_its_own(files: list[Path], asked: str, count: int) -> None:
+    given = ["rollouts", str(files[0].parent.parent), "--json", asked]
+    assert len(json.loads(CliRunner().invoke(app, given).stdout)["attempts"]) == count
 
 
 def test_a_graded_reward_is_shown_beside_the_verdict(tmp_path: Path) -> None:

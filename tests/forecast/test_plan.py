@@ -98,6 +98,13 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nvllm-3     machine 0  7             15.2" in capsys.readouterr().out
 
 
+def test_a_plan_says_that_it_counts_carry_over(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "rollout.carry_over=0.1"]) == 0
+    assert "rollout.carry_over 0.1 is counted; plan with rollout.carry_over=0 to compare" in capsys.readouterr().err
+
+
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
     whole = plan("7b-8gpu.toml", "h100", 8, *SMALL)
     assert plan("7b-8gpu.toml", "h100", 16, *SMALL).hours < whole.hours

@@ -194,8 +194,8 @@ lengths = st.lists(st.lists(st.integers(1, 60), min_size=3, max_size=3), min_siz
 
 
 async def planned(group: OpenGroup, limit: StepLimit | None, steps: list[list[list[int]]], rng: Random) -> OpenGroup:
-    """`Roller.advance` for attempts whose lengths are planned; `group.seed` is the step that drew the group. They take
-    times that have nothing to do with their lengths."""
+    """`Roller.advance` for attempts whose lengths are planned (0 of a fault); `group.seed` is the step that drew the
+    group. They take times that have nothing to do with their lengths."""
     name = group.group.problem.id
 
     async def attempt(index: int, size: int) -> Trajectory:
@@ -204,7 +204,8 @@ async def planned(group: OpenGroup, limit: StepLimit | None, steps: list[list[li
                 await asyncio.sleep(0)
             tokens = size if most is None else min(size, most)
             wrote = Completion(token_ids=(0,) * tokens, logprobs=(0.0,) * tokens, finish=Finish.LENGTH)
-            return attempt_of(name, index, wrote, Stop.ANSWERED if tokens == size else Stop.SET_ASIDE)
+            ended = Stop.ANSWERED if size else Stop.ENVIRONMENT_FAILED
+            return attempt_of(name, index, wrote, ended if tokens == size else Stop.SET_ASIDE)
 
         return await (limit.attempt(name, go_on) if limit else go_on(None, None))
 
@@ -240,6 +241,13 @@ def test_every_attempt_is_learnt_from_once_whole_and_at_most_a_step_late(
         assert step.left.attempts <= share * 3 * len(steps[number])
         assert {group.seed for group in step.left.groups} <= {number}, "carried once"
         assert step.groups, "a step learns from something"
+
+
+async def test_faults_say_nothing_of_how_long_attempts_are() -> None:
+    sizes = [[20, 21, 22], [23, 24, 25], [26, 27, 28], [29, 30, 31]]
+    faults = [[0, 0, 0] for _ in sizes]
+    found = await roll_all([sizes, faults, [[0, 24, 0], *faults[1:]], sizes], 0.25)
+    assert [step.left.limit for step in found] == [29, 29, 24, None]
 
 
 async def test_over_a_run_right_and_wrong_attempts_are_learnt_from_as_often_as_they_are_made() -> None:

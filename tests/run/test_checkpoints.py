@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import date
 from math import inf
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.config.sections import LearningSection
+from rocstar.errors import DataError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
@@ -64,6 +66,19 @@ def test_whatever_a_model_wrote_is_carried_over_as_it_is(folder: RunFolder) -> N
     (group,) = found[0].carried.groups
     assert (found[0].carried.limit, group.seed, group.group.trajectories) == (7, opened.seed, (attempt,))
     assert group.group.problem.metadata == {"row": 1, "added": "2026-01-01"}
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"limit": 7, "gro', b'{"limit": "x", "groups": []}', b"\xff"])
+def test_attempts_carried_over_are_never_lost_in_silence(folder: RunFolder, content: bytes | None) -> None:
+    saved(folder, 1)
+    saved(folder, 2, carried=Carried(limit=7))
+    file = folder.checkpoint(2) / "carried.json"
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(DataError, match=r"step=000002/carried\.json holds .*; put it back"):
+        latest(folder)
+    shutil.rmtree(file.parent)
+    found = latest(folder)
+    assert found is not None and found[0].step == 1
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:

@@ -133,6 +133,28 @@ def test_a_cell_may_await_at_its_top_level_in_one_loop(daemon: Daemon) -> None:
     assert daemon.cell("await", 3, "loop is await f(), await asyncio.sleep(0, 'value')").value == "(True, 'value')"
 
 
+def test_a_cell_that_awaits_runs_in_the_loop_from_its_first_line_on(daemon: Daemon) -> None:
+    daemon.cell("loop", 1, "import asyncio\nasync def f(n, s=0):\n    await asyncio.sleep(s)\n    return n")
+    assert daemon.cell("loop", 2, "t = asyncio.create_task(f(2))\nawait t").value == "2"
+    assert daemon.cell("loop", 3, "t = asyncio.create_task(f(3, 0.01))\nawait f(1)").value == "1"
+    assert daemon.cell("loop", 4, "t.done()").value == "False", "tasks stand still between cells"
+    assert daemon.cell("loop", 5, "await asyncio.sleep(0.05)\nt.done()").value == "True"
+    failed = daemon.cell("loop", 6, "t = asyncio.create_task(f(4))\n\nawait t / 0")
+    assert failed.exception is not None and failed.exception.line == 3
+    assert daemon.cell("loop", 7, "n = asyncio.run(f(5))\nn + await f(1)").value == "6", "Python refuses it in a loop"
+
+
+def test_cells_in_the_loop_and_others_share_context_variables(daemon: Daemon) -> None:
+    daemon.cell("context", 1, "import decimal, asyncio\ndecimal.getcontext().prec = 50\nawait asyncio.sleep(0)")
+    assert daemon.cell("context", 2, "decimal.getcontext().prec").value == "50"
+
+
+def test_a_cell_interrupted_while_it_awaits_is_over(daemon: Daemon) -> None:
+    code = "import asyncio\ntry:\n    await asyncio.sleep(0.8)\nfinally:\n    print('end')\nprint('late')"
+    assert daemon.cell("over", 1, code, wall_seconds=0.3).stdout == "end\n"
+    assert daemon.cell("over", 2, "await asyncio.sleep(1)\nlen(asyncio.all_tasks())").value == "1"
+
+
 def test_figures_left_open_come_back_as_png_and_are_closed(daemon: Daemon) -> None:
     pytest.importorskip("matplotlib")
     code = "import matplotlib.pyplot as plt\nfor _ in range({}): plt.figure(figsize=(1, 1)).add_subplot()\nplt.show()"

@@ -31,7 +31,6 @@ from rocstar.adapters.sandbox_bench.systems import Runs, Told, opened
 
 AT_ONCE = 4  # known ends
 TRIES = 3  # a service that could not run a program said nothing of it
-LEAST_CALLS = 200  # at each number of callers
 HELD = KnownProgram("", "print(6 * 7)", "ok", "42", seconds=60.0)
 """What a service must still do after an attack."""
 
@@ -63,6 +62,11 @@ class Findings:
     latency: dict[int, LoadTimes] = field(default_factory=dict)
     """By callers."""
 
+    @property
+    def is_well(self) -> bool:
+        """Nothing was told wrongly, and nothing got through."""
+        return not (self.wrong or self.got_through or any(load.wrong for load in self.latency.values()))
+
 
 async def compared(
     systems: Sequence[str],
@@ -71,11 +75,16 @@ async def compared(
     *,
     token: str,
     attacks: bool,
-    calls: int = LEAST_CALLS,
-    slots: int = 2,
+    calls: int,
+    slots: int,
 ) -> dict[str, Findings]:
-    """Of each system, one after the other. asked: programs whose truth is what bare Python makes of them; without any,
-    those of known ends. Raises ConfigError, SandboxDown, Unavailable."""
+    """Of each system, one after the other; one that cannot be asked is found out before any is measured. asked:
+    programs whose truth is what bare Python makes of them; without any, those of known ends. calls: least at each
+    number of callers. slots: programs at once, of systems that start here. Raises ConfigError, SandboxDown,
+    Unavailable."""
+    for system in systems:
+        async with opened(system, token, slots) as runs:
+            await runs(HELD)
     programs = await with_truth(asked, slots) if asked else KNOWN
     found = {}
     for system in systems:
@@ -112,7 +121,7 @@ def _row(system: str, right: str, held: str, *times: str) -> str:
 
 
 async def measured(
-    runs: Runs, programs: Sequence[KnownProgram], callers: Sequence[int], *, attacks: bool, calls: int = LEAST_CALLS
+    runs: Runs, programs: Sequence[KnownProgram], callers: Sequence[int], *, attacks: bool, calls: int
 ) -> Findings:
     found = Findings(programs=len(programs))
     await _truth(runs, programs, found)

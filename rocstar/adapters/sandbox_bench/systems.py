@@ -161,7 +161,7 @@ async def _http(
             if answer.status_code in NOT_SERVED:
                 raise Unavailable(f"{url}{path} can't be asked: its answer is HTTP {answer.status_code}")
             return told(answer.json()) if answer.status_code == 200 else Told("refused")
-        except (httpx.TimeoutException, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
+        except (httpx.ReadTimeout, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
             return Told("refused")
         except httpx.HTTPError as error:
             raise Unavailable(f"{url}{path} can't be asked: {error}") from error
@@ -175,26 +175,34 @@ async def _http(
 @asynccontextmanager
 async def _mcp(command: str) -> AsyncIterator[Runs]:
     """What a program printed is the tool's text, or `stdout` where it is JSON; no server tells a timeout apart."""
-    from mcp import ClientSession
+    from mcp import ClientSession, MCPError
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     file, *arguments = shlex.split(command)
     if shutil.which(file) is None:
         raise ConfigError(f"{file} can't be started as an MCP server: there is no such command")
     server = StdioServerParameters(command=file, args=arguments)
-    async with stdio_client(server) as streams, ClientSession(*streams) as session:
-        await session.initialize()
-        tool, code, stdin = _tool((await session.list_tools()).tools)
+    try:
+        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            tool, code, stdin = _tool((await session.list_tools()).tools)
 
-        async def runs(program: KnownProgram) -> Told:
-            given = {code: program.code} | ({stdin: program.stdin} if stdin else {})
-            try:
-                async with asyncio.timeout(SERVICE_SECONDS):
-                    return _told_by_tool(await session.call_tool(tool, given))
-            except TimeoutError:
-                return Told("refused")
+            async def runs(program: KnownProgram) -> Told:
+                given = {code: program.code} | ({stdin: program.stdin} if stdin else {})
+                try:
+                    async with asyncio.timeout(SERVICE_SECONDS):
+                        return _told_by_tool(await session.call_tool(tool, given))
+                except TimeoutError:
+                    return Told("refused")
 
-        yield runs
+            yield runs
+    except ExceptionGroup as group:  # of the client's tasks
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, MCPError):
+            error = Unavailable(f"{command} can't be asked as an MCP server: {error}")
+        raise error from None
 
 
 def _tool(tools: list[Any]) -> tuple[str, str, str]:

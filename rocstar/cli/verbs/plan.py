@@ -59,12 +59,16 @@ def plan(
             f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu, or this machine: --gpu cpu",
             file=sys.stderr,
         )
-    if gpu == CPU:
-        _here(load_recipe(recipe, settings or []), length_share, as_json=as_json)
-        return
-    if gpu not in GPUS:
+    if gpu not in (*GPUS, CPU):
         raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}, {CPU}")
     loaded = load_recipe(recipe, settings or [])
+    for stage in () if placement else loaded.rl_stages:
+        if share := stage.rollout.carry_over:
+            compare = "plan with rollout.carry_over=0 to compare"
+            print(f"{stage.name}: rollout.carry_over {share:g} is counted; {compare}", file=sys.stderr)
+    if gpu == CPU:
+        _here(loaded, length_share, as_json=as_json)
+        return
     if placement:
         table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
         print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))

@@ -40,10 +40,8 @@ class AttemptOptions:
     right: Annotated[bool, typer.Option("--right", help="Right ones only.")] = False
     wrong: Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")] = False
     undecided: Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")] = False
-    kept: Annotated[
-        bool | None,
-        typer.Option("--kept/--dropped", help="Those that the resampler kept, or dropped.", show_default=False),
-    ] = None
+    kept: Annotated[bool, typer.Option("--kept", help="Those that the resampler kept only.")] = False
+    dropped: Annotated[bool, typer.Option("--dropped", help="Those that it dropped only.")] = False
     stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)] = (
         None
     )
@@ -59,16 +57,17 @@ class AttemptOptions:
         """The filter of table.py that they ask for. Raises ConfigError."""
         from rocstar.types import Stop
 
-        chosen = [name for name in ("right", "wrong", "undecided") if getattr(self, name)]
-        if len(chosen) > 1:
-            raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
+        for names in (("right", "wrong", "undecided"), ("kept", "dropped")):
+            given = [f"--{name}" for name in names if getattr(self, name)]
+            if len(given) > 1:
+                raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
         if self.stop is not None and self.stop not in list(Stop):
             raise ConfigError(f"--stop {self.stop} is none of {', '.join(Stop)}")
         told = {
             "step": None if self.step is None else str(self.step),
             "problem": self.problem and f"{self.problem}*",
-            "verdict": chosen[0].replace("undecided", "undecided,none") if chosen else None,
-            "kept": {True: "yes", False: "no", None: None}[self.kept],
+            "verdict": "right" * self.right + "wrong" * self.wrong + "undecided,none" * self.undecided,
+            "kept": "yes" * self.kept + "no" * self.dropped,
             "stop": self.stop,
             "error": self.error,
             "q": self.text,

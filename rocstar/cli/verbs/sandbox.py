@@ -213,6 +213,7 @@ def bench(
     else:
         for line in rows(found):
             write(sys.stdout, line + "\n")
+    raise typer.Exit(OK if all(one.is_well for one in found.values()) else FAILED)
 
 
 def _asked(line: int, row: Any, file: Path) -> KnownProgram:

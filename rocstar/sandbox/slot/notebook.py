@@ -17,7 +17,9 @@ import signal
 import sys
 import time
 from _ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from asyncio import Runner
 
 COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
+LOOP_STARTS = ("asyncio.run(", ".run_until_complete(")
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 8_000_000  # together
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
@@ -43,7 +46,8 @@ CPUTimeout.__module__ = "builtins"  # that is how it is shown
 
 
 class Cell(Execution):
-    """One cell. It may await at its top level."""
+    """One cell. It may await at its top level; it then runs in the event loop from its first line on, unless it starts
+    a loop by itself, which Python refuses there: then only what awaits does."""
 
     flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -51,9 +55,20 @@ class Cell(Execution):
         super().__init__(cell.code, f"<cell {cell.number}>", notebook.module, cell.output_bytes)
         self.notebook = notebook
 
-    def execute(self, code: CodeType) -> Any:
-        result = super().execute(code)
-        return self.notebook.runner().run(result) if code.co_flags & COROUTINE else result
+    def execute(self, parts: Sequence[CodeType]) -> Any:
+        if len(parts) > 1 and any(start in self.code for start in LOOP_STARTS):
+            return [self.execute([part]) for part in parts][-1]
+        if any(part.co_flags & COROUTINE for part in parts):
+            return self.notebook.wait_for(self.awaited(parts))
+        return self.notebook.context.run(super().execute, parts)
+
+    async def awaited(self, parts: Sequence[CodeType]) -> Any:
+        value = None
+        for part in parts:
+            value = super().execute([part])
+            if part.co_flags & COROUTINE:
+                value = await value
+        return value
 
 
 class Notebook:
@@ -68,6 +83,8 @@ class Notebook:
         self.is_running = False
         self.cpu_seconds = IDLE_CPU_SECONDS
         self.loop: Runner | None = None
+        self.context = copy_context()
+        """Of all cells, in the loop or not."""
 
     def serve(self) -> NoReturn:
         """Until control closes."""
@@ -174,12 +191,20 @@ class Notebook:
         whole = math.ceil(time.process_time() + seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
 
-    def runner(self) -> Runner:
-        """One event loop for all cells, made for the first that needs it."""
+    def wait_for(self, cell: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns. One event loop for all cells, made for the first that needs it; a cell that is interrupted
+        is cancelled, or it would go on in the next one."""
         import asyncio
 
         self.loop = self.loop or asyncio.Runner()
-        return self.loop
+        loop = self.loop.get_loop()
+        task = loop.create_task(cell, context=self.context)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            if not task.done():
+                task.cancel()
+                loop.run_until_complete(asyncio.wait([task]))
 
 
 def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:

@@ -182,13 +182,15 @@ class Execution:
         body, last = compiled(self.code, name, self.flags)
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
-        if body:
-            self.execute(body)
-        value = self.execute(last) if last else None
+        value = self.execute([part for part in (body, last) if part])
         return None if value is None else repr(value)
 
-    def execute(self, code: CodeType) -> Any:
-        return eval(code, self.module.__dict__)
+    def execute(self, parts: Sequence[CodeType]) -> Any:
+        """One after another; the value of the last."""
+        value = None
+        for part in parts:
+            value = eval(part, self.module.__dict__)
+        return value
 
     def fail(self, error: BaseException) -> None:
         """Print the traceback; note type, message and line of the error."""
