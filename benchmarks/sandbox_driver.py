@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from importlib import import_module
 from typing import Any
 
 WORKLOADS = {
@@ -20,28 +19,23 @@ WORKLOADS = {
 EXPECTED = {"W1": "2\n", "W2": "1.0\n", "W3": "-sin(1)*cos(1)/2 + 1/2\n"}
 
 
-def current(walls: bool, compiled: bool) -> tuple[Any, Any, Any]:
-    """A client not yet started, and the types of its calls and limits."""
-    from rocstar.sandbox.call import Call, DaemonSettings, Isolation, Limits
+def client_of(walls: bool, compiled: bool) -> Any:
+    """A client not yet started."""
+    from rocstar.sandbox.call import DaemonSettings, Isolation
     from rocstar.sandbox.client.client import SandboxClient
     from rocstar.sandbox.walls.plans import PLANS
 
     level, skipped = (Isolation.L1, 0) if walls else (Isolation.L0, len(PLANS) - 1)
     settings = DaemonSettings(slots=2, preload=(), compiled=compiled, min_isolation=level, skip_plans=skipped)
-    return SandboxClient(settings), Call, Limits
+    return SandboxClient(settings)
 
 
-def of_d725079(walls: bool, compiled: bool) -> tuple[Any, Any, Any]:
-    """The same of the checkouts before the daemon."""
-    client_of, jail, wire = (import_module(f"rocstar.sandbox.{name}") for name in ("client", "jail", "wire"))
-    level, skipped = (wire.Isolation.L1, 0) if walls else (wire.Isolation.L0, len(jail.PLANS) - 1)
-    settings = {"compiled": compiled, "min_isolation": level, "skip_plans": skipped}
-    return client_of.SandboxClient(slots=2, preload=(), **settings), wire.Request, wire.Limits
+async def run(client: Any, workload: str, calls: int) -> None:
+    from rocstar.sandbox.call import Call, Limits
 
-
-async def run(client: Any, call: Any, limits: Any, workload: str, calls: int) -> None:
     code = WORKLOADS[workload]
-    sent = [call(id=str(n), code=code, limits=limits, seed=n) for n in range(calls)]
+    limits = Limits(wall_seconds=60.0, cpu_seconds=60.0)  # a busy machine must not end a call
+    sent = [Call(id=str(n), code=code, limits=limits, seed=n) for n in range(calls)]
     for response in await asyncio.gather(*map(client.run, sent)):
         if response.stdout != EXPECTED[workload]:
             raise AssertionError(f"{workload} ended with {response}")
@@ -49,12 +43,7 @@ async def run(client: Any, call: Any, limits: Any, workload: str, calls: int) ->
 
 def main() -> None:
     sys.path[0] = sys.argv[1]  # in place of this folder
-    settings = json.loads(sys.argv[2])
-    try:
-        client, call, kind_of_limits = current(**settings)
-    except ImportError:
-        client, call, kind_of_limits = of_d725079(**settings)
-    limits = kind_of_limits(wall_seconds=60.0, cpu_seconds=60.0)  # a busy machine must not end a call
+    client = client_of(**json.loads(sys.argv[2]))
     client.launch()
     client.await_hello()
     with client:
@@ -62,7 +51,7 @@ def main() -> None:
         print(json.dumps({"isolation": info.isolation, "fork_path": info.fork_path}), flush=True)
         for line in sys.stdin:
             workload, calls = line.split()
-            asyncio.run(run(client, call, limits, workload, int(calls)))
+            asyncio.run(run(client, workload, int(calls)))
             print("done", flush=True)
 
 

@@ -1,12 +1,12 @@
 """What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without walls and
-without the compiled part, against a fresh interpreter, and against code-judge where a checkout of it is given. Prints
-tables and, last, one JSON line.
+without the compiled part, and against a fresh interpreter. Prints tables and, last, one JSON line. Other systems are
+measured by `rocstar sandbox bench`.
 
 CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
 steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
 with another); milliseconds are medians over rounds, ratios medians of each round's, which hold on a busy machine.
 
-    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--code-judge PATH] [--skip-loops]
+    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--skip-loops]
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from code_judge import code_judge
 from frame import Table, Worker, by_turns, cpu_seconds, parser, report, spent, tree
 from sandbox_driver import EXPECTED, WORKLOADS
 
@@ -117,7 +116,6 @@ def ratios_of(seen: Costs) -> Rows:
     """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
-        "code-judge / here": ("code-judge", "here"),
         # Without a pid namespace slots run the Python loop: walls are weighed against the same.
         "without compiler / without walls": ("here, without compiler", "here, without walls"),
         **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
@@ -182,10 +180,6 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
-    arguments.add_argument("--code-judge", metavar="PATH", help="a checkout of code-judge; needs redis-server")
-    arguments.add_argument(
-        "--code-judge-python", default=sys.executable, help="an interpreter that has its requirements"
-    )
     arguments.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
     arguments.add_argument("--loop-seconds", type=float, default=6.0)
     options = arguments.parse_args()
@@ -197,9 +191,6 @@ def main() -> None:
             for where, checkout in checkouts.items()
         }
         contestants: dict[str, Contestant] = {**sandboxes, "fresh python": fresh}
-        if options.code_judge:
-            judge = code_judge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
-            contestants["code-judge"] = stack.enter_context(judge)
         seen = compete(contestants, options.rounds)
         about = {name: each.info for name, each in sandboxes.items()}
         memory = sandboxes["here"].idle_slot_megabytes()

@@ -270,26 +270,19 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
 
 
 def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any]:
-    """A model for the engine, and a function that makes one update from rows and publishes the weights.
-
-    Checkouts up to d725079 have another learner: it scores rows in a pass of its own and publishes a folder."""
+    """A model for the engine, and a function that makes one update from rows and publishes the weights."""
     import copy
-    from importlib.util import find_spec
 
-    from rocstar.learning import learner, policy
+    from rocstar.config.sections import LearningSection
+    from rocstar.learning.learner import GrpoLearner
+    from rocstar.learning.models import load_model
+    from rocstar.learning.policy import Policy
     from rocstar.types import Batch
 
-    if find_spec("rocstar.learning.models") is None:
-        own = policy.Policy(policy.load_model(folder), codec, "compact")
-        old = learner.GrpoLearner(own, learner.LearnerSettings(), folder / "weights")
-        return copy.deepcopy(own.model), lambda rows: (old.update(Batch(rows=old.score(rows))), old.publish())[1]
-    from rocstar.config.sections import LearningSection
-    from rocstar.learning.models import load_model
-
     model = load_model(folder)
-    own = policy.Policy(copy.deepcopy(model), codec, template)
-    new = learner.GrpoLearner(own, LearningSection())
-    return model, lambda rows: (new.update(Batch(rows=rows)), own.publish())[1]
+    policy = Policy(copy.deepcopy(model), codec, template)
+    learner = GrpoLearner(policy, LearningSection())
+    return model, lambda rows: (learner.update(Batch(rows=rows)), policy.publish())[1]
 
 
 if __name__ == "__main__":

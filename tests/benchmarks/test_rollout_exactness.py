@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.benchmarks.test_replay_compare import load
+from tests.benchmarks.test_sandbox_replay import load
 
 exactness: Any = load("rollout_exactness")
 
