@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1879, 13),
     "analysis": (2181, 11),
-    "answers": (3611, 20),
+    "answers": (3587, 20),
     "cli": (3278, 21),
     "cluster": (739, 8),
     "config": (1955, 11),
@@ -35,17 +35,17 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (9365, 44),
     "serving": (800, 6),
     "support": (1304, 10),
-    "tools": (674, 8),
+    "tools": (606, 6),
     "train": (221, 1),
     "types": (540, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 588, 3988
+CLASSES, FUNCTIONS = 586, 3980
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8757
+BENCHMARK_LINES = 8773
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
