@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 from frame import parser, print_figures, print_rows, report
-from soak_programs import Task, task
+from hostile_programs import Task, task
 
 from rocstar.sandbox.call import Response, SandboxDown, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient

@@ -14,10 +14,10 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1879, 13),
+    "adapters": (1871, 13),
     "analysis": (2181, 11),
     "answers": (3587, 20),
-    "cli": (3278, 21),
+    "cli": (3277, 21),
     "cluster": (739, 8),
     "config": (1955, 11),
     "data": (4778, 24),
@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3541, 20),
     "parts": (1440, 8),
     "protocols": (284, 1),
-    "record": (2713, 15),
+    "record": (2683, 15),
     "rollout": (2133, 13),
     "run": (3280, 20),
     "sandbox": (9365, 44),
@@ -38,14 +38,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (606, 6),
     "train": (221, 1),
     "types": (540, 1),
-    "view": (1553, 8),
+    "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 586, 3980
+CLASSES, FUNCTIONS = 581, 3968
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8773
+BENCHMARK_LINES = 8586
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
