@@ -21,18 +21,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (739, 8),
     "config": (1955, 11),
     "data": (4778, 24),
-    "dialogue": (1408, 10),
+    "dialogue": (1405, 10),
     "engines": (3600, 18),
     "errors": (48, 1),
-    "evaluation": (3749, 21),
-    "forecast": (2658, 13),
+    "evaluation": (3747, 21),
+    "forecast": (2651, 12),
     "learning": (3541, 20),
     "parts": (1440, 8),
     "protocols": (284, 1),
     "record": (2683, 15),
     "rollout": (2133, 13),
     "run": (3280, 20),
-    "sandbox": (9365, 44),
+    "sandbox": (9363, 44),
     "serving": (800, 6),
     "support": (1304, 10),
     "tools": (606, 6),
@@ -45,7 +45,7 @@ LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8586
+BENCHMARK_LINES = 8566
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
