@@ -31,7 +31,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +41,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from frame import ROOT, by_turns, parser, qwen3, report, spread
+from frame import ROOT, by_turns, of_child, parser, qwen3, report, spread
 
 ROWS = 64  # attempts that decode at once
 POSITIONS = 1024  # of the longest attempt
@@ -152,11 +151,8 @@ def one(engine: str, size: str, dtype: str, options: argparse.Namespace) -> Figu
     checkout = options.against if engine == "against" else str(ROOT)
     fewer = dict(each.rsplit("=", 1) for each in options.fewer)
     count = fewer.get(f"{size}:{engine}", options.requests)
-    command = [sys.executable, __file__, "--worker", engine, checkout, "--sizes", size, "--dtypes", dtype]
-    done = subprocess.run([*command, "--requests", str(count)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{engine} failed at {size} in {dtype}:\n{done.stderr[-2000:]}")
-    figure = Figure(*json.loads(done.stdout.splitlines()[-1]))
+    work = ("--sizes", size, "--dtypes", dtype, "--requests", count)
+    figure = Figure(*of_child("--worker", engine, checkout, *work))
     print(f"{size} {dtype} {engine}: {figure.tokens_per_cpu_second:.0f} tokens/CPU-s", file=sys.stderr, flush=True)
     return figure
 

@@ -240,6 +240,22 @@ def answered(answers: Callable[[], bool]) -> bool:
     return False
 
 
+def of_child(*words: object) -> Any:
+    """What this benchmark prints last, as JSON, when a process of its own runs it with these arguments. Ends this
+    process where that one fails."""
+    command = [sys.executable, sys.argv[0], *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak_bytes() -> int:
+    """Of this process's resident set."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 class Worker:
     """A child that stays and answers a line for a line."""
 

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from frame import Table, parser, report, spent
+from frame import Table, of_child, parser, peak_bytes, report, spent
 from torch import Tensor
 
 from rocstar.learning.head import Head, backward_tokens
 
 MIB = 2**20
-SIZES = ("tokens", "vocabulary", "hidden")
 
 
 def main() -> None:
@@ -39,7 +37,10 @@ def main() -> None:
         print(json.dumps(measured(arguments)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = {form: run(arguments, form, Path(folder) / form) for form in ("chunked", "naive")}
+        found = {
+            form: of_child(*sys.argv[1:], "--form", form, "--gradients", f"{folder}/{form}")
+            for form in ("chunked", "naive")
+        }
         found["difference"] = compared(Path(folder))
     own = arguments.vocabulary * arguments.hidden * 4
     print(f"T {arguments.tokens}, V {arguments.vocabulary}, hidden {arguments.hidden}, fp32, one thread")
@@ -48,16 +49,7 @@ def main() -> None:
     for form in ("naive", "chunked"):
         table.row(form, found[form]["peak_bytes"] // MIB, found[form]["cpu_seconds"])
     print("largest difference of gradients, relative to the largest entry: " + json.dumps(found["difference"]))
-    sizes = {name: getattr(arguments, name) for name in SIZES}
-    report(**sizes, **found)
-
-
-def run(arguments: argparse.Namespace, form: str, gradients: Path) -> dict[str, float]:
-    sizes = [f"--{name}={getattr(arguments, name)}" for name in SIZES]
-    command = [sys.executable, __file__, *sizes, "--form", form, "--gradients", str(gradients)]
-    last = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    figures: dict[str, float] = json.loads(last)
-    return figures
+    report(tokens=arguments.tokens, vocabulary=arguments.vocabulary, hidden=arguments.hidden, **found)
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, float]:
@@ -78,14 +70,8 @@ def measured(arguments: argparse.Namespace) -> dict[str, float]:
     return {"peak_bytes": peak, "cpu_seconds": seconds.cpu}
 
 
-def peak_bytes() -> int:
-    """Of this process's resident set."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor) -> Tensor | None:
-    """As at d725079: all logits, entropy from the same softmax."""
+    """All logits, entropy from the same softmax."""
     leaf = hidden.requires_grad_()
     everything = torch.log_softmax(leaf @ weight.T, -1)
     logprobs = everything.gather(-1, targets[:, None]).squeeze(-1)

@@ -1,8 +1,7 @@
 """Speed of the learner against the machine's own matrix products, and against another checkout.
 
     python benchmarks/learner_speed.py
-    python benchmarks/learner_speed.py --against ../rocstar-d725079        # a git worktree of that commit
-
+    python benchmarks/learner_speed.py --against ../rocstar-before        # a git worktree of another commit
     python benchmarks/learner_speed.py --cases 135m --dtypes float32
 
 Cases, one torch thread, CPU seconds, the best of several updates:
@@ -162,16 +161,18 @@ def rl(shape: dict[str, Any], count: int, asked: int, written: int, dtype: str) 
 
 
 def rl_learner(shape: dict[str, Any], dtype: str) -> Any:
-    from rocstar.learning import learner, policy
+    from rocstar.config.sections import LearningSection
+    from rocstar.learning.learner import GrpoLearner
 
-    if hasattr(learner, "LearnerSettings"):  # at d725079
-        made = policy.Policy(policy.random_model(policy.Shape(**shape), 0), None, "")
-        return learner.GrpoLearner(made, learner.LearnerSettings(), None)
-    from rocstar.config.sections import LearningSection, ModelSection
+    return GrpoLearner(policy_of(shape, dtype), LearningSection())
+
+
+def policy_of(shape: dict[str, Any], dtype: str) -> Any:
+    from rocstar.config.sections import ModelSection
     from rocstar.learning.models import random_model
+    from rocstar.learning.policy import Policy
 
-    made = policy.Policy(random_model(ModelSection(**shape), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
-    return learner.GrpoLearner(made, LearningSection())
+    return Policy(random_model(ModelSection(**shape), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
 
 
 def sft(dtype: str) -> tuple[Callable[[], Any], float]:
@@ -193,19 +194,13 @@ def sft(dtype: str) -> tuple[Callable[[], Any], float]:
 
 
 def sft_learner(dtype: str) -> Any:
-    from rocstar.learning import policy, sft
+    from rocstar.config.sections import SftSection
+    from rocstar.learning.sft import SftLearner
 
-    if hasattr(sft, "SftSettings"):  # at d725079
-        made = policy.Policy(policy.random_model(policy.Shape(**SFT), 0), None, "")
-        return sft.SftLearner(made, sft.SftSettings(steps=900, tokens_per_microbatch=768))
-    from rocstar.config.sections import ModelSection, SftSection
-    from rocstar.learning.models import random_model
-
-    made = policy.Policy(random_model(ModelSection(**SFT), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
     section = SftSection(
         optimizer="muon", adamw_learning_rate=3e-3, context_loss_weight=0.1, tokens_per_microbatch=1536
     )
-    return sft.SftLearner(made, section, steps=900)
+    return SftLearner(policy_of(SFT, dtype), section, steps=900)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from frame import Table, parser, report, spent
+from frame import Table, of_child, parser, peak_bytes, report, spent
 
 from rocstar.config.sections import ModelSection, SftSection
 from rocstar.dialogue.codec import Codec
@@ -45,7 +44,7 @@ def main() -> None:
     if arguments.form:
         print(json.dumps(measured(arguments)))
         return
-    found = {form: run(form) for form in FORMS}
+    found = {form: of_child(*sys.argv[1:], "--form", form) for form in FORMS}
     print(
         f"{arguments.model.name}, rank {arguments.rank}, {arguments.rows} rows of {arguments.tokens} tokens, one thread"
     )
@@ -54,13 +53,6 @@ def main() -> None:
         sizes = one["trained"] / 1e6, one["peak_bytes"] // MIB, one["update_cpu"], one["publish_cpu"]
         table.row(form, *sizes, one["checkpoint_bytes"] // MIB)
     report(rank=arguments.rank, rows=arguments.rows, tokens=arguments.tokens, **found)
-
-
-def run(form: str) -> dict[str, float]:
-    command = [sys.executable, __file__, *sys.argv[1:], "--form", form]
-    last = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    figures: dict[str, float] = json.loads(last)
-    return figures
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, float]:
@@ -96,12 +88,6 @@ def measured(arguments: argparse.Namespace) -> dict[str, float]:
 
 def row(ids: list[int]) -> SftRow:
     return SftRow(token_ids=tuple(ids), loss_mask=(True,) * len(ids))
-
-
-def peak_bytes() -> int:
-    """Of this process's resident set."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

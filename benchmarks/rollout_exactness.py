@@ -2,6 +2,7 @@
 
     python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--kv-tokens 768]
         [--at-once 64]
+    python benchmarks/rollout_exactness.py --kills 10      # engines in processes, which get SIGKILL in turn
 
 Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
 on a fleet of two torch engines whose caches hold a fraction of the sessions that are open, so that caches are given up
@@ -13,14 +14,19 @@ stamped on it, over everything that stood before it:
     logprob     differs by at most 1e-4 nats
     id          is the one that the token's own random number draws from that law, to 1e-5 of probability
 
-Prints a table and last one JSON line; exit code 1 where a token differs. One thread.
+With --kills the two engines are processes of their own and have no other faults; no trajectory begins before both are
+up again.
+
+Prints a table and last one JSON line; exit code 1 where a token differs or a kill was not seen. One thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -35,10 +41,10 @@ import torch
 from frame import parser, print_figures, qwen3, report, spent
 from transformers.utils.logging import disable_progress_bar
 
+from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_sampling import uniforms
-from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.support.threads import quiet_torch
@@ -109,7 +115,7 @@ def main() -> int:
     }
     print_figures(figures)
     report(**figures)
-    return 1 if errors.logprob_beyond or errors.law_beyond else 0
+    return 1 if errors.logprob_beyond or errors.law_beyond or facts["engines_lost"] < options.kills else 0
 
 
 def parsed() -> argparse.Namespace:
@@ -117,6 +123,7 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--trajectories", type=int, default=2000)
     arguments.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
     arguments.add_argument("--faults", type=int, default=4, help="of each engine, spread over the rollout")
+    arguments.add_argument("--kills", type=int, default=0, help="of engines in processes of their own, in all")
     arguments.add_argument("--rows", type=int, default=16, help="sequences that an engine decodes at once")
     arguments.add_argument("--kv-tokens", type=int, default=768, help="of cache that an engine has")
     arguments.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
@@ -141,8 +148,8 @@ def model(version: int) -> Any:
 async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, int]]:
     """All trajectories, and what the engines went through meanwhile."""
     with TemporaryDirectory() as folder:
-        async with opened(options) as fleet:
-            records = await all_trajectories(fleet, options, Path(folder))
+        async with opened(options, Path(folder)) as (fleet, engines):
+            records = await all_trajectories(fleet, engines, options, Path(folder))
             load, counts = fleet.load(), fleet.take_counts()
     facts = {"swaps": load.policy_version, "evictions": load.evictions, "recomputed_tokens": load.recomputed_tokens}
     taken = {name: int(counts[f"engine/{name}"]) for name in ("lost", "back", "moved_turns", "repeated_turns")}
@@ -150,14 +157,21 @@ async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, i
 
 
 @asynccontextmanager
-async def opened(options: argparse.Namespace) -> AsyncIterator[Fleet]:
-    """Two engines that fail by schedule, as one."""
-    size = {"rows": options.rows, "positions": POSITIONS, "kv_tokens": options.kv_tokens}
-    engines = [TorchEngine(model(0), **size, vocab_size=VOCABULARY) for _ in range(2)]
-    faulty = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
-    fleet = Fleet(faulty, KvScheduler(), vocab_size=VOCABULARY)
+async def opened(options: argparse.Namespace, folder: Path) -> AsyncIterator[tuple[Fleet, Sequence[Any]]]:
+    """Two engines that fail by schedule, or that can be killed; as one, and each."""
+    size = {"rows": options.rows, "positions": POSITIONS, "kv_tokens": options.kv_tokens, "vocab_size": VOCABULARY}
+    engines: list[Any]
+    if options.kills:
+        settings = EngineSettings(folder=str(published(0, folder / "0").folder), **size)
+        engines = [ProcessEngine(settings) for _ in range(2)]
+        await asyncio.gather(*(engine.restart(None) for engine in engines))
+        used = dict(zip("01", engines, strict=True))
+    else:
+        engines = [TorchEngine(model(0), **size) for _ in range(2)]
+        used = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
+    fleet = Fleet(used, KvScheduler(), vocab_size=VOCABULARY)
     try:
-        yield fleet
+        yield fleet, engines
     finally:
         await fleet.close()
         for engine in engines:
@@ -174,20 +188,41 @@ def faults_of(options: argparse.Namespace, place: int) -> list[Fault]:
     ]
 
 
-async def all_trajectories(engine: Engine, options: argparse.Namespace, folder: Path) -> list[Record]:
-    places, ended, version = asyncio.Semaphore(options.at_once), 0, 0
+async def all_trajectories(
+    fleet: Fleet, engines: Sequence[Any], options: argparse.Namespace, folder: Path
+) -> list[Record]:
+    places, ended, version, kills = asyncio.Semaphore(options.at_once), 0, 0, 0
+    both_up = asyncio.Event()
+    both_up.set()
 
     async def one(number: int) -> Record:
-        nonlocal ended, version
+        nonlocal ended, version, kills
         async with places:
-            record = await trajectory(engine, number, options.seed)
-        ended += 1
+            await both_up.wait()
+            record = await trajectory(fleet, number, options.seed)
+            ended += 1
+            if kills < options.kills and (options.kills + 1) * ended // options.trajectories > kills:
+                kills += 1
+                both_up.clear()
+                await kill(engines[kills % 2], fleet)
+                both_up.set()
         if version < options.swaps and (options.swaps + 1) * ended // options.trajectories > version:
             version += 1
-            await engine.load_weights(published(version, folder / str(version)))
+            await fleet.load_weights(published(version, folder / str(version)))
         return record
 
     return await asyncio.gather(*map(one, range(options.trajectories)))
+
+
+async def kill(victim: ProcessEngine, fleet: Fleet) -> None:
+    """Until it is up again."""
+    capacity = fleet.load().capacity_tokens
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    while victim.pid is not None:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+    while fleet.load().capacity_tokens < capacity:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.05)
 
 
 def published(version: int, folder: Path) -> Weights:
@@ -196,7 +231,7 @@ def published(version: int, folder: Path) -> Weights:
     return Weights(version=version, folder=str(folder))
 
 
-async def trajectory(engine: Engine, number: int, seed: int) -> Record:
+async def trajectory(engine: Fleet, number: int, seed: int) -> Record:
     """Siblings share their prompt; lengths, replies and waits follow from identity."""
     shared, own = (random.Random(seed_for(seed, *name)) for name in (("prompt", number // GROUP), ("own", number)))
     record = Record(drawn(shared, 16, 56))

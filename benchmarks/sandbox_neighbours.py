@@ -12,11 +12,11 @@ import os
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 from frame import parser, print_rows, report
-from hostile_programs import BOMB
+from hostile_programs import BOMB, ORDINARY, Task, ordinary_task
 from msgspec import structs
-from soak_programs import ORDINARY, Task, ordinary_task
 
 from rocstar.sandbox.call import Call, DaemonSettings, Isolation, Limits, SandboxDown, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
@@ -39,15 +39,7 @@ def tasks(number: int, wall_seconds: float) -> list[Task]:
     names = [name for name in ORDINARY if name not in ("numpy", "sympy")]
     made = [ordinary_task(n, names[n % len(names)]) for n in range(1, number + 1)]
     limits = Limits(wall_seconds=wall_seconds, cpu_seconds=60.0)
-    return [
-        Task(
-            call=structs.replace(t.call, code=WORK + t.call.code, limits=limits),
-            kind=t.kind,
-            hostile=False,
-            passes=t.passes,
-        )
-        for t in made
-    ]
+    return [replace(t, call=structs.replace(t.call, code=WORK + t.call.code, limits=limits)) for t in made]
 
 
 async def keep_running(client: SandboxClient, code: str) -> None:

@@ -1,16 +1,17 @@
 """What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without walls and
-without the compiled part, against a fresh interpreter, and against code-judge where a checkout of it is given. Prints
-tables and, last, one JSON line.
+without the compiled part, and against a fresh interpreter. Prints tables and, last, one JSON line. Other systems are
+measured by `rocstar sandbox bench`.
 
 CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
 steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
 with another); milliseconds are medians over rounds, ratios medians of each round's, which hold on a busy machine.
 
-    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--code-judge PATH] [--skip-loops]
+    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--skip-loops]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -21,19 +22,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
-from code_judge import code_judge
-from frame import Table, Worker, by_turns, cpu_seconds, parser, report, spent, tree
-from sandbox_driver import EXPECTED, WORKLOADS
+from frame import ROOT, Table, Worker, by_turns, cpu_seconds, parser, report, spent, tree
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome
-from rocstar.sandbox.client import SandboxClient
-
-HERE = Path(__file__).resolve().parent
+WORKLOADS = {
+    "W1": "print(1+1)",
+    "W2": "import numpy as np; print(np.linalg.det(np.eye(4)))",
+    "W3": "import sympy as sp; x=sp.symbols('x'); print(sp.integrate(sp.sin(x)**2,(x,0,1)))",
+}
+EXPECTED = {"W1": "2\n", "W2": "1.0\n", "W3": "-sin(1)*cos(1)/2 + 1/2\n"}
 CALLS = {"W1": 400, "W2": 200, "W3": 30}
 FRESH_CALLS = {"W1": 20, "W2": 8, "W3": 4}
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -52,11 +51,11 @@ Rows = dict[str, dict[str, float]]
 
 
 class Sandbox(Worker):
-    """A contestant: the sandbox of a checkout, behind `sandbox_driver.py`."""
+    """A contestant: the sandbox of a checkout, in a process that imports that checkout's rocstar (`served`)."""
 
     def __init__(self, checkout: str, settings: dict[str, bool]) -> None:
         outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [sys.executable, str(HERE / "sandbox_driver.py"), checkout, json.dumps(settings)]
+        command = [sys.executable, __file__, "--worker", checkout, json.dumps(settings)]
         super().__init__(command, cwd="/", env=outside)
         self.info: dict[str, str] = json.loads(self.line())
 
@@ -78,6 +77,42 @@ class Sandbox(Worker):
             name = f"zygote of {zygote.memory_full_info().rss / 1e6:.0f} MB"
             found |= {name: round(statistics.mean(sizes), 2)} if sizes else {}
         return found
+
+
+def client_of(walls: bool, compiled: bool) -> Any:
+    """A client not yet started."""
+    from rocstar.sandbox.call import DaemonSettings, Isolation
+    from rocstar.sandbox.client.client import SandboxClient
+    from rocstar.sandbox.walls.plans import PLANS
+
+    level, skipped = (Isolation.L1, 0) if walls else (Isolation.L0, len(PLANS) - 1)
+    settings = DaemonSettings(slots=2, preload=(), compiled=compiled, min_isolation=level, skip_plans=skipped)
+    return SandboxClient(settings)
+
+
+async def run_calls(client: Any, workload: str, calls: int) -> None:
+    from rocstar.sandbox.call import Call, Limits
+
+    code = WORKLOADS[workload]
+    limits = Limits(wall_seconds=60.0, cpu_seconds=60.0)  # a busy machine must not end a call
+    sent = [Call(id=str(n), code=code, limits=limits, seed=n) for n in range(calls)]
+    for response in await asyncio.gather(*map(client.run, sent)):
+        if response.stdout != EXPECTED[workload]:
+            raise AssertionError(f"{workload} ended with {response}")
+
+
+def served(settings: str) -> None:
+    """Makes the calls of each `WORKLOAD CALLS` line on stdin, then says `done`."""
+    client = client_of(**json.loads(settings))
+    client.launch()
+    client.await_hello()
+    with client:
+        info = client.info()
+        print(json.dumps({"isolation": info.isolation, "fork_path": info.fork_path}), flush=True)
+        for line in sys.stdin:
+            workload, calls = line.split()
+            asyncio.run(run_calls(client, workload, int(calls)))
+            print("done", flush=True)
 
 
 def own_megabytes(processes: Iterable[psutil.Process]) -> float:
@@ -117,7 +152,6 @@ def ratios_of(seen: Costs) -> Rows:
     """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
-        "code-judge / here": ("code-judge", "here"),
         # Without a pid namespace slots run the Python loop: walls are weighed against the same.
         "without compiler / without walls": ("here, without compiler", "here, without walls"),
         **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
@@ -138,8 +172,10 @@ def print_table(title: str, rows: Rows) -> None:
         table.row(name, *row.values())
 
 
-async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) -> dict[str, float]:
+async def closed_loop(client: Any, loop_share: float, seconds: float) -> dict[str, float]:
     """CALLERS callers, each sending its next call when the last is answered; latencies of the good ones, ms."""
+    from rocstar.sandbox.call import Call, Limits, ProgramOutcome
+
     latencies: list[float] = []
     wrong = 0
     until = time.monotonic() + seconds
@@ -164,32 +200,33 @@ async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) 
 
 def loops(rounds: int, seconds: float) -> dict[str, Any]:
     """W5: what endless loops among the calls do to the others, where slots are plenty."""
+    from rocstar.sandbox.client import SandboxClient
+
     with SandboxClient.start(slots=64, preload=()) as client:
         asyncio.run(closed_loop(client, 0.0, 1.0))
         shares = {"without": 0.0, "with": LOOP_SHARE}
-        kinds = {name: partial(of_loop, client, share, seconds) for name, share in shares.items()}
+        kinds = {
+            name: lambda share=share: asyncio.run(closed_loop(client, share, seconds)) for name, share in shares.items()
+        }
         seen = by_turns(kinds, range(rounds))
     middle = {name: statistics.median(each[name]["p50"] for each in seen) for name in kinds}
     wrong = sum(each["wrong"] for runs in seen for each in runs.values())
     return {"p50_ms": middle, "ratio": round(middle["with"] / middle["without"], 2), "wrong": wrong}
 
 
-def of_loop(client: SandboxClient, share: float, seconds: float) -> dict[str, float]:
-    return asyncio.run(closed_loop(client, share, seconds))
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
-    arguments.add_argument("--code-judge", metavar="PATH", help="a checkout of code-judge; needs redis-server")
-    arguments.add_argument(
-        "--code-judge-python", default=sys.executable, help="an interpreter that has its requirements"
-    )
     arguments.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
     arguments.add_argument("--loop-seconds", type=float, default=6.0)
+    arguments.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = arguments.parse_args()
-    checkouts = {"here": str(HERE.parent)} | ({"against": os.path.abspath(options.against)} if options.against else {})
+    if options.worker:
+        sys.path[0], settings = options.worker  # in place of this folder
+        served(settings)
+        return
+    checkouts = {"here": str(ROOT)} | ({"against": os.path.abspath(options.against)} if options.against else {})
     with ExitStack() as stack:
         sandboxes = {
             f"{where}{kind}": stack.enter_context(Sandbox(checkout, settings))
@@ -197,9 +234,6 @@ def main() -> None:
             for where, checkout in checkouts.items()
         }
         contestants: dict[str, Contestant] = {**sandboxes, "fresh python": fresh}
-        if options.code_judge:
-            judge = code_judge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
-            contestants["code-judge"] = stack.enter_context(judge)
         seen = compete(contestants, options.rounds)
         about = {name: each.info for name, each in sandboxes.items()}
         memory = sandboxes["here"].idle_slot_megabytes()

@@ -3,13 +3,14 @@ the recorded ones. Prints the agreement, the rest by cause, speed and CPU over t
 
 The traces lie in traces/ of ../shared/data or of $ROCSTAR_DATA. Each trace is one session of the sandbox, each code
 block one cell of it; MathCoder's were recorded in Jupyter (Python 3.9 and the sympy of 2023). What counts as equal: see
-`replay_compare.agreement`.
+`agreement`.
 
     nice -n 10 python benchmarks/sandbox_replay.py [--every 1] [--slots 2] [--show 3]
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 import re
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from frame import at_once, data_folder, parser, print_figures, read_rows, report, spent
-from replay_compare import TIME_LIMITS, Shown, agreement, as_class, cause, error_of
 
 from rocstar.sandbox.call import Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
@@ -32,7 +32,26 @@ PRELOAD = ("numpy", "sympy")
 LIMITS = Limits(wall_seconds=5.0, cpu_seconds=10.0, output_bytes=2**20)
 IN_FLIGHT = 8  # sessions; more than slots, so that none of those waits for us
 
+TIME_LIMITS = ("CellTimeout", "TimeoutError", "Timeout waiting for reply")  # ours first
+COLOURS = re.compile(r"\x1b?\[[0-9;]*m")
+ERROR_LINE = re.compile(r"^ ?(?:[a-z_]\w*\.)*([A-Z]\w+)(?::|$)", re.MULTILINE)
+SHORT_ERROR = re.compile(r"[\w.]*(?:Error|Exception)(?:: [^\n]*)?\n?")  # ToRA's way to tell of one
+RANDOM, ADDRESS = re.compile(r"\brandom\b"), re.compile(r"\b0x[0-9a-f]{6,}")
+NOTHING = "<empty_execution>"  # how MathCoder recorded a cell that showed nothing
+TRACEBACK = re.compile(r"^-{20,}\s+([A-Za-z]\w*(?: waiting for reply)?)\s+Traceback")
 TORA_BLOCK = re.compile(r"```python\n(.*?)```\s*```output\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What one cell shows here."""
+
+    text: str
+    """What it printed, then its last value."""
+    warnings: str = ""
+    """What it wrote to stderr."""
+    error: str = ""
+    """Class of what it raised; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +71,7 @@ class Run:
     shown: tuple[Shown, ...]
     """By each cell here."""
     how: tuple[str, ...]
-    """In which way each cell agrees; empty for one that does not. See `replay_compare.agreement`."""
+    """In which way each cell agrees; empty for one that does not. See `agreement`."""
 
 
 def traces(folder: Path) -> Iterator[Trace]:
@@ -73,6 +92,76 @@ def mathcoder_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def tora_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [found for text in row["code"] for found in TORA_BLOCK.findall(text)]
+
+
+def agreement(recorded: str, shown: Shown) -> str:
+    """In which way they agree, empty if they do not: `error` (of the same class; any two time limits are one class),
+    `output` (equal but for white space), `warnings` (the same with what was written to stderr before it), `set order`
+    (equal but for the order of sets, which IPython's printer sorts and repr does not)."""
+    raised = error_of(recorded)
+    if raised or shown.error:
+        return "error" if raised == as_class(shown.error) else ""
+    wanted = squeezed("" if recorded == NOTHING else recorded)
+    if wanted == squeezed(shown.text):
+        return "output"
+    if shown.warnings and wanted == squeezed(shown.warnings + shown.text):
+        return "warnings"
+    order = sorted_sets(recorded)
+    return "set order" if order and order == sorted_sets(shown.text) else ""
+
+
+def error_of(recorded: str) -> str:
+    """Class of the error a recorded output tells of, of a chain the last one; empty if none."""
+    plain = COLOURS.sub("", recorded)
+    heading = TRACEBACK.match(plain)
+    if heading or plain.startswith("Cell In[") or SHORT_ERROR.fullmatch(plain):
+        named = ERROR_LINE.findall(plain) or [heading[1] if heading else ""]
+        return as_class(named[-1])
+    return ""
+
+
+def as_class(error: str) -> str:
+    return "time limit" if error in TIME_LIMITS else error.rpartition(".")[2]
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def sorted_sets(text: str) -> str:
+    """The text as an expression whose sets are in order; empty when it is none or has none."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ""
+    sets = [node for node in ast.walk(tree) if isinstance(node, ast.Set)]
+    for node in reversed(sets):  # inner ones first
+        node.elts.sort(key=ast.dump)
+    return ast.dump(tree) if sets else ""
+
+
+def cause(recorded: str, shown: Shown, code: str, *, follows: bool) -> str:
+    """Why a cell that differs does, as far as texts tell; the first that holds. code: of the cell and of those before
+    it; follows: one of those differs too."""
+    reasons = {
+        "recorded: Jupyter gave up waiting": error_of(recorded) == "time limit",
+        "our time limit for a cell": as_class(shown.error) == "time limit",
+        "ended by a limit of the sandbox": shown.error.startswith("program:"),
+        "library not installed": shown.error == "ModuleNotFoundError",
+        "follows a cell that differs": follows,
+        "recorded: a complaint of IPython itself": "The history saving thread" in recorded,
+        "randomness or an address in memory": bool(RANDOM.search(code) or ADDRESS.search(recorded)),
+        "other numpy: its scalars show their type": "np." in shown.text,
+        "written to stderr": bool(shown.warnings),
+        "recorded output was cut": is_cut(recorded, shown),
+        "other sympy": "sympy" in code,
+    }
+    return next((name for name, holds in reasons.items() if holds), "other")
+
+
+def is_cut(recorded: str, shown: Shown) -> bool:
+    wanted, whole = squeezed(recorded).removesuffix("..."), squeezed(shown.text)
+    return bool(wanted) and whole.startswith(wanted) and len(wanted) < len(whole)
 
 
 def shown_by(response: Response) -> Shown:
@@ -104,7 +193,7 @@ async def replay(client: SandboxClient, chosen: Sequence[Trace]) -> list[Run]:
 
 
 def why(run: Run, index: int) -> str:
-    """See `replay_compare.cause`."""
+    """See `cause`."""
     code, follows = "\n".join(run.trace.cells[: index + 1]), not all(run.how[:index])
     return cause(run.trace.recorded[index], run.shown[index], code, follows=follows)
 

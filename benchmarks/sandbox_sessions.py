@@ -4,6 +4,12 @@ Every cell is the same small one. A replay is one fresh program that runs all ce
 do. CPU is that of this process and of all below it; medians over rounds in which the kinds take turns.
 
     python benchmarks/sandbox_sessions.py [--cells 300] [--rounds 5]
+    python benchmarks/sandbox_sessions.py --forks [--mb 200] [--rounds 3]
+
+With --forks: what a branch of a session costs. A session holds 200 MB of small objects and is forked into 1, 8 and 64
+branches; the memory is copied once for all branches, which is most of the CPU where they are few. Memory of a branch is
+what `smaps_rollup` says of its process: own pages (USS) and its part of shared ones (PSS), once a cell has run and once
+one has read every object, of the eight branches that ran it.
 """
 
 from __future__ import annotations
@@ -11,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
-from statistics import median
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
 
+import psutil
 from frame import by_turns, own_tree, parser, print_rows, report, spent
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome
@@ -28,6 +36,13 @@ LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)
 HISTORIES = (1, 5, 20)
 PROGRAMS = 10  # of a round: processes count in steps of 10 ms
 SETTLE_SECONDS = 0.5  # for the daemon to account for what has ended
+BRANCHES = (1, 8, 64)
+FORK_LIMITS = Limits(wall_seconds=300.0, cpu_seconds=300.0, memory_bytes=2**30)
+HOLD = "held = ['%08d' % n + 'x' * 40 for n in range({})]"
+OBJECT_BYTES = 120  # of one, with its place in the list
+FORK_CELLS = {"begun": "len(held)", "read": "len([each for each in held if each])"}
+"""The second touches every object, and so writes its count of references: nothing of it is shared any more."""
+MOST_MEASURED = 8  # branches that run these cells
 
 
 async def cpu_ms(work: Callable[[], Awaitable[None]]) -> float:
@@ -84,17 +99,64 @@ def measure(client: SandboxClient, name: str, cells: int, rounds: int) -> dict[s
     return {"kind": name} | {kind: round(median(each[kind] for each in found), 2) for kind in kinds}
 
 
+def branch_memory() -> list[tuple[float, float]]:
+    """USS and PSS of each, MB: those that map a copy."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        if "rocstar-branch" in Path(f"/proc/{process.pid}/maps").read_text():
+            memory = process.memory_full_info()
+            found.append((memory.uss / 2**20, memory.pss / 2**20))
+    return found
+
+
+async def forked(client: SandboxClient, mb: int, count: int) -> dict[str, float]:
+    async with client.open_session(limits=FORK_LIMITS, seed=1) as session:
+        objects = mb * 2**20 // OBJECT_BYTES
+        await session.run(HOLD.format(objects))
+        await asyncio.sleep(2 * SETTLE_SECONDS)
+        with spent(own_tree) as seconds:
+            branches = await session.fork(count)
+        figures = {"cpu_ms": 1000 * seconds.cpu / count}
+        for name, code in FORK_CELLS.items():
+            cells = [await branch.run(code) for branch in branches[:MOST_MEASURED]]
+            assert {response.value for response in cells} == {str(objects)}, cells
+            memory = sorted(branch_memory())[-MOST_MEASURED:]
+            figures |= {
+                f"uss_mb_{name}": mean(uss for uss, _ in memory),
+                f"pss_mb_{name}": mean(pss for _, pss in memory),
+            }
+        for branch in branches:
+            await branch.close()
+    await asyncio.sleep(2 * SETTLE_SECONDS)
+    return figures
+
+
+def fork_rows(client: SandboxClient, mb: int, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for count in BRANCHES:
+        found = [asyncio.run(forked(client, mb, count)) for _ in range(rounds)]
+        rows.append({"branches": count} | {key: round(median(each[key] for each in found), 1) for key in found[0]})
+    return rows
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--cells", type=int, default=300, help="cells of a session in a round")
-    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--forks", action="store_true", help="branches of a session instead of its cells")
+    arguments.add_argument("--mb", type=int, default=200, help="what the session holds that is forked")
+    arguments.add_argument("--rounds", type=int, help="5; with --forks 3")
     options = arguments.parse_args()
-    with SandboxClient.start(slots=2) as client:
-        rows = list(map(partial(measure, client, cells=options.cells, rounds=options.rounds), CELLS))
+    rounds = options.rounds or (3 if options.forks else 5)
+    more = {"preload": ()} if options.forks else {}
+    with SandboxClient.start(slots=2, **more) as client:
         level = client.info().isolation
-    print(f"CPU ms, {level}")
+        if options.forks:
+            rows = fork_rows(client, options.mb, rounds)
+        else:
+            rows = [measure(client, name, options.cells, rounds) for name in CELLS]
+    print(f"of one branch, {level}" if options.forks else f"CPU ms, {level}")
     print_rows(rows)
-    report(isolation=level, rows=rows)
+    report(isolation=level, rows=rows, **({"mb": options.mb} if options.forks else {}))
 
 
 if __name__ == "__main__":

@@ -210,6 +210,26 @@ class WaitAndAdd:
         return ToolResult(call_id=call.id, status=Status.OK, stdout=str(call.arguments["a"] + 1))
 
 
+class ByFirstToken:
+    """The verifier: about half of the attempts are right, as step_trl_peer.py rewards them."""
+
+    async def verify_all(self, attempts: Sequence[Any]) -> list[Any]:
+        from rocstar.types import FormatFacts, Outcome, Verdict
+
+        facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+        right = [trajectory.turns[0].completion.token_ids[0] % 2 for _, trajectory in attempts]
+        return [
+            Outcome(
+                verdict=Verdict.RIGHT if one else Verdict.WRONG,
+                reward=float(one),
+                extracted=None,
+                method="scripted",
+                format_facts=facts,
+            )
+            for one in right
+        ]
+
+
 async def rocstar_steps(folder: Path) -> None:
     """A step for each line on stdin."""
     from rocstar.support.threads import quiet_torch
@@ -231,7 +251,6 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     """A function that makes one step: roll, update, publish. Returns the CPU seconds of the first."""
     import random
 
-    from rocstar.answers.verifier import ScriptedVerifier
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.template import COMPACT
     from rocstar.engines.torch_engine import TorchEngine
@@ -239,10 +258,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     from rocstar.learning.resample import KeepAll
     from rocstar.rollout.collect import Roller
     from rocstar.rollout.environment import AttemptLimits, Conversation
-    from rocstar.types import Problem, Trajectory, Verdict
-
-    def verdict(problem: Problem, trajectory: Trajectory) -> Verdict:
-        return Verdict.RIGHT if trajectory.turns[0].completion.token_ids[0] % 2 else Verdict.WRONG
+    from rocstar.types import Problem
 
     codec, template = Codec.load(folder), COMPACT
     rows = len(case["questions"]) * case["attempts"]
@@ -253,7 +269,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     roller = Roller(
         engine=Conversing(engine, case) if case["calls"] else engine,  # type: ignore[arg-type]
         conversation=Conversation(codec=codec, template=template, tools=tools, feedback=lambda result: result.stdout),
-        verifier=ScriptedVerifier(verdict),
+        verifier=ByFirstToken(),
         limits=AttemptLimits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
         stop_token_ids=(case["stop"],),
     )
@@ -270,26 +286,19 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
 
 
 def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any]:
-    """A model for the engine, and a function that makes one update from rows and publishes the weights.
-
-    Checkouts up to d725079 have another learner: it scores rows in a pass of its own and publishes a folder."""
+    """A model for the engine, and a function that makes one update from rows and publishes the weights."""
     import copy
-    from importlib.util import find_spec
 
-    from rocstar.learning import learner, policy
+    from rocstar.config.sections import LearningSection
+    from rocstar.learning.learner import GrpoLearner
+    from rocstar.learning.models import load_model
+    from rocstar.learning.policy import Policy
     from rocstar.types import Batch
 
-    if find_spec("rocstar.learning.models") is None:
-        own = policy.Policy(policy.load_model(folder), codec, "compact")
-        old = learner.GrpoLearner(own, learner.LearnerSettings(), folder / "weights")
-        return copy.deepcopy(own.model), lambda rows: (old.update(Batch(rows=old.score(rows))), old.publish())[1]
-    from rocstar.config.sections import LearningSection
-    from rocstar.learning.models import load_model
-
     model = load_model(folder)
-    own = policy.Policy(copy.deepcopy(model), codec, template)
-    new = learner.GrpoLearner(own, LearningSection())
-    return model, lambda rows: (new.update(Batch(rows=rows)), own.publish())[1]
+    policy = Policy(copy.deepcopy(model), codec, template)
+    learner = GrpoLearner(policy, LearningSection())
+    return model, lambda rows: (learner.update(Batch(rows=rows)), policy.publish())[1]
 
 
 if __name__ == "__main__":

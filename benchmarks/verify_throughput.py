@@ -58,13 +58,6 @@ def texts(golds: Sequence[str], draw: random.Random) -> dict[str, Texts]:
     }
 
 
-def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of this process, and the result."""
-    with spent() as seconds:
-        result = work()
-    return seconds.cpu, result
-
-
 def ours(pairs: Texts) -> list[Verdict]:
     """One call for all, as for a step. Whatever is left for the workers would be seen as a method of theirs."""
 
@@ -93,15 +86,17 @@ def race(pool: dict[str, Texts], sample: int) -> dict[str, Any]:
     library(pool["gold, gold"][:50])  # grammars and patterns are built
     found = {}
     for kind, pairs in pool.items():
-        mine, verdicts = cpu(lambda pairs=pairs: ours(pairs))
+        with spent() as mine:
+            verdicts = ours(pairs)
         some = pairs[:sample]
-        theirs, other = cpu(lambda some=some: library(some))
+        with spent() as theirs:
+            other = library(some)
         found[kind] = {
             "pairs": len(pairs),
             "verdicts": dict(Counter(map(str, verdicts))),
-            "ours_us": round(1e6 * mine / len(pairs), 1),
-            "math_verify_us": round(1e6 * theirs / len(some), 1),
-            "times": round(theirs / len(some) / (mine / len(pairs)), 1),
+            "ours_us": round(1e6 * mine.cpu / len(pairs), 1),
+            "math_verify_us": round(1e6 * theirs.cpu / len(some), 1),
+            "times": round(theirs.cpu / len(some) / (mine.cpu / len(pairs)), 1),
             "same_verdict": sum(a is b for a, b in zip(verdicts, other, strict=False)),
             "compared": len(some),
         }
@@ -124,8 +119,10 @@ def paths(golds: Sequence[str], formulas: Sequence[str], draw: random.Random) ->
     }
     found = {}
     for name, (grader, pairs) in todo.items():
-        seconds, _ = cpu(lambda grader=grader, pairs=pairs: [grader(a, b) for a, b in pairs])
-        found[name] = round(1e6 * seconds / len(pairs), 1)
+        with spent() as seconds:
+            for a, b in pairs:
+                grader(a, b)
+        found[name] = round(1e6 * seconds.cpu / len(pairs), 1)
     return found
 
 

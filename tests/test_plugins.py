@@ -14,9 +14,9 @@ from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import prompt_tokens
 from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import check_call, is_reference, load, named
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
+from tests.scripted import ScriptedTool
 
 
 def write(path: Path, text: str) -> None:

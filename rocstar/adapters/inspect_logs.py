@@ -132,7 +132,12 @@ def group_of(samples: Sequence[EvalSample], log: EvalLog, scorer: str | None) ->
 
 
 def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
-    """One sample in one epoch. Raises DataError for a score that is no number or letter."""
+    """One sample in one epoch. Raises DataError for a score that is no number or letter, and for impossible counts."""
+    seconds, tokens = sample.total_time or 0.0, sum(usage.output_tokens for usage in sample.model_usage.values())
+    if not 0 <= seconds < math.inf:
+        raise DataError(f"sample {sample.id} is said to have taken {seconds} seconds; mend the log's total_time")
+    if not 0 <= tokens < MOST_TOKENS:
+        raise DataError(f"sample {sample.id} is said to have {tokens:.3g} output tokens; mend the log's model_usage")
     first = next((n for n, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
     turns = turns_of(sample.messages[first:], cut=was_cut(sample))
     fault = fault_of(sample)
@@ -146,24 +151,9 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
         stop=stop,
         outcome=None if fault is not None else outcome_of(sample, scorer),
         fault=fault,
-        seconds=_seconds(sample),
-        told_tokens=_told_tokens(sample),
+        seconds=seconds,
+        told_tokens=tokens,
     )
-
-
-def _seconds(sample: EvalSample) -> float:
-    seconds = sample.total_time or 0.0
-    if not 0 <= seconds < math.inf:
-        raise DataError(f"sample {sample.id} is said to have taken {seconds} seconds; mend the log's total_time")
-    return seconds
-
-
-def _told_tokens(sample: EvalSample) -> int:
-    """Raises DataError for a number that no model wrote."""
-    told: int = sum(usage.output_tokens for usage in sample.model_usage.values())
-    if not 0 <= told < MOST_TOKENS:
-        raise DataError(f"sample {sample.id} is said to have {told:.3g} output tokens; mend the log's model_usage")
-    return told
 
 
 def fault_of(sample: EvalSample) -> str | None:
@@ -188,14 +178,15 @@ def was_cut(sample: EvalSample) -> bool:
 def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
     """By inspect_ai's own reading of letters and numbers: full marks are RIGHT, less is WRONG, none UNDECIDED."""
     score = (sample.scores or {}).get(scorer or "")
-    if score is not None and not isinstance(score.value, str | int | float | bool):
-        raise DataError(f"scorer {scorer} gave sample {sample.id} no number or letter; name another with --scorer")
-    if score is not None and isinstance(score.value, str) and not _is_read(score.value):
-        told = f"scorer {scorer} gave sample {sample.id} the score {score.value[:40]!r}"
-        raise DataError(f"{told}, which is no number or letter; name another with --scorer")
-    reward = math.nan if score is None else value_to_float()(score.value)
-    if math.isinf(reward):
-        raise DataError(f"scorer {scorer} gave sample {sample.id} an infinite score; name another with --scorer")
+    value, refused = score.value if score else math.nan, ""
+    if not isinstance(value, str | int | float | bool):
+        refused = "no number or letter"
+    elif isinstance(value, str) and not _is_read(value):
+        refused = f"the score {value[:40]!r}, which is no number or letter"
+    elif math.isinf(reward := value_to_float()(value)):
+        refused = "an infinite score"
+    if refused:
+        raise DataError(f"scorer {scorer} gave sample {sample.id} {refused}; name another with --scorer")
     verdict = Verdict.UNDECIDED if math.isnan(reward) else Verdict.RIGHT if reward >= 1 else Verdict.WRONG
     return Outcome(
         verdict=verdict,
@@ -245,11 +236,12 @@ def turn_of(span: Sequence[ChatMessage], *, cut: bool) -> Turn:
 
 
 def result_of(message: ChatMessageTool) -> ToolResult:
-    if message.error is None:
-        return ToolResult(call_id=message.tool_call_id or "", status=Status.OK, stdout=message.text)
-    status = STATUS.get(message.error.type, Status.CODE_ERROR)
+    error = message.error
     return ToolResult(
-        call_id=message.tool_call_id or "", status=status, stdout=message.text, stderr=message.error.message
+        call_id=message.tool_call_id or "",
+        status=STATUS.get(error.type, Status.CODE_ERROR) if error else Status.OK,
+        stdout=message.text,
+        stderr=error.message if error else "",
     )
 
 

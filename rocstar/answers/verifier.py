@@ -9,7 +9,7 @@ they are taken out before anything is looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Literal
@@ -96,26 +96,6 @@ class ToolOutputVerifier:
         return outcome(grade, texts, self.codec.decode(trajectory.prompt_ids))
 
 
-@dataclass
-class ScriptedVerifier:
-    """Returns the verdicts it is told, for tests and demonstrations; `decide` may raise VerifierUnavailable."""
-
-    decide: Callable[[Problem, Trajectory], Verdict]
-
-    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable stands where `decide` raised it; ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        return [self._verify(problem, trajectory) for problem, trajectory in attempts]
-
-    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
-        settled(trajectory, "graded")
-        try:
-            verdict = self.decide(problem, trajectory)
-        except VerifierUnavailable as error:
-            return error
-        facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
-        return _outcome(Grade(verdict, "scripted", None), facts)
-
-
 def settled(trajectory: Trajectory, truncated: Truncated) -> Grade | None:
     """WRONG for an attempt that a limit cut, unless such are graded; None for one to be looked at. Raises
     ContractBroken for an ENVIRONMENT_FAILED trajectory."""
@@ -140,16 +120,12 @@ def outcome(
     one. reward: where it is not that of the verdict."""
     if isinstance(grade, VerifierUnavailable):
         return grade
-    return _outcome(grade, format_facts(texts, prompt), reward)
-
-
-def _outcome(grade: Grade, facts: FormatFacts, reward: float | None = None) -> Outcome:
     return Outcome(
         verdict=grade.verdict,
         reward=float(grade.verdict is Verdict.RIGHT) if reward is None else reward,
         extracted=grade.extracted,
         method=grade.method,
-        format_facts=facts,
+        format_facts=format_facts(texts, prompt),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +16,6 @@ from rocstar.dialogue.segments import Author, Segment
 from rocstar.dialogue.template import ChatMl, Template
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
-
-Forbidden = Callable[[int], bool]
-"""Whether text may not become this token."""
 
 
 class Codec:

@@ -199,7 +199,7 @@ def _compiled() -> Any:
 
 def _on_gpu() -> Any:
     try:
-        return import_module("rocstar.engines.triton_kernels").attend
+        return import_module("rocstar.engines.torch_kernels").attend
     except ImportError:  # Triton comes with builds of torch for CUDA
         return None
 

@@ -242,7 +242,7 @@ class _InTriton(_InTorch):
     """The same, each as one kernel."""
 
     def begin(self) -> None:
-        self._kernels = import_module("rocstar.engines.triton_kernels")
+        self._kernels = import_module("rocstar.engines.torch_kernels")
 
     def add_normed(
         self, hidden: torch.Tensor, more: torch.Tensor | None, norm: Any

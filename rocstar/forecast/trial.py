@@ -1,15 +1,15 @@
 """Measures what the parts of a run take on this machine, in a temporary folder: the recipe's own run is opened
 with its engines, sandbox, grader and learner, and each part does a little of its work.
 
-A model that has learned nothing would write till its cap, so attempts write what demonstrations show (guided.py). Not
-here: what a whole run takes (cpu.py)."""
+A model that has learned nothing would write till its cap, so attempts write what demonstrations show (GuidedEngine).
+Not here: what a whole run takes (cpu.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, groupby, zip_longest
 from math import nan
@@ -23,7 +23,6 @@ from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.forecast.cpu import Cost, CpuPlan, Measured, cost_of, demonstrations, drawn, plan_cpu
 from rocstar.forecast.fit import Trial, fit
-from rocstar.forecast.guided import GuidedEngine, turns_of
 from rocstar.forecast.replay import engine_of
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, planned
@@ -31,6 +30,7 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.lengths import prompt_tokens
 from rocstar.parts.threads import begin_threads
+from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import RolledStep
 from rocstar.rollout.collect import Roller
@@ -45,7 +45,7 @@ from rocstar.run.stopper import Stopper
 from rocstar.run.tasks import demonstrations_of
 from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.support.screen import Screen
-from rocstar.types import Group, Problem, SftRow, Trajectory, Verdict
+from rocstar.types import Completion, Finish, Group, Problem, Sampling, SftRow, Trajectory, Verdict
 
 ROWS = 3200  # demonstrations that are made for a stage: what a tokenizer is trained on, and a few
 JUDGED = 96  # attempts at demonstrations' own problems
@@ -350,3 +350,55 @@ def _planned_row(row: SftRow, tool_seconds: float) -> PlannedAttempt:
 def _since_birth() -> float:
     """Seconds since this process began."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat(os.getpid())[19]) / TICKS
+
+
+# An engine that computes as the real one and writes what demonstrations show
+
+
+def turns_of(row: SftRow) -> list[tuple[int, ...]]:
+    """The token ids of each turn that the assistant writes, in order."""
+    runs = groupby(zip(row.token_ids, row.loss_mask, strict=True), key=lambda pair: pair[1])
+    return [tuple(token for token, _ in run) for mine, run in runs if mine]
+
+
+@dataclass(slots=True)
+class _GuidedSession:
+    turns: Sequence[tuple[int, ...]]
+    """What it writes."""
+    sampled: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Where its completions begin, and what the engine had sampled there."""
+
+
+class GuidedEngine(ForwardingEngine):
+    """An engine that computes as `engine` does and writes the turns of demonstrations, which a model that has learned
+    nothing would not write. So the attempts of a trial are as long, and call their tools, as those to come.
+
+    `engine` samples as many tokens as the next turn has, and is given its own tokens as the conversation goes on, so
+    its caches stay valid. Sessions take `rows` in the order in which they come."""
+
+    def __init__(self, engine: Engine, rows: Iterator[Sequence[tuple[int, ...]]]) -> None:
+        super().__init__(engine)
+        self._rows = rows
+        self._sessions: dict[str, _GuidedSession] = {}
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = _GuidedSession(next(self._rows))
+        number = len(session.sampled)
+        planned = session.turns[number] if number < len(session.turns) else sampling.stop_token_ids[:1]
+        ids = list(token_ids)
+        for start, own in session.sampled:
+            ids[start : start + len(own)] = own
+        asked = replace(sampling, max_new_tokens=min(len(planned), sampling.max_new_tokens), stop_token_ids=())
+        found = await super().generate(ids, asked, request_id=request_id, session_id=session_id)
+        session.sampled.append((len(ids), found.token_ids))
+        written = planned[: len(found.token_ids)]
+        finish = Finish.STOP if len(written) == len(planned) else found.finish
+        return replace(found, token_ids=written, finish=finish)
+
+    async def close_session(self, session_id: str) -> None:
+        self._sessions.pop(session_id, None)
+        await super().close_session(session_id)

@@ -4,7 +4,7 @@ Training, Ray's places, `plan` and the checks before a start read it; nothing el
 Learners come first, one GPU each, then engines. A GPU is shared by the embedded engine and learner-0, and where both
 take turns (`cluster.colocate`) by a learner and an engine: then one computes with all that it needs, and of the other
 lies there what it keeps asleep. An engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens`
-asks for less. Formulas are estimates: a learner's was within 3% of what two shapes took on an H100 (docs/results.md)."""
+asks for less. Formulas are estimates: a learner's was within 3% of two measured on an H100 (docs/results.md)."""
 
 from __future__ import annotations
 

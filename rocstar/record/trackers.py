@@ -6,7 +6,7 @@ is the end of a pipe that nothing is written to: when the run's process closes i
 it says goes to `logs/track-NAME-1.txt`. A resumed run rewrites what came after its checkpoint, with the same values;
 steps that were handed on are left out.
 
-A new tracker is a Sink in SINKS. Each library is one that a person installs, and is loaded when its sink is opened.
+A new tracker is a function in SINKS. Each library is one that a person installs, and is loaded when its sink is opened.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
@@ -35,19 +36,11 @@ LAST_SECONDS = 20.0  # for all trackers to send the last steps; then the run end
 PARAMETER_CHARACTERS = 500  # of a value, which MLflow refuses when longer
 
 
-class Sink(Protocol):
-    """Where metrics go. Errors of the library behind it pass through."""
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The numbers of one step, by name."""
-        ...
-
-    def close(self) -> None:
-        """Whatever was logged has arrived when this returns."""
-        ...
+Log = Callable[[int, dict[str, float]], None]
+"""Hands on the numbers of one step, by name. Errors of the library behind it pass through."""
 
 
-def follow(folder: RunFolder, name: str, sink: Sink, wait: Callable[[float], bool]) -> int:
+def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]) -> int:
     """Hand on every step there is, then those to come, until `wait` says that no more will; the last step.
 
     wait: sleeps up to so many seconds, and says whether the run goes on. Where it stopped is kept in
@@ -60,7 +53,7 @@ def follow(folder: RunFolder, name: str, sink: Sink, wait: Callable[[float], boo
         _, lines = tail.fresh()
         for row in map(json.loads, lines):
             if row["step"] > sent:
-                sink.log(row["step"], _numbers(row))
+                log(row["step"], _numbers(row))
                 sent = row["step"]
         place.parent.mkdir(exist_ok=True)
         write_json(place, {"step": sent})
@@ -132,106 +125,83 @@ def _end(name: str, child: subprocess.Popen[bytes], log: Path, until: float, tel
         tell(f"{name} failed, which the run did not need; {log} says why")
 
 
-class TensorBoardSink:
+@contextmanager
+def tensorboard(folder: RunFolder) -> Iterator[Log]:
     """Event files in `tracking/tensorboard` of the run, which `tensorboard --logdir runs` finds: a file of its own for
     each start; TensorBoard joins them."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    def __init__(self, folder: RunFolder) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    writer = EventFileWriter(str(folder.path / "tracking" / "tensorboard"))
 
-        self._writer = EventFileWriter(str(folder.path / "tracking" / "tensorboard"))
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+    def log(step: int, metrics: dict[str, float]) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def close(self) -> None:
-        self._writer.close()
+    yield log
+    writer.close()
 
 
-class WandbSink:
+@contextmanager
+def wandb(folder: RunFolder) -> Iterator[Log]:
     """One W&B run for each run of ours, whatever is resumed. Project, key and mode are W&B's own settings
     (WANDB_PROJECT, WANDB_API_KEY, WANDB_MODE ...)."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        import wandb
-
-        identity = folder.identity
-        name = f"{identity['name']} {identity['started']}"  # the same wherever the folder is moved to
-        self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "rocstar"),
-            id=hashlib.sha256(name.encode()).hexdigest()[:16],
-            name=folder.name,
-            resume="allow",
-            config=read_json(folder.resolved),
-            dir=str(folder.path / "tracking"),
-        )
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    library = import_module("wandb")
+    identity = folder.identity
+    name = f"{identity['name']} {identity['started']}"  # the same wherever the folder is moved to
+    run = library.init(
+        project=os.environ.get("WANDB_PROJECT", "rocstar"),
+        id=hashlib.sha256(name.encode()).hexdigest()[:16],
+        name=folder.name,
+        resume="allow",
+        config=read_json(folder.resolved),
+        dir=str(folder.path / "tracking"),
+    )
+    yield lambda step, metrics: run.log(metrics, step=step)
+    run.finish()
 
 
-class TrackioSink:
+@contextmanager
+def trackio(folder: RunFolder) -> Iterator[Log]:
     """One trackio run for each run of ours, whatever is resumed. Project and space are trackio's own settings
     (TRACKIO_DIR, TRACKIO_SPACE_ID ...)."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT", "rocstar")
-        settings = read_json(folder.resolved)
-        trackio.init(project=project, name=folder.name, config=settings, resume="allow", embed=False)
-        self._trackio: Any = trackio
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._trackio.log(metrics, step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
+    library = import_module("trackio")
+    project = os.environ.get("TRACKIO_PROJECT", "rocstar")
+    library.init(project=project, name=folder.name, config=read_json(folder.resolved), resume="allow", embed=False)
+    yield lambda step, metrics: library.log(metrics, step=step)
+    library.finish()
 
 
-class MlflowSink:
+@contextmanager
+def mlflow(folder: RunFolder) -> Iterator[Log]:
     """One MLflow run for each run of ours: its id is kept beside how far it came. Server and experiment are MLflow's
     own settings (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
+    library = import_module("mlflow")
+    id_file = state_file(folder, "mlflow").with_suffix(".id")
+    if id_file.exists():
+        library.start_run(run_id=id_file.read_text())
+    else:
+        run = library.start_run(run_name=folder.name)
+        settings = flat(read_json(folder.resolved))
+        library.log_params({name: str(value)[:PARAMETER_CHARACTERS] for name, value in settings})
+        id_file.parent.mkdir(exist_ok=True)
+        id_file.write_text(run.info.run_id)
+    client = library.tracking.MlflowClient()
 
-    def __init__(self, folder: RunFolder) -> None:
-        import mlflow
-
-        self._mlflow: Any = mlflow
-        id_file = state_file(folder, "mlflow").with_suffix(".id")
-        if id_file.exists():
-            mlflow.start_run(run_id=id_file.read_text())
-        else:
-            run = mlflow.start_run(run_name=folder.name)
-            settings = flat(read_json(folder.resolved))
-            mlflow.log_params({name: str(value)[:PARAMETER_CHARACTERS] for name, value in settings})
-            id_file.parent.mkdir(exist_ok=True)
-            id_file.write_text(run.info.run_id)
-        self._client = mlflow.tracking.MlflowClient()
-        self._id = id_file.read_text()
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(step: int, metrics: dict[str, float]) -> None:
         now = int(time.time() * 1000)
-        numbers = [self._mlflow.entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        self._client.log_batch(self._id, numbers)
+        numbers = [library.entities.Metric(name, value, now, step) for name, value in metrics.items()]
+        client.log_batch(id_file.read_text(), numbers)
 
-    def close(self) -> None:
-        self._mlflow.end_run()
+    yield log
+    library.end_run()
 
 
-SINKS: dict[str, Callable[[RunFolder], Sink]] = {
-    "tensorboard": TensorBoardSink,
-    "wandb": WandbSink,
-    "trackio": TrackioSink,
-    "mlflow": MlflowSink,
+SINKS: Mapping[str, Callable[[RunFolder], AbstractContextManager[Log]]] = {
+    sink.__name__: sink for sink in (tensorboard, wandb, trackio, mlflow)
 }
-"""Name of a tracker, which is that of its library -> what opens it."""
+"""Name of a tracker, which is that of its library -> what opens it; whatever was logged has arrived when it closes."""
 
 
 def refuse_absent(names: Sequence[str]) -> None:
@@ -243,7 +213,7 @@ def refuse_absent(names: Sequence[str]) -> None:
             raise ConfigError(f"tracker {name} needs its library, which is not installed: pip install {name}")
 
 
-def open_sink(name: str, folder: RunFolder) -> Sink:
+def open_sink(name: str, folder: RunFolder) -> AbstractContextManager[Log]:
     """Raises ConfigError, and what the library raises where it can't begin."""
     refuse_absent([name])
     return SINKS[name](folder)

@@ -96,21 +96,15 @@ class Library:
         if not (path / RESULT).is_file() and path.is_dir():
             return cls(base=path)
         try:
-            return cls._of_run(RunFolder.find(name, runs))
+            run = RunFolder.find(name, runs)
+            return cls(base=run.path.resolve().parent, first=f"/run/{run.name}")
         except ConfigError:
             if not is_evaluation(name, runs):
                 raise
-        return cls._of_evaluation(find_evaluation(name, runs).resolve())
-
-    @classmethod
-    def _of_run(cls, run: RunFolder) -> Library:
-        return cls(base=run.path.resolve().parent, first=f"/run/{run.name}")
-
-    @classmethod
-    def _of_evaluation(cls, folder: Path) -> Library:
-        if (run := owner_of(folder)) is None:
+        folder = find_evaluation(name, runs).resolve()
+        if (owner := owner_of(folder)) is None:
             return cls(base=folder, first=f"/eval/{folder.name}/{folder.name}/0")
-        return cls(base=run.path.parent, first=f"/eval/{run.name}/{folder.parent.name}/{step_of(folder)}")
+        return cls(base=owner.path.parent, first=f"/eval/{owner.name}/{folder.parent.name}/{step_of(folder)}")
 
     def sources(self) -> list[RunSource]:
         """Runs, then other evaluations, by name."""

@@ -4,10 +4,11 @@ import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
+from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import Problem, Status, Stop, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
+from tests.scripted import ScriptedVerifier
 
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
 

@@ -14,38 +14,38 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1896, 13),
+    "adapters": (1888, 13),
     "analysis": (2181, 11),
-    "answers": (3611, 20),
-    "cli": (3282, 21),
+    "answers": (3587, 20),
+    "cli": (3281, 21),
     "cluster": (739, 8),
     "config": (1955, 11),
     "data": (4778, 24),
-    "dialogue": (1408, 10),
-    "engines": (3600, 18),
+    "dialogue": (1405, 10),
+    "engines": (3964, 20),
     "errors": (48, 1),
-    "evaluation": (3749, 21),
-    "forecast": (2658, 13),
-    "learning": (3541, 20),
-    "parts": (1440, 8),
+    "evaluation": (3747, 21),
+    "forecast": (2651, 12),
+    "learning": (3578, 20),
+    "parts": (1444, 8),
     "protocols": (284, 1),
-    "record": (2713, 15),
+    "record": (2683, 15),
     "rollout": (2136, 13),
     "run": (3291, 20),
-    "sandbox": (9394, 44),
+    "sandbox": (9390, 44),
     "serving": (800, 6),
     "support": (1304, 10),
-    "tools": (674, 8),
-    "train": (221, 1),
+    "tools": (606, 6),
+    "train": (213, 1),
     "types": (540, 1),
-    "view": (1553, 8),
+    "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 588, 3991
+CLASSES, FUNCTIONS = 585, 4003
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 9036
+BENCHMARK_LINES = 8765
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.benchmarks.test_replay_compare import load
+from tests.benchmarks.test_sandbox_replay import load
 
 exactness: Any = load("rollout_exactness")
 
 
 @pytest.fixture(scope="module")
 async def records() -> Any:
-    options = argparse.Namespace(trajectories=16, swaps=2, faults=1, rows=4, kv_tokens=192, at_once=8, seed=1)
+    options = argparse.Namespace(trajectories=16, swaps=2, faults=1, kills=0, rows=4, kv_tokens=192, at_once=8, seed=1)
     found, facts = await exactness.rolled(options)
     assert facts["swaps"] == 2
     return found

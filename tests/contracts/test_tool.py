@@ -15,8 +15,8 @@ from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import BUILT_IN
 from rocstar.tools.function import FunctionTool
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Status, ToolCall, ToolResult
+from tests.scripted import ScriptedTool
 
 GOOD = "print(6 * 7)"
 RAISES = "1 / 0"

@@ -10,7 +10,7 @@ import pytest
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import NAMES, RewardVerifier, load_reward, verifier_named
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier
+from rocstar.answers.verifier import BoxedVerifier
 from rocstar.errors import ContractBroken
 from rocstar.protocols import Verifier
 from rocstar.types import (
@@ -27,6 +27,7 @@ from rocstar.types import (
     Verdict,
     problem_id,
 )
+from tests.scripted import ScriptedVerifier
 
 HOSTILE = {
     "empty": "",

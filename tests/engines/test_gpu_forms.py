@@ -25,7 +25,7 @@ import sys
 import torch
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache
 from rocstar.engines.torch_forward import CompactForward
-from rocstar.engines.triton_kernels import attend
+from rocstar.engines.torch_kernels import attend
 from tests.engines.models import llama, qwen
 
 

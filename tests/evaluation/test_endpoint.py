@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from rocstar.answers.verifier import ScriptedVerifier
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import TRIES, ChatClient, check_address
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
 from tests.evaluation.served import Said, call, served, text
+from tests.scripted import ScriptedTool, ScriptedVerifier
 
 PROBLEM = Problem(id=problem_id("2+3?"), question="2+3?", answer="5")
 ANSWER = "It is <answer>\\boxed{5}</answer>"

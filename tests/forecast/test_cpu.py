@@ -17,7 +17,7 @@ from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.forecast.cpu import RUN, Cost, Measured, cost_of, drawn, plan_cpu, within, workload
 from rocstar.forecast.engine_model import torch_engine, with_costs
-from rocstar.forecast.guided import GuidedEngine, turns_of
+from rocstar.forecast.trial import GuidedEngine, turns_of
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 from rocstar.types import Completion, Finish, Sampling, SftRow
 from tests import tiny_run

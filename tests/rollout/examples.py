@@ -17,8 +17,8 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
+from tests.scripted import ScriptedTool
 
 QUESTION = "What is 2 + 3?"
 PROBLEM = Problem(id=problem_id(QUESTION), question=QUESTION, answer="5")

@@ -24,7 +24,6 @@ from rocstar.rollout.environment import ToolEnvironment
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.support.watch import Watch
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import (
     Completion,
     Finish,
@@ -42,6 +41,7 @@ from rocstar.types import (
 )
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program
 from tests.rollout.test_collect import roller
+from tests.scripted import ScriptedTool
 
 SAMPLING = Sampling(max_new_tokens=1)
 SAVED = TypeAdapter(Carried)

@@ -9,7 +9,6 @@ import pytest
 from rocstar.dialogue.segments import ours, text_of
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import EngineUnavailable, SandboxUnavailable
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Finish, Status, Stop
 from tests.rollout.examples import (
     ANSWER,
@@ -24,6 +23,7 @@ from tests.rollout.examples import (
     program,
     replies_in,
 )
+from tests.scripted import ScriptedTool
 
 RUN = program("print(2+3)")
 

@@ -9,9 +9,9 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.rollout.collect import Roller
 from rocstar.serving.app import Agent
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Finish, Sampling
 from tests.rollout.examples import CODEC, STOP, conversation, limits
+from tests.scripted import ScriptedTool
 
 
 class Piecewise(ScriptedEngine):

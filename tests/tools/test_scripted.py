@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Status, ToolCall, ToolResult
+from tests.scripted import ScriptedTool
 
 
 def call(code: str) -> ToolCall:

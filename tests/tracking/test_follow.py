@@ -27,8 +27,6 @@ class Listed:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.seen.append((step, metrics))
 
-    def close(self) -> None: ...
-
 
 def steps(folder: RunFolder, first: int, last: int) -> None:
     with RunTracker(folder) as tracker:
@@ -55,8 +53,8 @@ def test_steps_are_sent_once_though_the_run_is_rewound_and_both_start_again(tmp_
         folder.rewind(2)
         steps(folder, 3, 5)
 
-    assert follow(folder, "kept", sink, acting(lambda: steps(folder, 1, 4), rewound)) == 5
-    assert follow(folder, "kept", sink, acting(lambda: steps(folder, 6, 6))) == 6
+    assert follow(folder, "kept", sink.log, acting(lambda: steps(folder, 1, 4), rewound)) == 5
+    assert follow(folder, "kept", sink.log, acting(lambda: steps(folder, 6, 6))) == 6
     assert [step for step, _ in sink.seen] == [1, 2, 3, 4, 5, 6]
     assert sink.seen[1][1] == {"loss": 0.5}
     assert json.loads(state_file(folder, "kept").read_text()) == {"step": 6}
@@ -73,7 +71,7 @@ def test_a_line_that_is_being_written_is_sent_when_it_is_whole(tmp_path: Path) -
             file.write(line[20:])
             file.flush()
 
-        follow(folder, "kept", sink, acting(lambda: None, rest))
+        follow(folder, "kept", sink.log, acting(lambda: None, rest))
     assert sink.seen == [(1, {"loss": 2.0})]
 
 

@@ -400,9 +400,8 @@ def track(
     from rocstar.record.trackers import open_sink, run_goes_on
 
     folder = RunFolder.find(name, runs)
-    sink = open_sink(to, folder)
-    step = carry_out(folder, to, sink, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
-    sink.close()
+    with open_sink(to, folder) as log:
+        step = carry_out(folder, to, log, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
     print(f"{to} has all steps of {folder.name} up to {step}")
 
 

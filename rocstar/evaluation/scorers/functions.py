@@ -43,8 +43,6 @@ ELSEWHERE = (
 """Categories of BFCL v3; the last are not scored here."""
 _VERSION = re.compile(r"^BFCL_v\d+_")
 _IGNORED = re.compile(r"[ ,./\-_*^]")
-Possible = Mapping[str, Mapping[str, Sequence[Any]]]
-"""One call: function -> parameter -> the values that are right; "" among them: it may be left out."""
 
 
 def columns(file: BenchmarkFile) -> list[str]:

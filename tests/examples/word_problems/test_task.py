@@ -17,9 +17,9 @@ import pytest
 from rocstar.config.sections import DataSection
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
-from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Demonstration, Finish, Problem
 from tests.rollout.examples import CODEC, STOP, conversation, limits
+from tests.scripted import ScriptedTool
 from word_problems.environment import GivenEnvironment
 from word_problems.expressions import parse_prefix
 from word_problems.programs import unordered_program

@@ -20,7 +20,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-compare = load("replay_compare")
+compare = load("sandbox_replay")
 JUPYTER_ERROR = """--------------------------------------------------------------------------- \
 PolificationFailed                        Traceback (most recent call last) Cell In[1], line 2
 ----> 2 div(\x1b[38;5;241m-8, 12)

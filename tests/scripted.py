@@ -1,14 +1,15 @@
-"""A tool that answers from a script: for tests and demonstrations of everything around tools."""
+"""A tool and a verifier that answer from a script, for tests of everything around them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rocstar.errors import SandboxUnavailable
+from rocstar.answers.verifier import settled
+from rocstar.errors import SandboxUnavailable, VerifierUnavailable
 from rocstar.protocols import ToolSpec
 from rocstar.tools.arguments import bad_call, text_arguments
-from rocstar.types import Status, ToolCall, ToolResult
+from rocstar.types import FormatFacts, Outcome, Problem, Status, ToolCall, ToolResult, Trajectory, Verdict
 
 PARAMETERS = {
     "type": "object",
@@ -58,3 +59,24 @@ class ScriptedTool:
         if not self._in_order:
             return SandboxUnavailable(f"the script has run out of answers; the next call was {code!r}")
         return self._in_order.pop(0)
+
+
+@dataclass
+class ScriptedVerifier:
+    """Implements `Verifier` with the verdicts that `decide` returns; it may raise VerifierUnavailable."""
+
+    decide: Callable[[Problem, Trajectory], Verdict]
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """VerifierUnavailable stands where `decide` raised it; ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        return [self._verify(problem, trajectory) for problem, trajectory in attempts]
+
+    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
+        settled(trajectory, "graded")
+        try:
+            verdict = self.decide(problem, trajectory)
+        except VerifierUnavailable as error:
+            return error
+        facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+        reward = float(verdict is Verdict.RIGHT)
+        return Outcome(verdict=verdict, reward=reward, extracted=None, method="scripted", format_facts=facts)
