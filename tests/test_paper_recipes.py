@@ -76,7 +76,6 @@ RELEASE = {
     "learning.learning_rate": 1e-6,
     "learning.warmup_steps": 20,
     "learning.updates_per_step": 1,
-    "learning.tokens_per_microbatch": 20480,
     "evaluate.verifier": "boxed",
     "evaluate.temperature": 0.0,
     "evaluate.every_steps": 5,
