@@ -306,8 +306,8 @@ class RolloutSection(StageRolloutSection):
 
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
-LossName = Literal["grpo"]
-AdvantageName = Literal["grpo"]
+LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
+AdvantageName = Literal["grpo", "rloo"]
 
 
 class ResampleSection(Section):
@@ -351,11 +351,12 @@ class ResampleSection(Section):
 
 class LearningSection(Section):
     loss: Annotated[LossName | str, built_in_or_own(LossName)] = "grpo"  # §2.2.1
-    """The policy loss of a token. grpo: GRPO's with clip_low, clip_high and dual_clip; package.module:name: one of your
-    own. importance_cap, loss_mean, kl_coefficient and entropy_coefficient hold for each."""
+    """The policy loss of a token. grpo: GRPO's with clip_low, clip_high and dual_clip; the others are in
+    docs/learning.md; package.module:name: one of your own. importance_cap, loss_mean, kl_coefficient and
+    entropy_coefficient hold for each."""
     advantage: Annotated[AdvantageName | str, built_in_or_own(AdvantageName)] = "grpo"  # §2.2.1
     """The advantages of a group's kept attempts, from their rewards. grpo: reward minus mean (see normalize_by_std);
-    package.module:name: a function of your own."""
+    rloo: reward minus the mean of the others; package.module:name: a function of your own."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
@@ -379,15 +380,24 @@ class LearningSection(Section):
     dual_clip: float = Field(default=3.0, ge=0)
     """For attempts with a negative advantage: a token whose ratio is above this has no gradient either, where clip_high
     has no say (3 in the release; the paper's eq. 6 has no such bound). 0: no bound; else more than 1."""
-    loss_mean: Literal["tokens", "questions"] = "tokens"
+    gate_right: float = Field(default=1.0, gt=0)
+    """For sapo: how steeply the weight of a token of a right attempt falls as its ratio leaves 1."""
+    gate_wrong: float = Field(default=1.05, gt=0)
+    """For sapo: the same for a wrong attempt."""
+    loss_mean: Literal["tokens", "questions", "attempts"] = "tokens"
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
-    6)."""
+    6); attempts: over the tokens of each attempt, and then over attempts (as GSPO and GMPO are meant)."""
     importance_cap: float | None = Field(default=None, ge=0)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
     least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps` or
     `rollout.carry_over`, else 0."""
+    importance_outside: Literal["cap", "mask"] = "cap"
+    """What happens to a token whose ratio is above importance_cap. cap: it counts C times; mask: it does not count
+    (masked importance sampling), nor does one below importance_floor (IcePop)."""
+    importance_floor: float = Field(default=0.0, ge=0, lt=1)
+    """With importance_outside = "mask": least ratio of a token that counts. 0: no such bound."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
@@ -404,6 +414,13 @@ class LearningSection(Section):
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
 
     def complaints(self) -> Iterator[str]:
+        if (self.importance_outside == "mask") > bool(self.importance_cap):
+            yield 'learning.importance_outside "mask" masks nothing without learning.importance_cap; set that too'
+        if self.importance_floor and self.importance_outside != "mask":
+            yield (
+                f"learning.importance_floor {self.importance_floor:g} is for learning.importance_outside "
+                '"mask"; set both, or neither'
+            )
         if self.importance_cap and self.importance_cap < 1:
             yield (
                 f"learning.importance_cap {self.importance_cap:g} would cap tokens that nothing is wrong with, whose "

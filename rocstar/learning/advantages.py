@@ -47,7 +47,13 @@ def grpo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, 
     return advantages(rewards_G, settings.normalize_by_std)
 
 
-ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo}
+def rloo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
+    """Reward minus the mean of the others (RLOO, arXiv 2402.14740)."""
+    total, others = math.fsum(rewards_G), len(rewards_G) - 1
+    return tuple(reward - (total - reward) / others for reward in rewards_G)
+
+
+ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "rloo": rloo}
 """By their names in a recipe; tests/contracts/test_advantage.py runs over them."""
 
 
@@ -115,16 +121,18 @@ def identity(group: int, place: int) -> str:
     return f"{group}/{place}"
 
 
-def question_weights(rows: Sequence[BatchRow]) -> list[float]:
-    """[N] weight of each token of a row, so that every question of an update counts alike however long its attempts
-    are; the mean over tokens is 1. Source: paper, eq. 6, which divides by the tokens of each question's kept attempts
-    and then takes the mean over questions."""
-    questions = [row.identity.rpartition("/")[0] for row in rows]
+def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
+    """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
+    is; the mean over tokens is 1. None where tokens do. Source: paper, eq. 6, which divides by the tokens of each
+    question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv 2402.03300)."""
+    if mean == "tokens":
+        return None
+    alike = [row.identity.rpartition("/")[0] if mean == "questions" else str(n) for n, row in enumerate(rows)]
     tokens: Counter[str] = Counter()
-    for question, row in zip(questions, rows, strict=True):
-        tokens[question] += sum(row.loss_mask)
+    for name, row in zip(alike, rows, strict=True):
+        tokens[name] += sum(row.loss_mask)
     share = tokens.total() / sum(count > 0 for count in tokens.values())
-    return [share / max(1, tokens[question]) for question in questions]
+    return [share / max(1, tokens[name]) for name in alike]
 
 
 def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:

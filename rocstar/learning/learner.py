@@ -8,7 +8,7 @@ top_k: those only change what can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
-from rocstar.learning.advantages import question_weights
+from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of
+from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of, takes_whole_attempts
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy, load_state, save_state, trained
@@ -50,7 +50,7 @@ class GrpoLearner:
         """temperature: of the rollouts. folders: where a loss of the user's own is found. Raises ConfigError."""
         policy.ranks.make(self, section, temperature, folders)
         self.ranks = policy.ranks
-        self._loss_of_tokens = loss_of(section, folders)
+        self._loss_of_tokens, self._whole = loss_of(section, folders), takes_whole_attempts(section, folders)
         self._policy = policy
         self._section = section
         self._updater = Updater(
@@ -99,10 +99,11 @@ class GrpoLearner:
         reference = self._reference_logprobs(ids, counted)
         names = ("loss", "clip_share", "kl") + (IMPORTANCE if self._section.importance_cap else ())
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
-        weights = question_weights(rows) if self._section.loss_mean == "questions" else None
+        weights = loss_weights(rows, self._section.loss_mean)
 
-        def loss_of(micro: MicroBatch) -> ChunkLoss:
-            return self._loss(rows, micro, reference, weights, tokens, sums)
+        def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
+            known = logprobs() if self._whole else None
+            return self._loss(rows, micro, known, reference, weights, tokens, sums)
 
         found, metrics = self._updater.update(
             ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
@@ -144,12 +145,14 @@ class GrpoLearner:
         self,
         rows: Sequence[BatchRow],
         micro: MicroBatch,
+        known_K: torch.Tensor | None,
         reference: list[list[float]] | None,
         weights: Sequence[float] | None,
         tokens: int,
         sums: dict[str, torch.Tensor],
     ) -> ChunkLoss:
-        """Loss of one micro-batch, over the update's `tokens`, each weighed by its row's weight; adds to `sums`."""
+        """Loss of one micro-batch, over the update's `tokens`, each weighed by its row's weight; adds to `sums`. known:
+        logprobs of all its tokens where the loss compares those of an attempt; a chunk's own stand in their places."""
         section, counted = self._section, [row.loss_mask for row in rows]
         advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
@@ -157,32 +160,45 @@ class GrpoLearner:
         sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro)
         reference_K = None if reference is None else pick(reference, counted, micro)
         weights_K = None if weights is None else micro.per_token([weights[i] for i in micro.indices])
+        attempts_K = micro.per_token(range(len(micro.indices))).long()
 
         def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
-            some = PolicyTokens(
-                logprobs=logprobs_C,
-                old_logprobs=torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk]),
-                sampled_logprobs=sampled_K[chunk],
-                advantages=advantages_K[chunk],
-            )
             weights_C = None if weights_K is None else weights_K[chunk]
-            losses_C, bounded_C = self._loss_of_tokens(some)
+            logprobs, seen, own, weights_S = logprobs_C, chunk, slice(None), weights_C
+            if known_K is not None:
+                logprobs = torch.cat((known_K[: chunk.start], logprobs_C, known_K[chunk.stop :]))
+                seen, own, weights_S = slice(None), chunk, weights_K
+            some = PolicyTokens(
+                logprobs=logprobs,
+                old_logprobs=torch.where(fresh_K[seen], logprobs.detach(), old_K[seen]),
+                sampled_logprobs=sampled_K[seen],
+                advantages=advantages_K[seen],
+                attempts=attempts_K[seen],
+            )
+            losses_S, bounded_S = self._loss_of_tokens(some)
             if section.importance_cap:
-                trust_C, capped_C = importance_weights(some.old_logprobs, some.sampled_logprobs, section.importance_cap)
-                sums["importance_weight"] += trust_C.sum() / tokens
-                sums["importance_capped"] += capped_C.sum() / tokens
-                losses_C = losses_C * _weighed(trust_C, weights_C)
+                trust_S, capped_S = importance_weights(
+                    some.old_logprobs,
+                    some.sampled_logprobs,
+                    section.importance_cap,
+                    section.importance_floor,
+                    section.importance_outside == "mask",
+                )
+                sums["importance_weight"] += trust_S[own].sum() / tokens
+                sums["importance_capped"] += capped_S[own].sum() / tokens
+                losses_S = losses_S * _weighed(trust_S, weights_S)
             else:
-                losses_C = _weighed(losses_C, weights_C)
-            total = losses_C.sum()
+                losses_S = _weighed(losses_S, weights_S)
+            total = losses_S.sum()
+            others = 0.0 if known_K is None else total.detach() - losses_S[own].detach().sum()
             if reference_K is not None:
                 kl = _weighed(kl_to_reference(logprobs_C, reference_K[chunk]), weights_C).sum()
                 sums["kl"] += kl.detach() / tokens
                 total = total + section.kl_coefficient * kl
             if section.entropy_coefficient:
                 total = total - section.entropy_coefficient * _weighed(entropies_C, weights_C).sum()
-            sums["loss"] += total.detach() / tokens
-            sums["clip_share"] += bounded_C.sum() / tokens
+            sums["loss"] += (total.detach() - others) / tokens
+            sums["clip_share"] += bounded_S[own].sum() / tokens
             return total / tokens
 
         return loss

@@ -1,4 +1,4 @@
-"""Policy losses (paper §2.2.1, eq. 6-7), importance weights for tokens that older weights or another engine wrote, and
+"""Policy losses by name (`methods.py`), importance weights for tokens that older weights or another engine wrote, and
 the KL distance from a reference.
 
 A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes the mean and adds the other terms."""
@@ -12,32 +12,27 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
+from rocstar.learning import methods
+from rocstar.learning.methods import MAX_LOG_RATIO
 from rocstar.protocols import PolicyLoss, PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
 
-MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 TokenLosses = Callable[[PolicyTokens], tuple[torch.Tensor, torch.Tensor]]
 """Tokens -> the loss of each, and whether a bound has taken its gradient; both [T]."""
 
 
-def grpo(tokens: PolicyTokens, settings: LearningSection) -> tuple[torch.Tensor, torch.Tensor]:
-    """- min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token, and which of them are clipped.
-
-    dual_clip: where A < 0 no term falls below dual_clip * A, which `min` alone leaves unbounded; 0 for no such bound.
-    Source: Ye et al. 2020 (arXiv 1912.09729); the release has it at 3, eq. 6 of the paper does not."""
-    advantages_T = tokens.advantages
-    ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = ratio * advantages_T
-    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantages_T
-    lower, clipped = torch.minimum(plain, bounded), bounded < plain
-    if settings.dual_clip:
-        floor = torch.where(advantages_T < 0, settings.dual_clip * advantages_T, -torch.inf)
-        lower, clipped = torch.maximum(lower, floor), clipped | (lower < floor)
-    return -lower, clipped
-
-
-LOSSES: Mapping[str, PolicyLoss] = {"grpo": grpo}
+LOSSES: Mapping[str, PolicyLoss] = {
+    each.__name__: each
+    for each in (methods.grpo, methods.cispo, methods.dppo_kl, methods.dppo_tv, methods.gmpo, methods.gpg,
+                 methods.gspo, methods.sapo)
+}  # fmt: skip
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""
+
+
+def takes_whole_attempts(settings: LearningSection, folders: Sequence[Path | str] = ()) -> bool:
+    """Whether `learning.loss` compares the tokens of an attempt, and so wants all of them at once."""
+    found = named(settings.loss, LOSSES, setting="learning.loss", takes=("tokens", "settings"), folders=folders)
+    return bool(getattr(found, "whole_attempts", False))
 
 
 def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> TokenLosses:
@@ -50,7 +45,9 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
     said = f"learning.loss = {settings.loss!r}"
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
-    tokens = PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages)
+    tokens = PolicyTokens(
+        logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages, attempts=torch.arange(3)
+    )
     with own_code(f"{said} failed on three tokens", found):
         losses, bounded = _both(found(tokens, settings), said)
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
@@ -88,16 +85,19 @@ def _both(given: object, said: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def importance_weights(
-    old_logprobs_T: torch.Tensor, sampled_logprobs_T: torch.Tensor, cap: float
+    old_logprobs_T: torch.Tensor, sampled_logprobs_T: torch.Tensor, cap: float, floor: float = 0.0, masks: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """min(exp(old - sampled), cap) for each token, without a gradient, and which of them are capped; both [T].
+    """min(exp(old - sampled), cap) for each token, without a gradient, and which of them are capped; both [T]. masks: 0
+    instead, above the cap and below the floor.
 
     old: the learner's at the step's beginning; sampled: those of the engine when it wrote the token, whatever its
     weights were. Source: truncated importance sampling (TIS), Yao et al., "Your Efficient RL Framework Secretly Brings
     You Off-Policy RL Training", 2025. With the ratio of `grpo` against the learner's own old logprobs it is the
-    decoupled objective of AReaL (arXiv 2505.24298), its weight capped."""
+    decoupled objective of AReaL (arXiv 2505.24298), its weight capped. Masks: IcePop (Ling team, arXiv 2510.18855) with
+    a floor, masked importance sampling without one."""
     ratio = (old_logprobs_T - sampled_logprobs_T).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return ratio.clamp(max=cap), ratio > cap
+    outside = (ratio > cap) | (ratio < floor)
+    return (ratio * ~outside if masks else ratio.clamp(max=cap)), outside
 
 
 def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ paper gives 3 epochs, 5e-6, cosine for a pre-trained base and no masking details
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class SftLearner:
         assistant = max(1, sum(sum(row.loss_mask[1:]) for row in rows))
         sums = {"loss": torch.zeros((), device=self._policy.device)}
 
-        def loss_of(micro: MicroBatch) -> ChunkLoss:
+        def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
             weights_K = pick(weights, counted, micro)
             assistant_K = pick([row.loss_mask for row in rows], counted, micro)
 

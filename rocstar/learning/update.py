@@ -90,14 +90,15 @@ class Updater:
         self,
         ids: Sequence[Sequence[int]],
         counted: Sequence[Sequence[bool]],
-        loss_of: Callable[[MicroBatch], ChunkLoss],
+        loss_of: Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss],
         sums: dict[str, torch.Tensor],
         *,
         entropy_gradient: bool = False,
     ) -> tuple[Found, dict[str, float]]:
-        """One update; `collected` makes rows' numbers of what it found. Losses add what they want reported to `sums`,
-        which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1: the gradient was
-        not finite and weights were left alone).
+        """One update; loss_of: (micro-batch, what gives its tokens' logprobs [K] by one more pass through the head) ->
+        the loss of any chunk of them. `collected` makes rows' numbers of what it found. Losses add what they want
+        reported to `sums`, which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped
+        (1: the gradient was not finite and weights were left alone).
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
         self.policy.without_dropout()
@@ -109,7 +110,7 @@ class Updater:
         self.policy.learnt = 0, total
         with self.policy.head(self._temperature) as head:
             for micro in micros:
-                found.append((micro, *self._backward(head, micro, loss_of(micro), entropy_gradient)))
+                found.append((micro, *self._backward(head, micro, loss_of, entropy_gradient)))
                 learnt += sum(len(ids[i]) for i in micro.indices)
                 self.policy.learnt = total * learnt // max(mine, 1), total
         metrics = self.policy.ranks.sum(sums)
@@ -145,12 +146,18 @@ class Updater:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _backward(
-        self, head: Head, micro: MicroBatch, loss: ChunkLoss, entropy_gradient: bool
+        self,
+        head: Head,
+        micro: MicroBatch,
+        loss_of: Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss],
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with self.policy.autocast():
             hidden = hidden_states(self.policy.model, micro)
+            wanted = hidden.detach()[micro.places_K]
+            loss = loss_of(micro, lambda: score_tokens(head, wanted, micro.targets_K)[0])
             logprobs, entropies, gradient_KD = backward_tokens(
-                head, hidden.detach()[micro.places_K], micro.targets_K, loss, entropy_gradient=entropy_gradient
+                head, wanted, micro.targets_K, loss, entropy_gradient=entropy_gradient
             )
         gradient = torch.zeros_like(hidden).index_copy_(0, micro.places_K, gradient_KD)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]

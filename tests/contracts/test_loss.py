@@ -13,11 +13,12 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.loss import LOSSES, TokenLosses, loss_of
+from rocstar.learning.loss import LOSSES, TokenLosses, loss_of, takes_whole_attempts
 from rocstar.protocols import PolicyTokens
 from tests.contracts.own import own
 
 TOKENS = 200
+ATTEMPT = 10  # tokens of each
 
 
 @pytest.fixture(params=[*LOSSES, *own("learning.loss", "cispo")])
@@ -29,12 +30,13 @@ def tokens(seed: int = 0, count: int = TOKENS, spread: float = 0.5) -> PolicyTok
     """Old and sampled logprobs lie `spread` beside the current ones, in the mean; half the advantages are positive."""
     chance = torch.Generator().manual_seed(seed)
     logprobs, old, sampled, advantages = torch.randn(4, count, generator=chance)
-    logprobs = -logprobs.abs()
+    logprobs, attempts = -logprobs.abs(), torch.arange(count) // ATTEMPT
     return PolicyTokens(
         logprobs=logprobs.clone().requires_grad_(),
         old_logprobs=logprobs + spread * old,
         sampled_logprobs=logprobs + spread * sampled,
-        advantages=advantages,
+        advantages=advantages[attempts * ATTEMPT],
+        attempts=attempts,
     )
 
 
@@ -60,9 +62,12 @@ def test_no_tokens_have_no_losses(loss: TokenLosses) -> None:
     assert losses.shape == bounded.shape == (0,)
 
 
-def test_a_tokens_loss_follows_from_its_own_numbers_alone(loss: TokenLosses) -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_tokens_loss_follows_from_its_own_numbers_alone_or_from_its_attempt(name: str) -> None:
+    settings = LearningSection(loss=name)
+    loss, begin = loss_of(settings), ATTEMPT if takes_whole_attempts(settings) else 1
     whole = tokens()
-    pieces = [part(whole, places) for places in (slice(0, 1), slice(1, 70), slice(70, TOKENS))]
+    pieces = [part(whole, places) for places in (slice(0, begin), slice(begin, 70), slice(70, TOKENS))]
     for together, apart in zip(loss(whole), zip(*map(loss, pieces), strict=True), strict=True):
         torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=0)
 

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ContractBroken, RunHalted
-from rocstar.learning.advantages import question_weights, split
+from rocstar.learning.advantages import loss_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
 from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
 from rocstar.learning.policy import Policy
@@ -114,8 +114,12 @@ def test_every_question_counts_alike_where_the_paper_says_so() -> None:
     3), so that each question has half of 15. A third without tokens is no question."""
     masks = {"0/0": 8, "0/3": 4, "1/1": 3, "2/0": 0}
     made = [replace(rows()[0], identity=name, loss_mask=[True] * n + [False] * (12 - n)) for name, n in masks.items()]
-    assert question_weights(made)[:3] == pytest.approx([0.625, 0.625, 2.5])
-    assert sum(w * sum(row.loss_mask) for w, row in zip(question_weights(made), made, strict=True)) == pytest.approx(15)
+    weights = loss_weights(made, "questions")
+    assert weights is not None and weights[:3] == pytest.approx([0.625, 0.625, 2.5])
+    assert sum(w * sum(row.loss_mask) for w, row in zip(weights, made, strict=True)) == pytest.approx(15)
+    attempts = loss_weights(made, "attempts")  # of 8, 4 and 3 tokens: each has a third of 15
+    assert attempts is not None and attempts[:3] == pytest.approx([0.625, 1.25, 5 / 3])
+    assert loss_weights(made, "tokens") is None
 
 
 @pytest.mark.parametrize("budget", [1, 25, 10_000])

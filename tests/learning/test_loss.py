@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config.sections import LearningSection
-from rocstar.learning.loss import MAX_LOG_RATIO, grpo, importance_weights, kl_to_reference
+from rocstar.learning.loss import importance_weights, kl_to_reference
+from rocstar.learning.methods import MAX_LOG_RATIO, grpo
 from rocstar.protocols import PolicyTokens
 
 
@@ -33,7 +34,11 @@ def policy_loss(
     **settings: float,
 ) -> Sums:
     tokens = PolicyTokens(
-        logprobs=logprobs_T, old_logprobs=old_logprobs_T, sampled_logprobs=old_logprobs_T, advantages=advantages_T
+        logprobs=logprobs_T,
+        old_logprobs=old_logprobs_T,
+        sampled_logprobs=old_logprobs_T,
+        advantages=advantages_T,
+        attempts=torch.zeros(len(logprobs_T), dtype=torch.long),
     )
     losses, clipped = grpo(tokens, LearningSection.model_validate({"dual_clip": 0.0, **settings}))
     return Sums(total=(losses if weights_T is None else weights_T * losses).sum(), clipped=clipped.sum())

@@ -120,7 +120,7 @@ def test_context_tokens_count_as_much_as_the_settings_say() -> None:
 def test_an_update_says_how_many_of_its_tokens_are_learnt_from() -> None:
     mine, rows, seen = learner(tokens_per_microbatch=1), sft_rows(), []
 
-    def loss_of(micro: Any) -> Any:
+    def loss_of(micro: Any, logprobs: Any) -> Any:
         seen.append(mine._policy.learnt)
         return lambda logprobs_C, entropies_C, chunk: -logprobs_C.sum()
 

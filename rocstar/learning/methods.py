@@ -1,0 +1,108 @@
+"""Policy losses of the field, each as its paper has it, over the same tokens (`protocols.PolicyLoss`).
+
+r is a token's probability ratio, current over old; A its advantage. In the step's only update every r is 1 and all of
+them but `sapo` have the gradient of `gpg`; they differ in what they do to tokens that have moved."""
+
+from __future__ import annotations
+
+import torch
+
+from rocstar.config.sections import LearningSection
+from rocstar.protocols import PolicyTokens
+
+MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
+DPPO_CAP = 20.0  # of the ratio in DPPO, whose bound is one of divergence (its section 5.4)
+Losses = tuple[torch.Tensor, torch.Tensor]
+
+
+def log_ratios(tokens: PolicyTokens) -> torch.Tensor:
+    return (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def clipped(ratio: torch.Tensor, tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)."""
+    plain = ratio * tokens.advantages
+    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
+    return -torch.minimum(plain, bounded), bounded < plain
+
+
+def grpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """Paper, eq. 6. dual_clip: where A < 0 no term falls below dual_clip * A, which `min` alone leaves unbounded; 0
+    for no such bound (Ye et al. 2020, arXiv 1912.09729; the release has it at 3)."""
+    losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
+    if settings.dual_clip:
+        most = torch.where(tokens.advantages < 0, -settings.dual_clip * tokens.advantages, torch.inf)
+        losses, bounded = torch.minimum(losses, most), bounded | (losses > most)
+    return losses, bounded
+
+
+def gpg(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- A log p: REINFORCE, without ratio and bound (GPG, arXiv 2504.02546)."""
+    return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.logprobs, dtype=torch.bool)
+
+
+def cispo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- clip(r) A log p, the clipped ratio without gradient: no token loses its own (MiniMax-M1, arXiv 2506.13585)."""
+    ratio = log_ratios(tokens).detach().exp()
+    weight = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    return -weight * tokens.advantages * tokens.logprobs, weight != ratio
+
+
+def sapo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- sigmoid(t (r - 1)) 4 / t A: a soft gate around r = 1, steeper where A <= 0 (SAPO, arXiv 2511.20347)."""
+    steepness = torch.where(tokens.advantages > 0, settings.gate_right, settings.gate_wrong)
+    gate = torch.sigmoid(steepness * (log_ratios(tokens).exp() - 1)) * 4 / steepness
+    return -gate * tokens.advantages, torch.zeros_like(gate, dtype=torch.bool)
+
+
+def dppo_tv(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """No gradient where a token's probability has moved the way of A by more than clip_high, or clip_low: in
+    probability, not in ratio, so that rare tokens stay free (DPPO with total variation, arXiv 2602.04879)."""
+    moved = (tokens.logprobs.exp() - tokens.old_logprobs.exp()).detach()
+    return _within(tokens, torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low))
+
+
+def dppo_kl(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """The same, by the KL divergence of "this token or another"."""
+    new, old = tokens.logprobs.detach().exp(), tokens.old_logprobs.exp()
+    others = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
+    divergence = old * (tokens.old_logprobs - tokens.logprobs.detach()) + (1 - old) * others
+    rises, falls = (divergence <= settings.clip_high) | (new <= old), (divergence <= settings.clip_low) | (new >= old)
+    return _within(tokens, torch.where(tokens.advantages > 0, rises, falls))
+
+
+def _within(tokens: PolicyTokens, free: torch.Tensor) -> Losses:
+    weight = log_ratios(tokens).detach().exp().clamp(max=DPPO_CAP) * free
+    return -weight * tokens.advantages * tokens.logprobs, ~free
+
+
+# -- of whole attempts -------------------------------------------------------------------------------------------------
+
+
+def mean_of_attempt(values_T: torch.Tensor, attempts_T: torch.Tensor) -> torch.Tensor:
+    """[T] for each token the mean over the tokens of its attempt."""
+    count = int(attempts_T.max()) + 1 if len(attempts_T) else 0
+    sums, sizes = values_T.new_zeros(2, count)
+    sums = sums.index_add(0, attempts_T, values_T)
+    means: torch.Tensor = sums / sizes.index_add(0, attempts_T, torch.ones_like(values_T)).clamp(min=1)
+    return means[attempts_T]
+
+
+def gspo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """GRPO's with one ratio for all tokens of an attempt, the geometric mean of theirs (GSPO, arXiv 2507.18071): its
+    form by token, whose gradient is the same. Wants clip_low and clip_high of some 1e-4 and loss_mean "attempts"."""
+    whole = mean_of_attempt((tokens.logprobs - tokens.old_logprobs).detach(), tokens.attempts)
+    ratio = (tokens.logprobs - tokens.logprobs.detach() + whole).clamp(max=MAX_LOG_RATIO).exp()
+    return clipped(ratio, tokens, settings)
+
+
+def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- A times the geometric mean of an attempt's ratios, each clipped in its logarithm at -clip_low and clip_high
+    (GMPO, arXiv 2507.20673). Wants loss_mean "attempts"."""
+    way, plain = tokens.advantages.sign(), tokens.logprobs - tokens.old_logprobs
+    kept = torch.minimum(way * plain, way * plain.clamp(-settings.clip_low, settings.clip_high))
+    ratio = mean_of_attempt(way * kept, tokens.attempts).clamp(max=MAX_LOG_RATIO).exp()
+    return -ratio * tokens.advantages, kept < way * plain
+
+
+gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
