@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -109,6 +110,8 @@ class PagedCache:
     def clear(self, pages: list[int] | None = None) -> None:
         """Zeros in these, or in all: masked positions are multiplied by zero, which leaves what is not finite as it
         is."""
+        if not self.keys.numel():  # asleep
+            return
         if pages is None and self._maps:
             self.release()
         else:
@@ -156,7 +159,7 @@ class PagedAttention:
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
         self._compiled = _compiled() if _fits_compiled(cache) else None
-        self._on_gpu = _on_gpu() if cache.keys.is_cuda else None
+        self._on_gpu = _on_gpu(cache) if cache.keys.is_cuda else None
 
     @property
     def can_be_captured(self) -> bool:
@@ -197,11 +200,20 @@ def _compiled() -> Any:
         return None
 
 
-def _on_gpu() -> Any:
+def _on_gpu(cache: PagedCache) -> Any:
+    """The kernel, where it runs over this cache: Triton comes with torch's builds for CUDA and wants a C compiler, and
+    some GPUs have not enough shared memory for wide heads in fp32."""
+    keys = cache.keys[0]
+    none = torch.zeros(1, dtype=torch.int64, device=keys.device)
+    query = torch.zeros((1, keys.shape[1], keys.shape[2]), dtype=keys.dtype, device=keys.device)
     try:
-        return import_module("rocstar.engines.torch_kernels").attend
-    except ImportError:  # Triton comes with builds of torch for CUDA
+        attend = import_module("rocstar.engines.torch_kernels").attend
+        attend(query, keys, cache.values[0], Aim(none, none, none, none[None].int()), 1.0, 0)
+    except Exception as error:  # whatever the compiler or the driver raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"the torch engine decodes several times slower: Triton fails here ({reason})", stacklevel=2)
         return None
+    return attend
 
 
 def _fits_compiled(cache: PagedCache) -> bool:

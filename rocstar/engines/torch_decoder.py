@@ -93,6 +93,7 @@ class PagedDecoder:
         """Give the cache's memory back, and begin nothing until new weights are taken."""
         self._asleep = True
         self._table.forget_all()
+        self._forward.sleep()
         self._cache.sleep()
 
     # -- entering and leaving -----------------------------------------------------------------------------------
@@ -124,9 +125,12 @@ class PagedDecoder:
         self._admit()
 
     def drop_everything(self) -> list[Work]:
-        """Free all pages (after a failure); returns the requests that had not ended."""
-        self._cache.clear()
+        """Free all pages (after a failure); returns the requests that had not ended. `clear` has to follow."""
         return self._table.clear()
+
+    def clear(self) -> None:
+        """Make what the cache holds zero. Raises RuntimeError where the GPU has failed for good."""
+        self._cache.clear()
 
     def _end(self, works: Iterable[Work], finish: Finish) -> None:
         self._ended += [(work, completion_of(work, finish)) for work in works]

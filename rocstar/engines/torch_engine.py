@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,13 +53,15 @@ class TorchEngine:
         pages = kv_pages(kv_tokens, rows, positions)
         refuse_what_does_not_fit(model, pages * PAGE)
         lowered(model, model.dtype).eval().requires_grad_(False)
-        self._decoder = PagedDecoder(model, rows=rows, positions=positions, pages=pages, vocab_size=vocab_size)
+        self._device = model.device
+        with self._on_device():
+            self._decoder = PagedDecoder(model, rows=rows, positions=positions, pages=pages, vocab_size=vocab_size)
         self._open = True
         self._asked: set[asyncio.Future[Completion]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._load = self._decoder.load()
         self._last_active = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread = threading.Thread(target=self._decode, name="torch-engine", daemon=True)
         self._thread.start()
 
     async def generate(
@@ -117,18 +119,26 @@ class TorchEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Kernels and graphs go to a thread's own GPU, which is the first one otherwise."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
     def _refuse_when_closed(self) -> None:
         if not self._open:
             raise EngineUnavailable("the engine was closed")
 
     # -- the engine thread: nothing below is called from elsewhere --------------------------------------------------
 
+    def _decode(self) -> None:
+        with self._on_device():
+            self._run()
+
     def _run(self) -> None:
         """Consumes the inbox; produces completions and `_load`; waits for the inbox while nothing decodes; ends when
         the engine is closed."""
         while True:
             try:
-                if not self._obey():
+                if not self._open or not self._obey():
                     break
                 ended = self._decoder.step()
                 self._load = self._decoder.load()
@@ -174,6 +184,10 @@ class TorchEngine:
         self._load = self._decoder.load()
         for work in works:
             _tell(work.owner, work.owner.set_exception, error)
+        try:
+            self._decoder.clear()
+        except RuntimeError:  # a GPU that has failed for good: nobody may wait for this engine any more
+            self._open = False
 
 
 def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any) -> None:

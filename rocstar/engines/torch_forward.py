@@ -47,6 +47,10 @@ class Forward(Protocol):
         """The weights of the model have changed to these."""
         ...
 
+    def sleep(self) -> None:
+        """The cache's memory is about to be given back."""
+        ...
+
 
 def lowered(model: Any, dtype: torch.dtype) -> Any:
     """The model with matrices in `dtype`, on its device. Norms, rotary frequencies and what its family keeps in fp32
@@ -137,6 +141,9 @@ class _LibraryForward:
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Nothing to do: the model has them."""
 
+    def sleep(self) -> None:
+        """Nothing to do."""
+
 
 class CompactForward:
     """Tokens stand in one axis, [T, hidden], from the embedding to the head."""
@@ -170,6 +177,9 @@ class CompactForward:
         """Take new weights over into what was taken from the model."""
         for product in (self.head, *(product for layer in self._layers for product in layer.products)):
             product.renew([self._of(part, weights) for part in product.parts])
+
+    def sleep(self) -> None:
+        """Nothing to do."""
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A layer's weight; where only one of two tied ones is there, a head's is the embedding's."""

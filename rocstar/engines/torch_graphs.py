@@ -7,6 +7,7 @@ on. The graph reads its inputs from tensors that stay where they are.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from rocstar.engines.torch_forward import CompactForward, Forward
 
 SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536)
 """Tokens of a step; larger ones come as they are."""
+ONE_AT_A_TIME = threading.Lock()
+"""CUDA allows one capture in a process, and engines are threads."""
 
 
 def filled(count: int) -> int:
@@ -45,28 +48,31 @@ class _Captured:
 
 
 class GraphedForward:
-    """The same function as `forward`, on whose device nothing else may be captured meanwhile by the same thread."""
+    """The same function as `forward`."""
 
     def __init__(self, forward: CompactForward, cache: PagedCache) -> None:
         self._forward, self._cache = forward, cache
         self._seen: set[tuple[int, ...]] = set()
+        self._refused: set[tuple[int, ...]] = set()
+        """Sizes for whose graph there was no memory, say: they are computed as they come."""
         self._captured: dict[tuple[int, ...], _Captured] = {}
         self._pool: Any = None
-        self._address = 0
+        self._stream: Any = None
 
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        if self._address != self._cache.keys.data_ptr():  # the cache gave its memory back, and has other
-            self._captured.clear()
-            self._seen.clear()
-            self._pool = None  # torch forgets a pool with its last graph
-            self._address = self._cache.keys.data_ptr()
         aim = self._cache.aim
         size = len(ids_T), len(wanted_N), *aim.tables.shape
-        if size not in self._seen or len(ids_T) > SIZES[-1]:
+        if size not in self._seen or size in self._refused or len(ids_T) > SIZES[-1]:
             self._seen.add(size)
             return self._forward(ids_T, wanted_N)
         if size not in self._captured:
-            self._captured[size] = self._capture(ids_T, wanted_N)
+            try:
+                self._captured[size] = self._capture(ids_T, wanted_N)
+            except RuntimeError:
+                self._refused.add(size)
+                self._cache.aim = aim
+                self._pool = self._pool if self._captured else None
+                return self._forward(ids_T, wanted_N)
         captured = self._captured[size]
         inputs = (captured.ids, captured.wanted, *_tensors(captured.aim))
         for own, given in zip(inputs, (ids_T, wanted_N, *_tensors(aim)), strict=True):
@@ -78,12 +84,20 @@ class GraphedForward:
         """Graphs read the weights where they lie."""
         self._forward.renew(weights)
 
+    def sleep(self) -> None:
+        """Graphs write to where the cache lies now."""
+        self._captured.clear()
+        self._pool = None  # torch forgets a pool with its last graph
+
     def _capture(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> _Captured:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         ids, wanted, aim = ids_T.clone(), wanted_N.clone(), Aim(*(each.clone() for each in _tensors(self._cache.aim)))
         self._cache.aim = aim
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may compute beside
+        options = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}  # others compute
+        back = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails leaves its own stream on
+        with ONE_AT_A_TIME, back, torch.cuda.graph(graph, **options):
             hidden = self._forward.body(ids, wanted)
         return _Captured(graph, ids, wanted, aim, hidden)
 

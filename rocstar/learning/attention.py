@@ -138,12 +138,15 @@ def packed_sdpa(
     """A transformers attention function. query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D].
 
     Calls with documents that exceed a sliding window get a mask, which costs more."""
-    grouped = query.shape[1] != key.shape[1]
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        length, seen = q.shape[2], None
+        length, seen, grouped = q.shape[2], None, q.shape[1] != k.shape[1]
         if sliding_window is not None and length > sliding_window:
             seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+        if grouped and q.is_cuda and (seen is not None or q.dtype == torch.float32):
+            # Kernels that share key heads want 16 bits and no mask; else all scores would be kept.
+            k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+            grouped = False
         return scaled_dot_product_attention(
             q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
         )

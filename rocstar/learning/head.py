@@ -58,7 +58,7 @@ class Head:
         if self.bias is not None and self.bias.requires_grad:
             _add(self.bias, gradient_CV.sum(0))
         narrow_CV = gradient_CV.to(hidden_CD.dtype)
-        if self.weight.requires_grad and self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
+        if self.weight.requires_grad and _adds_rounded(self.weight):
             _add_rounded(self.weight, gradient_CV, hidden_CD)
         elif self.weight.requires_grad and (self.weight.grad is None or hidden_CD.dtype != self.weight.dtype):
             _add(self.weight, narrow_CV.T @ hidden_CD)
@@ -103,6 +103,10 @@ def backward_tokens(
         gradient_CV.scatter_add_(1, targets, slopes[:, None])
         gradient_KD[chunk] = head.backward(gradient_CV, hidden_KD[chunk])
     return logprobs, entropies, gradient_KD
+
+
+def _adds_rounded(weight: torch.Tensor) -> bool:
+    return weight.is_cuda and torch.is_autocast_enabled("cuda") and torch.version.hip is None
 
 
 def _add_rounded(weight: torch.Tensor, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> None:

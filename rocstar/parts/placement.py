@@ -272,7 +272,8 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
     passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
     tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
     recomputed = recipe.model.gradient_checkpointing
-    layers = FP32 * shape.hidden * shape.layers * recomputed + _left(shape, item) * (1 if recomputed else shape.layers)
+    left = _left(shape, item) + 3 * item * shape.hidden * adapts  # adapters each take an input of their own
+    layers = FP32 * shape.hidden * shape.layers * recomputed + left * (1 if recomputed else shape.layers)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     optimizer = max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0)
     optimizer = 0.0 if offload else optimizer / ranks

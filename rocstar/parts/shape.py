@@ -76,7 +76,15 @@ class Shape:
 
 PUBLISHED: Mapping[str, Shape] = {
     "Qwen/Qwen3-14B-Base": Shape(
-        hidden=5120, layers=40, heads=40, kv_heads=8, head_width=128, intermediate=17408, vocabulary=151936, tied=False
+        hidden=5120,
+        layers=40,
+        heads=40,
+        kv_heads=8,
+        head_width=128,
+        intermediate=17408,
+        vocabulary=151936,
+        tied=False,
+        normed=True,
     ),
     "Qwen/Qwen2.5-32B-Instruct": Shape(
         hidden=5120, layers=64, heads=40, kv_heads=8, head_width=128, intermediate=27648, vocabulary=152064, tied=False

@@ -22,12 +22,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (1972, 11),
     "data": (4778, 24),
     "dialogue": (1405, 10),
-    "engines": (3964, 20),
+    "engines": (4018, 20),
     "errors": (48, 1),
     "evaluation": (3747, 21),
     "forecast": (2651, 12),
-    "learning": (3717, 21),
-    "parts": (1444, 8),
+    "learning": (3726, 21),
+    "parts": (1453, 8),
     "protocols": (288, 1),
     "record": (2683, 15),
     "rollout": (2136, 13),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (540, 1),
     "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 585, 4016
+CLASSES, FUNCTIONS = 585, 4024
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 61
-BENCHMARK_LINES = 8765
+BENCHMARK_LINES = 8780
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

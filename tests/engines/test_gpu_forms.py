@@ -103,15 +103,32 @@ def test_a_size_is_captured_when_it_comes_again_and_anew_when_the_cache_has_move
 
     found = [step(graphed, 4 * turn) for turn in range(3)]
     assert len(pools) == 1, "the first comes as it is, the second is captured, the third replayed"
-    cache.keys, cache.values = cache.keys.clone(), cache.values.clone()  # asleep, and awake elsewhere
+    graphed.sleep()
+    cache.keys, cache.values = cache.keys.clone(), cache.values.clone()  # awake elsewhere
     found.append(step(graphed, 12))
-    assert len(pools) == 1
-    step(graphed, 12)
     assert pools == [None, None], "torch forgets a pool with its last graph"
     fresh = PagedCache(model, 4)
-    monkeypatch.setattr(cache, "keys", fresh.keys)
-    monkeypatch.setattr(cache, "values", fresh.values)
+    cache.keys, cache.values = fresh.keys, fresh.values
     assert torch.equal(torch.stack(found), torch.stack([step(forward, 4 * turn) for turn in range(4)]))
+
+
+def test_a_size_that_cannot_be_captured_is_computed_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, tried = PagedCache(llama(), 4), []
+
+    def fail(graphed: GraphedForward, ids: torch.Tensor, wanted: torch.Tensor) -> Any:
+        tried.append(len(ids))
+        cache.aim = None  # type: ignore[assignment]
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    forward = forward_of(llama(), cache, 64)
+    assert isinstance(forward, CompactForward)
+    monkeypatch.setattr(GraphedForward, "_capture", fail)
+    graphed, places = GraphedForward(forward, cache), torch.arange(4)
+    with torch.inference_mode():
+        for _ in range(3):
+            cache.aim = Aim(places * 0, places, places * 0 + 1, torch.tensor([[1]], dtype=torch.int32))
+            assert torch.equal(graphed(places, places), forward(places, places))
+    assert tried == [4]
 
 
 def test_on_a_cpu_nothing_is_captured() -> None:

@@ -272,7 +272,7 @@ def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> Non
 def test_a_caller_who_fills_the_queue_fills_it_for_nobody_else(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
-    slow = json.dumps({"code": "import time; time.sleep(1)"}).encode()
+    slow = json.dumps({"code": "import time; time.sleep(3)"}).encode()  # none ends before all have asked
     with running(max_queue=6, token="one", token_file=str(file)) as url, ThreadPoolExecutor(30) as pool:
         http = Http(url)
 
