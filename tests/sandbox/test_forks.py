@@ -13,7 +13,7 @@ import pytest
 from rocstar.sandbox.call import MAX_BRANCHES, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
-from tests.sandbox.driver import LIMITS, Daemon, eventually
+from tests.sandbox.driver import Daemon, eventually
 
 OK, REJECTED = ProgramOutcome.OK, ProgramOutcome.REJECTED
 BEGINNING = """
@@ -308,4 +308,5 @@ def test_a_dead_zygote_is_told() -> None:
         daemon.zygotes()[0].kill()
         frame = daemon.frame(daemon.submit("", session="z", cell=2, branches=("z.1",)))
         assert frame.kind is FrameKind.LOST or ServiceOutcome.INTERNAL.encode() in frame.body
-        assert LIMITS and daemon.run("1").value == "1"
+        # A call that met the dying zygote is an outage, which callers try again.
+        assert any(daemon.run("1").value == "1" for _ in range(10))
