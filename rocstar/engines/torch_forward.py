@@ -251,8 +251,12 @@ class _InTorch:
 class _InTriton(_InTorch):
     """The same, each as one kernel."""
 
-    def begin(self) -> None:
+    def __init__(self, cache: PagedCache, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        super().__init__(cache, cos, sin)
         self._kernels = import_module("rocstar.engines.torch_kernels")
+
+    def begin(self) -> None:
+        """Nothing to do: kernels look angles up by themselves."""
 
     def add_normed(
         self, hidden: torch.Tensor, more: torch.Tensor | None, norm: Any

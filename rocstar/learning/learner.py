@@ -177,13 +177,8 @@ class GrpoLearner:
             )
             losses_S, bounded_S = self._loss_of_tokens(some)
             if section.importance_cap:
-                trust_S, capped_S = importance_weights(
-                    some.old_logprobs,
-                    some.sampled_logprobs,
-                    section.importance_cap,
-                    section.importance_floor,
-                    section.importance_outside == "mask",
-                )
+                bounds = section.importance_cap, section.importance_floor, section.importance_outside == "mask"
+                trust_S, capped_S = importance_weights(some.old_logprobs, some.sampled_logprobs, *bounds)
                 sums["importance_weight"] += trust_S[own].sum() / tokens
                 sums["importance_capped"] += capped_S[own].sum() / tokens
                 losses_S = losses_S * _weighed(trust_S, weights_S)

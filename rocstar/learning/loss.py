@@ -5,28 +5,19 @@ A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning import methods
-from rocstar.learning.methods import MAX_LOG_RATIO
-from rocstar.protocols import PolicyLoss, PolicyTokens
+from rocstar.learning.methods import LOSSES, MAX_LOG_RATIO
+from rocstar.protocols import PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
 
 TokenLosses = Callable[[PolicyTokens], tuple[torch.Tensor, torch.Tensor]]
 """Tokens -> the loss of each, and whether a bound has taken its gradient; both [T]."""
-
-
-LOSSES: Mapping[str, PolicyLoss] = {
-    each.__name__: each
-    for each in (methods.grpo, methods.cispo, methods.dppo_kl, methods.dppo_tv, methods.gmpo, methods.gpg,
-                 methods.gspo, methods.sapo)
-}  # fmt: skip
-"""By their names in a recipe; tests/contracts/test_loss.py runs over them."""
 
 
 def takes_whole_attempts(settings: LearningSection, folders: Sequence[Path | str] = ()) -> bool:

@@ -5,10 +5,12 @@ them but `sapo` have the gradient of `gpg`; they differ in what they do to token
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from rocstar.config.sections import LearningSection
-from rocstar.protocols import PolicyTokens
+from rocstar.protocols import PolicyLoss, PolicyTokens
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, whose bound is one of divergence (its section 5.4)
@@ -106,3 +108,7 @@ def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 
 
 gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
+LOSSES: Mapping[str, PolicyLoss] = {
+    each.__name__: each for each in (grpo, cispo, dppo_kl, dppo_tv, gmpo, gpg, gspo, sapo)
+}
+"""By their names in a recipe; tests/contracts/test_loss.py runs over them."""

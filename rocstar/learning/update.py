@@ -23,6 +23,8 @@ from rocstar.learning.ranks import reshard
 
 Found = list[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
 """Micro-batches of this rank with logprobs_K and entropies_K."""
+MicroLoss = Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss]
+"""(micro-batch, what gives its tokens' logprobs [K] by one more pass through the head) -> the loss of any chunk."""
 MOST_SKIPPED = 3  # updates in a row; one bad batch is passed over, more are not chance
 
 
@@ -90,15 +92,14 @@ class Updater:
         self,
         ids: Sequence[Sequence[int]],
         counted: Sequence[Sequence[bool]],
-        loss_of: Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss],
+        loss_of: MicroLoss,
         sums: dict[str, torch.Tensor],
         *,
         entropy_gradient: bool = False,
     ) -> tuple[Found, dict[str, float]]:
-        """One update; loss_of: (micro-batch, what gives its tokens' logprobs [K] by one more pass through the head) ->
-        the loss of any chunk of them. `collected` makes rows' numbers of what it found. Losses add what they want
-        reported to `sums`, which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped
-        (1: the gradient was not finite and weights were left alone).
+        """One update; `collected` makes rows' numbers of what it found. Losses add what they want reported to `sums`,
+        which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1: the gradient was
+        not finite and weights were left alone).
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
         self.policy.without_dropout()
@@ -146,11 +147,7 @@ class Updater:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _backward(
-        self,
-        head: Head,
-        micro: MicroBatch,
-        loss_of: Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss],
-        entropy_gradient: bool,
+        self, head: Head, micro: MicroBatch, loss_of: MicroLoss, entropy_gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with self.policy.autocast():
             hidden = hidden_states(self.policy.model, micro)

@@ -187,12 +187,12 @@ def mlflow(folder: RunFolder) -> Iterator[Log]:
         library.log_params({name: str(value)[:PARAMETER_CHARACTERS] for name, value in settings})
         id_file.parent.mkdir(exist_ok=True)
         id_file.write_text(run.info.run_id)
-    client = library.tracking.MlflowClient()
+    client, identity = library.tracking.MlflowClient(), id_file.read_text()
 
     def log(step: int, metrics: dict[str, float]) -> None:
         now = int(time.time() * 1000)
         numbers = [library.entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        client.log_batch(id_file.read_text(), numbers)
+        client.log_batch(identity, numbers)
 
     yield log
     library.end_run()

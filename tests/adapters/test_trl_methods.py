@@ -14,10 +14,7 @@ import torch
 from trl import GRPOTrainer
 
 from rocstar.config.sections import LearningSection
-from rocstar.learning.advantages import loss_weights
-from rocstar.learning.loss import LOSSES
-from rocstar.protocols import PolicyTokens
-from tests.adapters.test_verl_methods import LENGTHS, drawn, row
+from tests.adapters.tokens import LENGTHS, drawn, ours
 
 LOW, HIGH = 0.2, 0.28
 SAME = [
@@ -50,7 +47,7 @@ def trainer(kind: str, level: str, logprobs: torch.Tensor) -> Any:
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize(("name", "kind", "level", "mean"), SAME)
 def test_loss_and_gradient_are_those_of_trl(name: str, kind: str, level: str, mean: str, spread: float) -> None:
-    new, old, advantages, mask = drawn(5, spread)
+    new, old, advantages, mask = rows = drawn(5, spread)
     logprobs, ids = new.clone().requires_grad_(), torch.zeros(mask.shape, dtype=torch.long)
     inputs = {
         "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask,
@@ -59,18 +56,7 @@ def test_loss_and_gradient_are_those_of_trl(name: str, kind: str, level: str, me
     loss = GRPOTrainer._compute_loss(trainer(kind, level, logprobs), None, inputs)
     (expected,) = torch.autograd.grad(loss, logprobs)
 
-    kept, own = mask.bool(), new.clone().requires_grad_()
-    attempts = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-    tokens = PolicyTokens(
-        logprobs=own[kept],
-        old_logprobs=old[kept],
-        sampled_logprobs=old[kept],
-        advantages=advantages[kept],
-        attempts=attempts,
-    )
-    losses, _ = LOSSES[name](tokens, LearningSection(loss=name, clip_low=LOW, clip_high=HIGH, dual_clip=0.0))
-    weights = loss_weights([row(count) for count in LENGTHS], mean)
-    total = (losses * torch.tensor(weights)[attempts] if weights else losses).sum() / sum(LENGTHS)
-    (found,) = torch.autograd.grad(total, own)
-    assert total.item() == pytest.approx(loss.item(), abs=1e-6)
+    settings = LearningSection(loss=name, clip_low=LOW, clip_high=HIGH, dual_clip=0.0)
+    total, found = ours(settings, mean, rows)
+    assert total == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)

@@ -15,12 +15,10 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 
 from rocstar.config.sections import LearningSection
-from rocstar.learning.advantages import ADVANTAGES, loss_weights
-from rocstar.learning.loss import LOSSES
-from rocstar.protocols import PolicyTokens
-from rocstar.types import BatchRow
+from rocstar.learning.advantages import ADVANTAGES
+from rocstar.learning.methods import LOSSES
+from tests.adapters.tokens import drawn, ours
 
-LENGTHS = (1, 7, 40, 12, 25, 3)
 OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
 """Names that differ."""
 BY_ATTEMPT = {"gspo", "sapo", "gmpo"}
@@ -29,43 +27,20 @@ AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""
 
 
-def drawn(seed: int, spread: float) -> tuple[torch.Tensor, ...]:
-    """Logprobs, old ones, advantages and mask, [rows, longest]; what the mask leaves out is noise."""
-    chance = torch.Generator().manual_seed(seed)
-    shape = len(LENGTHS), max(LENGTHS)
-    old = -4 * torch.rand(shape, generator=chance, dtype=torch.double) - 0.01
-    new = (old + spread * torch.randn(shape, generator=chance, dtype=torch.double)).clamp(max=-5e-3)
-    rows = torch.randn(len(LENGTHS), 1, generator=chance, dtype=torch.double).expand(shape)
-    return new, old, rows.contiguous(), (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).double()
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_are_those_of_verl(name: str, spread: float) -> None:
     low, high = AS_THEY_ARE.get(name, (0.2, 0.28))
-    new, old, advantages, mask = drawn(3, spread)
+    new, old, advantages, mask = rows = drawn(3, spread)
     mean = "seq-mean-token-mean" if name in BY_ATTEMPT else "token-mean"
     theirs, logprobs = core_algos.get_policy_loss_fn(OURS.get(name, name)), new.clone().requires_grad_()
     config = actor(low, high, 3.0 if name == "grpo" else 20.0)
     loss, _ = theirs(old, logprobs, advantages, mask, loss_agg_mode=mean, config=config)
     (expected,) = torch.autograd.grad(loss, logprobs)
 
-    kept, own = mask.bool(), new.clone().requires_grad_()
-    attempts = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-    tokens = PolicyTokens(
-        logprobs=own[kept],
-        old_logprobs=old[kept],
-        sampled_logprobs=old[kept],
-        advantages=advantages[kept],
-        attempts=attempts,
-    )
     settings = LearningSection(loss=name, clip_low=low, clip_high=high, dual_clip=3.0)
-    losses, _ = LOSSES[name](tokens, settings)
-    rows = [row(count) for count in LENGTHS]
-    weights = torch.tensor(loss_weights(rows, "attempts") or [], dtype=torch.double)[attempts]
-    total = (losses * weights if name in BY_ATTEMPT else losses).sum() / sum(LENGTHS)
-    (found,) = torch.autograd.grad(total, own)
-    assert total.item() == pytest.approx(loss.item(), abs=1e-6)
+    total, found = ours(settings, "attempts" if name in BY_ATTEMPT else "tokens", rows)
+    assert total == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -76,8 +51,8 @@ def test_advantages_are_those_of_verl(name: str) -> None:
     index = np.repeat(np.arange(len(groups)), 4)
     estimator: Any = core_algos.get_adv_estimator_fn(name)
     theirs, _ = estimator(rewards[:, None], torch.ones(len(rewards), 1), index=index, config=None)
-    ours = [value for group in groups for value in ADVANTAGES[name](group, LearningSection())]
-    assert ours == pytest.approx(theirs[:, 0].tolist(), abs=1e-6)
+    own = [value for group in groups for value in ADVANTAGES[name](group, LearningSection())]
+    assert own == pytest.approx(theirs[:, 0].tolist(), abs=1e-6)
 
 
 def actor(low: float, high: float, cap: float) -> Any:
@@ -85,7 +60,3 @@ def actor(low: float, high: float, cap: float) -> Any:
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1,
         clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=cap, tau_pos=1.0, tau_neg=1.05,
     )  # fmt: skip
-
-
-def row(count: int) -> BatchRow:
-    return BatchRow(token_ids=[0] * count, loss_mask=[True] * count, sampled_logprobs=[0.0] * count, advantage=1.0)

@@ -22,11 +22,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (1972, 11),
     "data": (4778, 24),
     "dialogue": (1405, 10),
-    "engines": (4018, 20),
+    "engines": (4022, 20),
     "errors": (48, 1),
     "evaluation": (3747, 21),
     "forecast": (2651, 12),
-    "learning": (3726, 21),
+    "learning": (3715, 21),
     "parts": (1453, 8),
     "protocols": (288, 1),
     "record": (2683, 15),
@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (540, 1),
     "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 585, 4024
+CLASSES, FUNCTIONS = 585, 4025
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27

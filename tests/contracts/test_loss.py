@@ -13,7 +13,8 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.loss import LOSSES, TokenLosses, loss_of, takes_whole_attempts
+from rocstar.learning.loss import TokenLosses, loss_of, takes_whole_attempts
+from rocstar.learning.methods import LOSSES
 from rocstar.protocols import PolicyTokens
 from tests.contracts.own import own
 

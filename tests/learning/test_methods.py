@@ -16,7 +16,8 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning import head
-from rocstar.learning.loss import LOSSES, importance_weights, takes_whole_attempts
+from rocstar.learning.loss import importance_weights, takes_whole_attempts
+from rocstar.learning.methods import LOSSES
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch
 from tests.learning import examples
