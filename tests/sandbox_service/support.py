@@ -66,7 +66,7 @@ def running(**settings: Any) -> Iterator[str]:
 
 
 class Http:
-    """Requests to one service; each returns (status, decoded body)."""
+    """Requests to one service, `http://host:port` or with `/token/T` behind; each returns (status, decoded body)."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -115,7 +115,7 @@ class Http:
             return False
 
     def connect(self) -> socket.socket:
-        host, port = self.url.removeprefix("http://").split(":")
+        host, port = self.url.split("/")[2].split(":")
         return socket.create_connection((host, int(port)), 30)
 
     @contextmanager
@@ -123,7 +123,8 @@ class Http:
         """A request whose programs run while the context is open, and whose caller hangs up at its end."""
         with self.connect() as connection:
             body = json.dumps(message).encode()
-            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            whole = "/" + "/".join([*self.url.split("/")[3:], path[1:]])
+            head = f"POST {whole} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             assert eventually(lambda: self.status("running") == running)
             yield connection

@@ -6,9 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import Http, RunningService, running
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
 
 @pytest.mark.parametrize(
@@ -259,36 +258,31 @@ def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> No
 
 def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> None:
     with running(max_queue=5) as url, ThreadPoolExecutor(30) as pool:
-        http, slow = Http(url), {"code": "import time; time.sleep(2)"}
-        calls = [pool.submit(http.send, "POST", "/v1/run", json.dumps(slow).encode()) for _ in range(20)]
-        first = [each.result()[0] for each in islice(as_completed(calls), 13)]
-        assert first == [503] * 13, "two run and five wait; nobody has waited for a refusal"
-        assert {each.result()[0] for each in calls} == {200, 503}
+        http = Http(url)
+        with http.under_way("/v1/run", SLEEPER), http.under_way("/v1/run", SLEEPER, running=2):
+            waiting = [pool.submit(http.run, "1") for _ in range(5)]
+            assert eventually(lambda: http.status("queue") == 5)
+            assert [http.post("/v1/run", {"code": "1"})[0] for _ in range(13)] == [503] * 13
+            assert not any(each.done() for each in waiting)
+        assert {each.result()["outcome"] for each in waiting} == {"ok"}
         batch = pool.submit(http.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
-        assert eventually(lambda: http.status("queue") > 20) and "rocstar_sandbox_waiting 2" in http.get("/metrics")[1]
+        assert eventually(lambda: http.status("queue") > 20)
+        assert re.search(r"^rocstar_sandbox_waiting [123]\d", http.get("/metrics")[1], re.M)
         assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
 
 
 def test_a_caller_who_fills_the_queue_fills_it_for_nobody_else(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
-    slow = json.dumps({"code": "import time; time.sleep(3)"}).encode()  # none ends before all have asked
     with running(max_queue=6, token="one", token_file=str(file)) as url, ThreadPoolExecutor(30) as pool:
-        http = Http(url)
-
-        def asked(token: str) -> str:
-            status, answer, *_ = http.send("POST", "/v1/run", slow, Authorization=f"Bearer {token}")
-            return str(answer["outcome"]) if status == 200 else f"{status}"
-
-        greedy = [pool.submit(asked, "one") for _ in range(20)]
-        told: list[str] = []
-        for each in as_completed(greedy):
-            told.append(each.result())
-            if told.count("503") == 12:
-                break
-        assert "ok" not in told, "refusals come at once: before any program has ended"
-        assert [pool.submit(asked, "two").result() for _ in range(2)] == ["ok", "ok"]
-        assert [each.result() for each in greedy].count("503") == 12
+        one, two = Http(f"{url}/token/one"), Http(f"{url}/token/two")
+        with one.under_way("/v1/run", SLEEPER), one.under_way("/v1/run", SLEEPER, running=2):
+            greedy = [pool.submit(one.run, "1") for _ in range(6)]
+            assert eventually(lambda: one.status("queue") == 6)
+            assert [one.post("/v1/run", {"code": "1"})[0] for _ in range(12)] == [503] * 12
+            modest = [pool.submit(two.run, "1") for _ in range(2)]
+            assert eventually(lambda: two.status("queue") == 8)
+        assert {each.result()["outcome"] for each in greedy + modest} == {"ok"}
 
 
 def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
