@@ -13,20 +13,18 @@ things make tokens depend on time as well: engines of kind vllm, whose batches r
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rocstar.cluster.here import Machines
 from rocstar.config.sections import RlStage, SftStage
-from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
+from rocstar.learning.step import LearnedStep, learn_step, rl_learner
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
@@ -42,7 +40,7 @@ from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
 from rocstar.run.stopper import Stopper
 from rocstar.support.screen import Screen, plural
-from rocstar.types import BatchRow, Group, Problem, Resampled, Sampling, Update, Weights, seed_for
+from rocstar.types import Group, Problem, Sampling, Weights, seed_for
 
 
 async def train(
@@ -83,8 +81,8 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     """An RL stage: GRPO-RoC on the stage's problems."""
     roller = run.roller(stage.rollout)
     modules = run.recipe.run.modules
-    learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature, folders=modules)
-    _carry_optimizer(run, stage, learner)
+    before, inside = run.previous_stage(), run.progress.stage_step > 0
+    learner = rl_learner(run.policy, stage, modules, before=before, newest=run.checkpoints.newest, inside=inside)
     await run.publish()
     with run.meter.phase("pool"):
         pool = await stage_pool(
@@ -161,9 +159,9 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     with run.meter.phase("learning"):
         await run.turn_to_learners()
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, rolled.groups)
-        learnt = await run.beside(learn) if attempts.under_way else learn()
+        learnt, weights = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)
-        await run.engine.load_weights(learnt.weights)
+        await run.engine.load_weights(weights)
 
     run.record(stage, learnt.chosen, learnt.rows, written_by)
     run.progress.carried = rolled.left
@@ -177,37 +175,9 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedStep:
-    """What the learner made of a step's attempts."""
-
-    chosen: list[Resampled]
-    updates: list[Update]
-    rows: list[BatchRow]
-    """Rows of all attempts that were kept, scored."""
-    weights: Weights
-    """The new weights, for engines."""
-
-
-def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> LearnedStep:
-    """Resample, score, update, publish. Touches nothing that attempts under way use, so it may run beside them."""
-    settings, run_seed, step = stage.learning, run.recipe.run.seed, run.progress.step + 1
-    resample = resampler_of(stage.resample, run.recipe.run.modules)
-    advantage = advantage_of(settings, run.recipe.run.modules)
-    chosen = [resample(g, random.Random(seed_of_choice(run_seed, step, g.problem.id))) for g in groups]
-    batches = split(rows_of(chosen, advantage), settings.updates_per_step, seed_for(run_seed, "step", step))
-    narrow = settings.top_entropy_share < 1
-    if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
-        batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
-    updates = [learner.update(top_entropy(batch, settings.top_entropy_share) if narrow else batch) for batch in batches]
-    rows = [row for part in (batches if narrow else updates) for row in part.rows]
-    return LearnedStep(chosen=chosen, updates=updates, rows=rows, weights=run.weights())
-
-
-def _carry_optimizer(run: Run, stage: RlStage, learner: GrpoLearner) -> None:
-    """Optimizer state goes on from the newest checkpoint, within a stage and from one RL stage to the next."""
-    inside, newest = run.progress.stage_step > 0, run.checkpoints.newest
-    if newest and (inside or stage.takes_optimizer_of(run.previous_stage())):
-        learner.restore(newest)
-        if not inside:
-            learner.refresh_reference()
+def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> tuple[LearnedStep, Weights]:
+    """Learn from a step's attempts; the new weights are for engines. Touches nothing that attempts under way use, so it
+    may run beside them."""
+    recipe = run.recipe.run
+    step, folders = run.progress.step + 1, recipe.modules
+    return learn_step(stage, learner, groups, seed=recipe.seed, step=step, folders=folders), run.weights()

@@ -507,6 +507,8 @@ class Update:
     `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
+    carried: Sequence[Sequence[float]] = ()
+    """[N][T] norm of the gradient at each token's last hidden state, where it was traced."""
 
 
 # -- Worked conversations to imitate, before and after they become tokens.

@@ -30,6 +30,7 @@ from rocstar.cli.verbs import (
     model,
     plan,
     recipes,
+    replay,
     sandbox,
     serve,
     simulate,
@@ -207,6 +208,7 @@ app.command()(serve.chat)
 app.command()(serve.serve)
 app.command()(compare.compare)
 app.command()(analyze.analyze)
+app.command()(replay.replay)
 app.command()(doctor.doctor)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

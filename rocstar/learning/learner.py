@@ -25,8 +25,8 @@ from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of, 
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy, load_state, save_state, trained
-from rocstar.learning.ranks import Ranks, together
-from rocstar.learning.update import TokenNumbers, Updater
+from rocstar.learning.ranks import Ranks, full, together
+from rocstar.learning.update import Found, TokenNumbers, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
@@ -88,10 +88,10 @@ class GrpoLearner:
         return _scored(rows, self._updater.score([r.token_ids for r in rows], [r.loss_mask for r in rows]))
 
     @together
-    def update(self, batch: Batch) -> Update:
+    def update(self, batch: Batch, *, traced: bool = False) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored takes its logprobs of this very pass
-        as old ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
-        gradients in a row are not finite."""
+        as old ones, so its ratio is 1. traced: tell what each token had of the gradient. Raises ContractBroken for a
+        batch without policy tokens, RunHalted when several gradients in a row are not finite."""
         rows, tokens = batch.rows, batch.num_loss_tokens
         if tokens == 0:
             raise ContractBroken("a learner's batch needs at least one policy token")
@@ -105,11 +105,20 @@ class GrpoLearner:
             known = logprobs() if self._whole else None
             return self._loss(rows, micro, known, reference, weights, tokens, sums)
 
+        entropy_gradient = bool(self._section.entropy_coefficient)
+        trace: Found | None = [] if traced else None
         found, metrics = self._updater.update(
-            ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
+            ids, counted, loss_of, sums, entropy_gradient=entropy_gradient, traced=trace
         )
         metrics["tokens"] = float(sum(len(row) for row in ids))
-        return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)))
+        carried = () if trace is None else self._updater.collected(counted, trace).logprobs
+        return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)), carried=carried)
+
+    @together
+    def gradient(self) -> dict[str, torch.Tensor]:
+        """That of the last update, clipped, as fp32 on the CPU, by parameter; empty where it was skipped."""
+        there = ((name, one.grad) for name, one in trained(self._policy.model) if one.grad is not None)
+        return {name: full(grad).float().cpu().clone() for name, grad in there}
 
     @together
     def refresh_reference(self) -> None:

@@ -246,6 +246,16 @@ class Policy:
         """Take the fp32 weights that a learner's `save` left in `folder`, on any number of ranks. Raises OSError."""
         load_state(folder, {f"weights.{name}": value for name, value in trained(self.model)})
 
+    @together
+    def distance(self, folder: Path) -> float:
+        """The largest difference of a trained weight from the one that a learner's `save` left in `folder`; 0 where all
+        are the same to the bit. Raises OSError."""
+        own = {f"weights.{name}": value.detach() for name, value in trained(self.model)}
+        saved = {name: value.clone() for name, value in own.items()}
+        load_state(folder, saved)
+        gaps_here = (float((full(saved[name]) - full(value)).abs().max()) for name, value in own.items())
+        return max(gaps_here, default=0.0)
+
     def require_finite(self) -> None:
         """Raises RunHalted: weights that hold nan or inf are never written."""
         if not all(_finite(parameter) for parameter in self.parameters):

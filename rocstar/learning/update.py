@@ -96,10 +96,12 @@ class Updater:
         sums: dict[str, torch.Tensor],
         *,
         entropy_gradient: bool = False,
+        traced: Found | None = None,
     ) -> tuple[Found, dict[str, float]]:
         """One update; `collected` makes rows' numbers of what it found. Losses add what they want reported to `sums`,
         which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1: the gradient was
-        not finite and weights were left alone).
+        not finite and weights were left alone). traced: gets the norm of each token's gradient at its hidden state, as
+        if it were a logprob.
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
         self.policy.without_dropout()
@@ -111,7 +113,10 @@ class Updater:
         self.policy.learnt = 0, total
         with self.policy.head(self._temperature) as head:
             for micro in micros:
-                found.append((micro, *self._backward(head, micro, loss_of, entropy_gradient)))
+                logprobs_K, entropies_K, gradient_KD = self._backward(head, micro, loss_of, entropy_gradient)
+                found.append((micro, logprobs_K, entropies_K))
+                if traced is not None:
+                    traced.append((micro, gradient_KD.float().norm(dim=1), entropies_K))
                 learnt += sum(len(ids[i]) for i in micro.indices)
                 self.policy.learnt = total * learnt // max(mine, 1), total
         metrics = self.policy.ranks.sum(sums)
@@ -148,7 +153,7 @@ class Updater:
 
     def _backward(
         self, head: Head, micro: MicroBatch, loss_of: MicroLoss, entropy_gradient: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         with self.policy.autocast():
             hidden = hidden_states(self.policy.model, micro)
             wanted = hidden.detach()[micro.places_K]
@@ -158,7 +163,7 @@ class Updater:
             )
         gradient = torch.zeros_like(hidden).index_copy_(0, micro.places_K, gradient_KD)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
-        return logprobs, entropies
+        return logprobs, entropies, gradient_KD
 
     def _step(self, loss: float) -> dict[str, float]:
         parameters = [p for p in self.policy.parameters if p.grad is not None]

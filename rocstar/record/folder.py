@@ -394,11 +394,11 @@ def fill_branch(
     write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
     imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)
     for path in (*_kept(source, step), *imitated):
-        _share(path, fresh.path / path.relative_to(source.path))
+        share(path, fresh.path / path.relative_to(source.path))
     begun = {row["stage"] for row in rows}
     for path in source.path.glob("pools/*"):
         if path.stem in begun:
-            _share(path, fresh.path / path.relative_to(source.path))
+            share(path, fresh.path / path.relative_to(source.path))
     problems = read_json(source.problems)
     write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
     threads = {name: source.identity[name] for name in ("threads",) if name in source.identity}
@@ -413,7 +413,8 @@ def _kept(source: RunFolder, step: int) -> Iterator[Path]:
     yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
 
 
-def _share(path: Path, place: Path) -> None:
+def share(path: Path, place: Path) -> None:
+    """A file or folder of a run that never changes, in another place too: by hard links where those can be had."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         shutil.copytree(path, place, copy_function=_link)

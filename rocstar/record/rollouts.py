@@ -137,12 +137,17 @@ def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecor
 
 def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
     """Write one parquet file of attempts (of a step, or of an evaluation). Raises OSError."""
+    write_table(path, attempts_table(step, attempts, decode))
+
+
+def attempts_table(step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> pyarrow.Table:
+    """A table of `attempts_schema`."""
     import pyarrow
 
     rows = [_row(step, attempt, decode) for attempt in attempts]
     schema = attempts_schema()
     columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
-    write_table(path, pyarrow.Table.from_arrays(columns, schema=schema))
+    return pyarrow.Table.from_arrays(columns, schema=schema)
 
 
 def attempts_schema() -> Any:

@@ -1,0 +1,140 @@
+"""`rocstar replay`: RL steps once more from what a run kept, and what other methods would have learnt from them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import AsJson, Runs, print_json, quiet, stop
+from rocstar.errors import ConfigError
+from rocstar.support.exits import FAILED, need
+
+if TYPE_CHECKING:
+    from rocstar.run.replay import Span
+
+SHOWN = 48  # characters before a token
+FORKS = "of forks: share of the gradient that the fifth of tokens with the highest entropy carries"
+
+
+def replay(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name, path or `last`.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE[,VALUE]...]...",
+            help="learning.* and resample.*: also learn from the step so. Several values are tried one by one.",
+            show_default=False,
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="This one; default: all RL steps.", show_default=False)
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Learn from recorded attempts again, without engine or sandbox, and compare with the record to the bit.
+
+    Example: rocstar replay last --step 115 learning.loss=gspo,cispo"""
+    need("train")
+    if step is None and (settings or bundle):
+        what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
+        raise ConfigError(f"{what} is of one step; say which with --step N")
+    quiet()
+    from rocstar.record.folder import RunFolder
+    from rocstar.run.replay import span_of, spans_of, write_bundle
+
+    run = RunFolder.find(name, runs)
+    spans = spans_of(run) if step is None else [span_of(run, step)]
+    if bundle is not None:
+        write_bundle(spans[0], bundle)
+        print(f"{bundle}: rocstar replay {bundle} --step {step}")
+        return
+    told = _replayed(spans, _variants(settings or []), as_json=as_json)
+    if as_json:
+        print_json(told)
+    other = [one["step"] for one in told["steps"] if one["differs"]]
+    if other:
+        stop(
+            FAILED, f"{len(other)} of {len(told['steps'])} steps came out otherwise, the first of them step {other[0]}"
+        )
+
+
+def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
+    from rocstar.analysis.sweep import values_of
+
+    return list(itertools.product(*map(values_of, settings))) if settings else []
+
+
+def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_json: bool) -> dict[str, Any]:
+    from rocstar.run.replay import Replay
+    from rocstar.support.screen import Screen
+
+    found: dict[str, Any] = {"run": spans[0].run.name, "steps": [], "tried": [], "tokens": []}
+    with Screen() as screen, screen.never_silent(screen.working):
+        for span in spans:
+            with closing(Replay(span, variants)) as replay:
+                for number in span.steps:
+                    if variants and number == span.last:
+                        tried = list(replay.tried(number))
+                        found["tried"] = [one.told(tried[0].gradient) for one in tried]
+                        found["tokens"] = tried[0].heaviest(replay.groups(number), replay.policy.codec.decode)
+                    found["steps"].append(asdict(replay.step(number)))
+                    if not as_json:
+                        print(_line(found["steps"][-1]))
+    if not as_json:
+        print("\n".join([*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"])]))
+    return found
+
+
+def _line(step: Mapping[str, Any]) -> str:
+    if step["differs"]:
+        return f"step {step['step']} differs: " + "; ".join(f"{what} ({how})" for what, how in step["differs"].items())
+    weights = ", weights as in its checkpoint" if step["weights"] else ""
+    return f"step {step['step']}: to the bit as recorded, {step['metrics']} metrics among it{weights}"
+
+
+def _summary(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    same = sum(not step["differs"] for step in steps)
+    return [f"{same} of {len(steps)} steps to the bit as recorded"] if len(steps) > 1 else []
+
+
+def _table(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not tried:
+        return []
+    width = max(len(one["settings"]) for one in tried)
+    head = f"{'':{width}}     loss  gradient  cosine  clipped  attempts  tokens  of forks"
+    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), FORKS]
+
+
+def _figures(one: Mapping[str, Any]) -> str:
+    numbers = [
+        (one["loss"], "8.4f"),
+        (one["gradient_norm"], "9.4f"),
+        (one["cosine"], "7.4f"),
+        (one["clip_share"], "8.2%"),
+        (one["attempts"], "9"),
+        (one["tokens"], "7"),
+        (one["fork_share"], "9.1%"),
+    ]
+    return " ".join("-".rjust(int(form[0])) if value is None else format(value, form) for value, form in numbers)
+
+
+def _heaviest(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        *(["", "tokens that carry most of the gradient, as the run did:"] if tokens else []),
+        *(
+            f"{one['share']:7.2%}  {one['problem_id'][:8]} #{one['index']:<3} advantage {one['advantage']:+.2f}, "
+            f"probability {one['probability']:.3f}: {one['before'][-SHOWN:]!r} {one['token']!r}"
+            for one in tokens
+        ),
+    ]

@@ -1,0 +1,100 @@
+"""What the learner makes of a step's attempts, from nothing but them, the stage's settings and the weights: training
+does it once (`train.py`), and whoever asks how a step came about does it again (`run/replay.py`)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rocstar.config.sections import RlStage, Stage
+from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.policy import Policy
+from rocstar.learning.resample import resampler_of, seed_of_choice
+from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
+
+Seen = Callable[[Update], None]
+Gradient = Mapping[str, torch.Tensor]
+"""By parameter, as `GrpoLearner.gradient` gives it; what is missing is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedStep:
+    """What the learner made of a step's attempts."""
+
+    chosen: list[Resampled]
+    updates: list[Update]
+    rows: list[BatchRow]
+    """Rows of all attempts that were kept, scored."""
+
+
+def rl_learner(
+    policy: Policy,
+    stage: RlStage,
+    folders: Sequence[Path | str],
+    *,
+    before: Stage | None,
+    newest: Path | None,
+    inside: bool,
+) -> GrpoLearner:
+    """The learner of a stage at its beginning, or inside it, at the newest checkpoint. Optimizer state goes on within a
+    stage and from one RL stage to the next. before: the stage before."""
+    learner = GrpoLearner(policy, stage.learning, temperature=stage.rollout.temperature, folders=folders)
+    if newest and (inside or stage.takes_optimizer_of(before)):
+        learner.restore(newest)
+        if not inside:
+            learner.refresh_reference()
+    return learner
+
+
+def learn_step(
+    stage: RlStage,
+    learner: GrpoLearner,
+    groups: Sequence[Group],
+    *,
+    seed: int,
+    step: int,
+    folders: Sequence[Path | str],
+    seen: Seen | None = None,
+) -> LearnedStep:
+    """Resample, score, update. seed: of the run; step: of the run, from 1. seen: takes each update before the next one
+    begins, with what each token had of its gradient."""
+    settings = stage.learning
+    resample, advantage = resampler_of(stage.resample, folders), advantage_of(settings, folders)
+    chosen = [resample(g, random.Random(seed_of_choice(seed, step, g.problem.id))) for g in groups]
+    batches = split(rows_of(chosen, advantage), settings.updates_per_step, seed_for(seed, "step", step))
+    narrow = settings.top_entropy_share < 1
+    if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
+        batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
+    updates = []
+    for batch in batches:
+        batch_seen = top_entropy(batch, settings.top_entropy_share) if narrow else batch
+        updates.append(learner.update(batch_seen, traced=seen is not None))
+        if seen:
+            seen(updates[-1])
+    rows = [row for part in (batches if narrow else updates) for row in part.rows]
+    return LearnedStep(chosen=chosen, updates=updates, rows=rows)
+
+
+def summed(one: Gradient, other: Gradient) -> Gradient:
+    return {**one, **{name: one[name] + value if name in one else value for name, value in other.items()}}
+
+
+def norm(gradient: Gradient) -> float:
+    return math.sqrt(_product(gradient, gradient))
+
+
+def cosine(one: Gradient, other: Gradient) -> float | None:
+    """Of the angle between them; None where one is 0."""
+    lengths = norm(one) * norm(other)
+    return _product(one, other) / lengths if lengths else None
+
+
+def _product(one: Gradient, other: Gradient) -> float:
+    both = sorted(one.keys() & other.keys())
+    return sum(float(one[name].double().flatten() @ other[name].double().flatten()) for name in both)

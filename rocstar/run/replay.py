@@ -1,0 +1,355 @@
+"""A step of RL once more, from what the run folder holds: its attempts, and the newest checkpoint before it. No engine
+and no sandbox takes part. Steps between the checkpoint and the asked one are learnt from again on the way.
+
+With the run's own settings everything must come out to the bit: rewards, choice, advantages, log-probabilities, metrics
+and, where a checkpoint was kept, weights. With others it is what would have been learnt from the same attempts at the
+same weights. Source: ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.plugin import verifier_named
+from rocstar.config.recipe import changed, resolved_from_json
+from rocstar.config.sections import Recipe, RlStage
+from rocstar.dialogue.codec import Codec
+from rocstar.errors import ConfigError, DataError, VerifierUnavailable
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import start as start_ranks
+from rocstar.learning.step import Gradient, LearnedStep, Seen, cosine, learn_step, norm, rl_learner, summed
+from rocstar.learning.threads import use_threads
+from rocstar.parts.build import AttemptParts
+from rocstar.parts.modelfolder import find_model
+from rocstar.record.atomic import write_atomic
+from rocstar.record.folder import RunFolder, read_json, share
+from rocstar.record.journal import read_journal
+from rocstar.record.rollouts import attempts_table, read_rollouts, read_table, trajectory_of
+from rocstar.run.continued import THREADS
+from rocstar.run.opening import OpenedModel, opened
+from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
+from rocstar.support.plugins import is_reference
+from rocstar.support.screen import plural
+from rocstar.types import BatchRow, Group, Outcome, Problem, Trajectory, Update, seed_for
+
+COMPARED = {
+    "choice": ("kept", "reason", "weight", "penalty_errors", "penalty_format", "penalty_total"),
+    "advantages": ("advantage",),
+    "log-probabilities": ("old_logprobs", "entropies"),
+}
+"""Columns of an attempt that follow from its text, the settings and the weights."""
+TRIED = ("learning.", "resample.")
+NEVER = ("learning.optimizer", "learning.kl_coefficient")
+"""What a step takes over from steps before: another optimizer's moments, a reference that was never kept."""
+FORKS = 0.2  # share of tokens of the highest entropy, as in arXiv 2506.01939
+MOST_TOKENS = 10
+BEFORE = 8  # tokens that are shown before one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedStep:
+    """A step as the run made it, and as it came out again."""
+
+    step: int
+    differs: Mapping[str, str]
+    """What did not come out as it was recorded, and how."""
+    metrics: int
+    """Metrics that were compared."""
+    weights: bool
+    """Whether there is a checkpoint of the step, whose weights were compared as well."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tried:
+    """What one set of settings made of a step."""
+
+    settings: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means over its updates."""
+    gradient: Gradient = field(default_factory=dict)
+    """The sum of what its updates applied, clipped, by parameter."""
+    rows: list[tuple[BatchRow, Sequence[float]]] = field(default_factory=list)
+    """Rows of all its updates, with what each token had of the gradient."""
+
+    def add(self, update: Update, gradient: Gradient) -> None:
+        self.gradient = summed(self.gradient, gradient)
+        self.rows += zip(update.rows, update.carried, strict=True)
+
+    def told(self, own: Gradient) -> dict[str, Any]:
+        """own: the gradient of the run's own settings."""
+        tokens = self._tokens()
+        forks = sorted(tokens, key=lambda one: -one[1].entropies[one[2]])[: round(FORKS * len(tokens))]
+        return {
+            "settings": self.settings,
+            "loss": self.metrics.get("learn/loss"),
+            "clip_share": self.metrics.get("learn/clip_share"),
+            "gradient_norm": norm(self.gradient),
+            "cosine": cosine(self.gradient, own),
+            "attempts": len(self.rows),
+            "tokens": len(tokens),
+            "fork_share": sum(share for share, _, _ in forks) if tokens else None,
+        }
+
+    def heaviest(self, groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+        """The tokens that carry most of the gradient."""
+        found = sorted(self._tokens(), key=lambda one: -one[0])[:MOST_TOKENS]
+        return [
+            {
+                "share": share,
+                **_attempt(row, groups),
+                "place": place,
+                "before": decode(row.token_ids[max(0, place - BEFORE) : place]),
+                "token": decode(row.token_ids[place : place + 1]),
+                "probability": math.exp(row.old_logprobs[place]),
+                "advantage": row.advantage,
+            }
+            for share, row, place in found
+        ]
+
+    def _tokens(self) -> list[tuple[float, BatchRow, int]]:
+        """Tokens with a gradient: their share of all norms, their row and their place in it."""
+        total = sum(sum(norms) for _, norms in self.rows)
+        return [(norm / total, row, place) for row, norms in self.rows for place, norm in enumerate(norms) if norm > 0]
+
+
+def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
+    number, _, place = row.identity.partition("/")
+    one = groups[int(number)].trajectories[int(place)]
+    return {"problem_id": one.problem_id, "index": one.index}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Steps of one RL stage that follow each other, the first of them after a checkpoint."""
+
+    run: RunFolder
+    recipe: Recipe
+    stage: RlStage
+    stage_begun: int
+    """The step before the stage's first one."""
+    begun: int
+    """The step before the first one of these, whose checkpoint the run keeps; 0 for the run's beginning."""
+    last: int
+
+    @property
+    def steps(self) -> range:
+        return range(self.begun + 1, self.last + 1)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        return self.run.checkpoint(self.begun) if self.begun else None
+
+
+def spans_of(run: RunFolder) -> list[Span]:
+    """One for each RL stage, from its first step on that can be replayed, to its last one. Raises ConfigError,
+    DataError."""
+    last = {row["stage"]: row["step"] for row in read_journal(run.metrics)}
+    stages = [stage.name for stage in resolved_from_json(run.resolved).rl_stages if stage.name in last]
+    if not stages:
+        raise ConfigError(f"run {run.name} has made no RL step yet")
+    return [_span(run, last[name], min) for name in stages]
+
+
+def span_of(run: RunFolder, step: int) -> Span:
+    """The steps from the newest checkpoint before this one to it. Raises ConfigError, DataError."""
+    return _span(run, step, max)
+
+
+def _span(run: RunFolder, last: int, choose: Callable[[list[int]], int]) -> Span:
+    """choose: one of the checkpoints' steps."""
+    recipe, stage_of = resolved_from_json(run.resolved), {r["step"]: r["stage"] for r in read_journal(run.metrics)}
+    if last not in stage_of:
+        there = f"its steps go to {max(stage_of)}" if stage_of else "it has made none"
+        raise ConfigError(f"run {run.name} has no step {last}; {there}")
+    stage = next((one for one in recipe.stage if one.name == stage_of[last]), None)
+    if not isinstance(stage, RlStage):
+        raise ConfigError(f"step {last} of run {run.name} is of stage {stage_of[last]}; only RL steps are replayed")
+    stage_begun = min(step for step, name in stage_of.items() if name == stage.name) - 1
+    kept = [step for step in run.checkpoint_steps() if stage_begun <= step < last]
+    if not kept and (stage_begun or recipe.model.path is None):
+        raise DataError(
+            f"run {run.name} keeps no checkpoint of steps {stage_begun} to {last - 1}, one of which step {last} is "
+            "replayed from; run.keep_checkpoints says how many stay besides those at the end of a stage"
+        )
+    begun = choose(kept) if kept else 0
+    for change in run.changes:
+        mine = change["setting"].startswith(f"stage.{stage.name}.") or change["setting"] == THREADS
+        if mine and change["step"] > begun:
+            raise ConfigError(
+                f"{change['setting']} is another one after step {change['step']} of run {run.name}, and the replay "
+                f"begins at step {begun}; replay a step that a later checkpoint comes before"
+            )
+    return Span(run=run, recipe=recipe, stage=stage, stage_begun=stage_begun, begun=begun, last=last)
+
+
+def write_bundle(span: Span, target: Path) -> None:
+    """A run folder with no more than the replay needs; where the run began with `model.path` and no checkpoint or with
+    adapters, that model as well. Raises ConfigError where `target` is there, OSError."""
+    if target.exists():
+        raise ConfigError(f"{target} is there already; give another name")
+    target.mkdir(parents=True)
+    run, fresh = span.run, RunFolder(target)
+    rows = [row for row in read_journal(run.metrics) if row["step"] <= span.last]
+    write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    parts = [run.resolved, *map(run.rollout_file, span.steps)]
+    checkpoints = [step for step in run.checkpoint_steps() if span.begun <= step <= span.last]
+    for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # the last one makes it a run
+        share(part, target / part.relative_to(run.path))
+
+
+class Replay:
+    """A run's RL stage, learnt again from a checkpoint on. Close it."""
+
+    def __init__(self, span: Span, variants: Sequence[Sequence[str]] = ()) -> None:
+        """variants: other settings, to learn from the last step with. Raises ConfigError, DataError, OSError."""
+        self.span, self.run, self.recipe, self.stage = span, span.run, span.recipe, span.stage
+        self._recorded = {row["step"]: row for row in read_journal(span.run.metrics)}
+        self._variants = [(", ".join(settings), self._with(settings)) for settings in variants]
+        use_threads(self.run.identity.get("threads", {}).get("count", 1))
+        cluster = self.recipe.cluster.model_copy(update={"launcher": "processes"})
+        self._ranks = start_ranks(cluster, self.recipe.model, os.environ)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    def step(self, step: int) -> ReplayedStep:
+        """Learn from a step again; they are to be asked for in order, without a gap."""
+        groups, version = self.groups(step), self.policy.version
+        return self._compared(step, groups, self._learn(self.stage, self.learner, step, groups), version)
+
+    def tried(self, step: int) -> Iterator[Tried]:
+        """What the step that is next would come to under the run's own settings and then under the others, each from
+        the same weights and moments. It is still next afterwards."""
+        groups = self.groups(step)
+        with TemporaryDirectory(prefix="rocstar-replay-") as kept:
+            self.learner.save(Path(kept))
+            for settings, stage in (("as the run did", self.stage), *self._variants):
+                folders = self.recipe.run.modules
+                learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
+                made = Tried(settings=settings)
+                learnt = self._learn(stage, learner, step, groups, partial(_note, made, learner))
+                made.metrics = self._means(learnt)
+                yield made
+            self.learner.restore(Path(kept))
+
+    def groups(self, step: int) -> list[Group]:
+        """The step's attempts as they were recorded, in order. Raises DataError."""
+        members: list[list[Mapping[str, Any]]] = []
+        for row in read_rollouts(self.run, step):
+            last = members[-1][-1] if members else None
+            if last is None or row["problem_id"] != last["problem_id"] or row["index"] <= last["index"]:
+                members.append([])
+            members[-1].append(row)
+        return [Group(problem=_problem(some[0]), trajectories=tuple(map(trajectory_of, some))) for some in members]
+
+    def _open(self) -> None:
+        recipe, checkpoint, inside = self.recipe, self.span.checkpoint, self.span.begun > self.span.stage_begun
+        base = find_model(recipe.model.path) if recipe.model.path is not None else None
+        if checkpoint is not None:
+            made = opened(checkpoint, base if recipe.model.lora_rank else None)
+        else:
+            assert base is not None  # `span_of` asks for it
+            made = OpenedModel(model=load_model(base), codec=Codec.load(base))
+        self.template = AttemptParts(recipe).template(base)
+        seed = seed_for(recipe.run.seed, "adapters")
+        self.policy = Policy(made.model, made.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
+        if checkpoint:
+            self.policy.restore(checkpoint)
+            self.policy.version = read_json(checkpoint / "state.json")["policy_version"]
+        done = [stage for stage in recipe.stage[: recipe.stage.index(self.stage)] if stage.steps]
+        before = done[-1] if done else None
+        self.learner = rl_learner(
+            self.policy, self.stage, recipe.run.modules, before=before, newest=checkpoint, inside=inside
+        )
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def _learn(
+        self, stage: RlStage, learner: GrpoLearner, step: int, groups: Sequence[Group], seen: Seen | None = None
+    ) -> LearnedStep:
+        run = self.recipe.run
+        return learn_step(stage, learner, groups, seed=run.seed, step=step, folders=run.modules, seen=seen)
+
+    def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> ReplayedStep:
+        differs = {}
+        recorded = read_table(self.run.rollout_file(step))
+        again = attempts_table(step, attempt_records(learnt.chosen, learnt.rows, policy_version=version), None)
+        for what, columns in COMPARED.items():
+            if other := [name for name in columns if not again[name].equals(recorded[name].cast(again[name].type))]:
+                differs[what] = f"{', '.join(other)} of the attempts"
+        if self._decides and (count := self._other_outcomes(groups)):
+            differs["rewards"] = f"those of {plural(count, 'attempt')}"
+        metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **self._means(learnt)}
+        for name in (name for name, value in metrics.items() if self._recorded[step].get(name) != value):
+            differs[name] = f"{metrics[name]!r}, recorded {self._recorded[step].get(name)!r}"
+        kept = step in self.run.checkpoint_steps()
+        if kept and (distance := self.policy.distance(self.run.checkpoint(step))):
+            differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
+        return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=kept)
+
+    def _means(self, learnt: LearnedStep) -> dict[str, float]:
+        return mean_of_updates([update.metrics for update in learnt.updates])
+
+    @property
+    def _decides(self) -> bool:
+        """Whether the verifier is asked again: one of the user's own may cost money, or say something else now."""
+        return not is_reference(self.recipe.evaluate.verifier)
+
+    def _other_outcomes(self, groups: Sequence[Group]) -> int:
+        pairs = [(group.problem, one) for group in groups for one in group.trajectories if one.outcome is not None]
+        found = asyncio.run(self._verified(pairs))
+        return sum(outcome != one.outcome for (_, one), outcome in zip(pairs, found, strict=True))
+
+    async def _verified(self, pairs: Sequence[tuple[Problem, Trajectory]]) -> Sequence[Outcome | VerifierUnavailable]:
+        evaluate, grader = self.recipe.evaluate, Grader()
+        try:
+            return await verifier_named(
+                evaluate.verifier,
+                self.policy.codec,
+                grader,
+                truncated=self.stage.rollout.truncated,
+                calls=self.template.calls,
+                right_above=evaluate.right_above,
+            ).verify_all(pairs)
+        finally:
+            await grader.close()
+
+    # -- under other settings -----------------------------------------------------------------------------------------
+
+    def _with(self, settings: Sequence[str]) -> RlStage:
+        for setting in settings:
+            if not setting.startswith(TRIED) or setting.startswith(NEVER):
+                raise ConfigError(
+                    f"a replay takes no {setting!r}: it changes what is learnt from attempts that are there, so give "
+                    f"learning.KEY=VALUE or resample.KEY=VALUE, none of {', '.join(NEVER)}"
+                )
+        own = [f"stage.{self.stage.name}.{setting}" for setting in settings]
+        return next(
+            stage
+            for stage in changed(self.recipe, own, {}).stage
+            if isinstance(stage, RlStage) and stage.name == self.stage.name
+        )
+
+
+def _note(made: Tried, learner: GrpoLearner, update: Update) -> None:
+    made.add(update, learner.gradient())
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    return Problem(id=row["problem_id"], question=row["question"], answer=row["gold"], source=row["source"])

@@ -1,0 +1,112 @@
+"""`rocstar replay`: a run's own steps come out to the bit, another method's as another; a bundle does what the run
+does; what was changed by hand is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import read_table, write_table
+from tests.tiny_run import RL_STEPS, SFT_STEPS, Command, finished_run
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+LAST = SFT_STEPS + RL_STEPS
+
+
+@pytest.fixture
+def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a finished run, to be changed."""
+    shutil.copytree(finished_run(tmp_path_factory.getbasetemp())[0], tmp_path / "place")
+    return tmp_path / "place"
+
+
+def replayed(folder: Path, *given: str, code: int = 0) -> dict[str, Any]:
+    ended = Command.start(folder, "replay", *given, "--json").wait()
+    assert ended.code == code, ended.told
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+def refused(folder: Path, *given: str) -> str:
+    ended = Command.start(folder, "replay", *given).wait()
+    assert ended.code != 0
+    return ended.told
+
+
+def test_every_step_of_every_stage_comes_out_to_the_bit(place: Path) -> None:
+    steps = replayed(place, "tiny")["steps"]
+    assert [(one["step"], one["differs"]) for one in steps] == [(n, {}) for n in range(SFT_STEPS + 1, LAST + 1)]
+    assert all(one["metrics"] > 20 for one in steps)
+    kept = RunFolder(place / "runs" / "tiny").checkpoint_steps()
+    assert [one["step"] for one in steps if one["weights"]] == [step for step in kept if step > SFT_STEPS] != []
+
+
+def test_what_was_changed_by_hand_is_found_and_named(place: Path) -> None:
+    import pyarrow
+
+    run, step = RunFolder(place / "runs" / "tiny"), LAST - 1
+    table = read_table(run.rollout_file(step))
+    for name, change in (("advantage", lambda value: value and value * 2), ("reward", lambda value: 1.0)):
+        values = [change(value) for value in table[name].to_pylist()]
+        place_of = table.column_names.index(name)
+        table = table.set_column(place_of, table.schema.field(place_of), pyarrow.array(values, pyarrow.float32()))
+    write_table(run.rollout_file(step), table)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    rows[-1]["learn/loss"] += 1e-12
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {one["step"]: one["differs"] for one in replayed(place, "tiny", code=1)["steps"]}
+    assert {"advantages", "rewards"} <= found[step].keys()
+    assert "learn/loss" in found[LAST] and "recorded" in found[LAST]["learn/loss"]
+    assert not found[SFT_STEPS + 1]
+
+
+def test_other_methods_learn_from_the_same_weights_and_change_nothing(place: Path) -> None:
+    loss, clip = "learning.loss=grpo,gspo", "learning.clip_low=0.2"
+    found = replayed(place, "tiny", "--step", str(LAST), loss, clip, "learning.updates_per_step=1")
+    own, grpo, gspo = found["tried"]
+    assert own["settings"] == "as the run did"
+    assert own["cosine"] == pytest.approx(1) and own["gradient_norm"] > 0
+    # The only update has ratios of 1, where GSPO's gradient is GRPO's: learner and reference code agree in one number.
+    assert gspo["gradient_norm"] == pytest.approx(grpo["gradient_norm"], rel=1e-4)
+    assert grpo["cosine"] == pytest.approx(gspo["cosine"], abs=1e-4) and 0 < grpo["cosine"] <= 1 + 1e-9
+    assert all(not one["differs"] for one in found["steps"]), "the step itself follows, as it was"
+    shares = [one["share"] for one in found["tokens"]]
+    assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1 + 1e-9
+    rows = read_table(RunFolder(place / "runs" / "tiny").rollout_file(LAST)).to_pylist()
+    first = found["tokens"][0]
+    (row,) = [r for r in rows if (r["problem_id"], r["index"]) == (first["problem_id"], first["index"])]
+    assert row["kept"] and row["loss_mask"][first["place"]] and row["advantage"] == pytest.approx(first["advantage"])
+
+
+def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_path: Path) -> None:
+    step = LAST - 1
+    told = Command.start(place, "replay", "tiny", "--step", str(step), "--bundle", str(tmp_path / "bundle")).wait()
+    assert told.code == 0, told.told
+    shutil.rmtree(place / "runs")
+    moved = tmp_path / "elsewhere" / "step"
+    shutil.move(tmp_path / "bundle", moved)
+    found = replayed(tmp_path, str(moved), "--step", str(step))
+    assert all(not one["differs"] for one in found["steps"]) and found["steps"][-1]["step"] == step
+    assert {path.name for path in moved.iterdir()} == {
+        *("checkpoints", "config.resolved.json", "metrics.jsonl", "rollouts", "run.json")
+    }
+    assert len(list(moved.glob("rollouts/*"))) == len(found["steps"])
+
+
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(place: Path) -> None:
+    last = ("tiny", "--step", str(LAST))
+    assert "only RL steps are replayed" in refused(place, "tiny", "--step", "3")
+    assert f"its steps go to {LAST}" in refused(place, "tiny", "--step", "999")
+    assert "say which with --step N" in refused(place, "tiny", "learning.loss=gspo")
+    assert "a replay takes no 'learning.optimizer=muon'" in refused(place, *last, "learning.optimizer=muon")
+    assert "a replay takes no 'rollout.temperature=2'" in refused(place, *last, "rollout.temperature=2")
+    assert "is there already" in refused(place, *last, "--bundle", ".")
+    for checkpoint in (place / "runs" / "tiny" / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    assert "keeps no checkpoint of steps" in refused(place, *last)
