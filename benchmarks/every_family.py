@@ -30,7 +30,7 @@ from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_forward import Forward, forward_of
 from rocstar.errors import ConfigError
-from rocstar.learning.forward import hidden_states, prepare
+from rocstar.learning.forward import hidden_states, packing, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.models import load_model
 from rocstar.learning.pack import pack
@@ -185,7 +185,7 @@ def learner_logprobs(folder: Path) -> list[list[float]]:
     model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
     prepare(model, torch.device("cpu"), torch.float32)
     rows = rows_of(model.config.get_text_config().vocab_size)
-    (micro,) = pack(rows, [[t > 0 for t in range(len(row))] for row in rows], 999, torch.device("cpu"))
+    (micro,) = pack(rows, [[t > 0 for t in range(len(row))] for row in rows], 999, torch.device("cpu"), **packing(model))
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     flat = score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].tolist()

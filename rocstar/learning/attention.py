@@ -55,9 +55,10 @@ class DocumentLayout:
     """Places whose token is read at another one."""
 
 
-def layout_of(documents: Sequence[Document], device: torch.device) -> DocumentLayout:
-    """Lays out documents, which come in the order of the sequence, shortest first."""
-    calls = _calls([document.length for document in documents])
+def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_side: bool = False) -> DocumentLayout:
+    """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
+    lengths = [document.length for document in documents]
+    calls = ((len(lengths), max(lengths)),) if side_by_side else _calls(lengths)
     alone = all(document.new == len(document.parts) for document in documents)
     if alone and sum(d.length for d in documents) == sum(n * longest for n, longest in calls):
         return DocumentLayout(calls=calls, tokens_S=None, places_T=None, repeats=None)
@@ -122,6 +123,14 @@ class _Gather(torch.autograd.Function):
         return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, places_T, gradient.contiguous()), None
 
 
+def gathered(places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
+    """[S, ...] -> [T, ...]: what was computed for the documents' places, for the sequence's tokens."""
+    if layout.places_T is None:
+        return places
+    found: torch.Tensor = _Gather.apply(places, layout)  # type: ignore[no-untyped-call]
+    return found
+
+
 def packed_sdpa(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -160,8 +169,7 @@ def packed_sdpa(
         documents = [_documents(part, layout) for part in parts]
         outputs = [call(*qkv).transpose(1, 2).flatten(0, 1) for qkv in zip(*documents, strict=True)]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if layout.places_T is not None:
-            output = _Gather.apply(output, layout)  # type: ignore[no-untyped-call]
+        output = gathered(output, layout)
     return output.unsqueeze(0).to(query.dtype), None
 
 

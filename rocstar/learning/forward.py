@@ -1,18 +1,19 @@
-"""One packed forward pass of a transformers decoder up to the LM head, and a pass for entropies alone."""
+"""One forward pass of a transformers decoder over many rows, up to the LM head, and a pass for entropies alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.nn.functional import rms_norm
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
-from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
+from rocstar.learning.attention import PACKED_SDPA, gathered, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import CPU_TOKENS, PassShape
 from rocstar.learning.models import compute_dtype, device_of, load_model
@@ -27,34 +28,67 @@ CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation d
 
 
 def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Choose how the model will attend to packed rows on `device` in `dtype`; check, where it has weights, that packed
-    rows get the log-probabilities that each gets alone.
+    """Choose how the model will learn from rows on `device` in `dtype`: packed into one sequence, or side by side where
+    its layers know no documents; check, where it has weights, that rows get the log-probabilities that each gets alone.
 
-    Raises ConfigError for a model that can't be packed: one that mixes documents, or does more to logits than its
-    output embeddings do."""
+    Raises ConfigError for a model that can't learn so: one that looks ahead, or does more to logits than its output
+    embeddings do."""
     from transformers import AttentionInterface
     from transformers.utils import is_flash_attn_2_available
 
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
     if model.device.type != "meta":
-        kind = f"a model of type {model.config.model_type} can't be trained here"
-        try:
-            with windows_of(model, CHECKED):
-                expected = _each_alone(model)
-                model.set_attn_implementation(PACKED_SDPA)
-                gap = (_packed(model) - expected).abs().max()
-        except Exception as error:  # whatever the model's own code raises
-            raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
-        if not gap <= CHECK_TOLERANCE:
-            raise ConfigError(
-                f"{kind}: rows packed into one sequence get log-probabilities that differ by {gap:.2g} from those of "
-                "each row alone"
-            )
+        _choose(model)
     model.get_input_embeddings().register_forward_hook(_coarse)
     if device.type == "cuda":
         _fuse_norms(model)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
-    model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
+    if flash and is_packed(model):
+        model.set_attn_implementation("flash_attention_2")
+
+
+def _choose(model: Any) -> None:
+    """Rows in one sequence where its layers tell documents apart, else side by side. Raises ConfigError for a model
+    whose log-probabilities are others than those of each row alone in both."""
+    gaps: dict[str, float] = {}
+    failed: Exception | None = None
+    with windows_of(model, CHECKED):
+        try:
+            own = _own_attention(model)
+            expected = _each_alone(model)
+        except Exception as error:  # whatever the model's own code raises
+            raise ConfigError(f"{_refusal(model)}: {_first_line(error)}") from error
+        for way in (PACKED_SDPA, own):
+            try:
+                model.set_attn_implementation(way)
+                gaps[way] = float((_as_learnt(model) - expected).abs().max())
+            except Exception as error:  # likewise
+                failed = error
+            if gaps.get(way, math.inf) <= CHECK_TOLERANCE:
+                return
+    if failed is not None and not gaps:
+        raise ConfigError(f"{_refusal(model)}: {_first_line(failed)}") from failed
+    raise ConfigError(
+        f"{_refusal(model)}: rows that are learnt from together get log-probabilities that differ by "
+        f"{min(gaps.values()):.2g} from those of each row alone"
+    )
+
+
+def _refusal(model: Any) -> str:
+    return f"a model of type {model.config.model_type} can't be trained here"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _own_attention(model: Any) -> str:
+    """What a pass over whole rows uses: torch's kernel, or the model's own code where it knows no other."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:
+        model.set_attn_implementation("eager")
+    return str(model.config._attn_implementation)
 
 
 def _fuse_norms(model: Any) -> None:
@@ -83,9 +117,22 @@ def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
     return embedded.to(torch.get_autocast_dtype(kind)).float() if torch.is_autocast_enabled(kind) else embedded
 
 
-def shares_tokens(model: Any) -> bool:
-    """Whether its attention lets siblings share tokens."""
-    return bool(model.config._attn_implementation == PACKED_SDPA)
+def is_packed(model: Any) -> bool:
+    """Whether its rows lie in one sequence. Those of a model with layers that know no documents, such as recurrent
+    ones, stand side by side in a batch, the shorter ones with padding behind, which what is causal never sees."""
+    return model.config._attn_implementation in (PACKED_SDPA, "flash_attention_2")
+
+
+class Packing(TypedDict):
+    """How `pack` lays rows out for a model."""
+
+    share: bool
+    """Siblings may share tokens."""
+    side_by_side: bool
+
+
+def packing(model: Any) -> Packing:
+    return {"share": model.config._attn_implementation == PACKED_SDPA, "side_by_side": not is_packed(model)}
 
 
 def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
@@ -108,6 +155,8 @@ def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
 
 def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
     """[T, D], after the last norm."""
+    if not is_packed(model):
+        return _side_by_side(model, micro)
     output = model.base_model(
         input_ids=micro.ids_T.unsqueeze(0),
         position_ids=micro.positions_T.unsqueeze(0),
@@ -118,9 +167,16 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
     return hidden
 
 
+def _side_by_side(model: Any, micro: MicroBatch) -> torch.Tensor:
+    ((rows, longest),) = micro.layout.calls
+    ids = micro.ids_T if micro.layout.tokens_S is None else micro.ids_T[micro.layout.tokens_S]
+    hidden: torch.Tensor = model.base_model(input_ids=ids.view(rows, longest), use_cache=False).last_hidden_state
+    return gathered(hidden.flatten(0, 1), micro.layout)
+
+
 def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
     """How the attention function is told where documents begin."""
-    if shares_tokens(model):
+    if packing(model)["share"]:
         return {"layout": micro.layout}
     lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
     starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
@@ -129,7 +185,6 @@ def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
 
 @torch.no_grad()
 def _each_alone(model: Any) -> torch.Tensor:
-    model.set_attn_implementation("sdpa")
     values = []
     for row in CHECK_ROWS:
         ids = torch.tensor([row], device=model.device)
@@ -139,10 +194,9 @@ def _each_alone(model: Any) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _packed(model: Any) -> torch.Tensor:
-    (micro,) = pack(
-        CHECK_ROWS, [[t >= len(row) - CHECKED for t in range(len(row))] for row in CHECK_ROWS], 99, model.device
-    )
+def _as_learnt(model: Any) -> torch.Tensor:
+    counted = [[t >= len(row) - CHECKED for t in range(len(row))] for row in CHECK_ROWS]
+    (micro,) = pack(CHECK_ROWS, counted, 99, model.device, **packing(model))
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()
@@ -167,7 +221,7 @@ class EntropyPass:
         """[T] nats for each row of token ids, 0 where it is not counted."""
         self._model.eval()
         found = [[0.0] * len(row) for row in ids]
-        for micro in pack(ids, counted, CPU_TOKENS, self._device, share=shares_tokens(self._model)):
+        for micro in pack(ids, counted, CPU_TOKENS, self._device, **packing(self._model)):
             hidden = hidden_states(self._model, micro)
             _, entropies = score_tokens(self._head, hidden[micro.places_K], micro.targets_K)
             places = ((row, t) for row in micro.indices for t, yes in enumerate(counted[row]) if yes and t)

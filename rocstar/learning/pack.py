@@ -74,6 +74,8 @@ def plan(
     families: Sequence[tuple[int, ...]],
     indices: Sequence[int],
     fits: Callable[[int, int], bool],
+    *,
+    side_by_side: bool = False,
 ) -> list[tuple[int, ...]]:
     """`indices` cut into micro-batches whose (computed, attended) tokens fit, each exactly once; a row that is too long
     gets its own. A family is the tokens that its rows share, if any. Rows of a family follow one another, and families
@@ -88,6 +90,8 @@ def plan(
     for index in sorted(indices, key=lambda i: (longest[names[i]], first[names[i]], lengths[i], i)):
         follows = bool(batches) and names[batches[-1][-1]] == names[index]
         own = lengths[index] - (len(families[index]) if follows else 0)
+        if side_by_side and batches:  # all become as long as this one
+            computed = attended = len(batches[-1]) * lengths[index]
         if not batches or not fits(computed + own, attended + lengths[index]):
             batches.append([])
             computed, attended, own = 0, 0, lengths[index]
@@ -103,6 +107,7 @@ def pack(
     device: torch.device,
     *,
     share: bool = True,
+    side_by_side: bool = False,
     rank: int = 0,
     ranks: int = 1,
     on_cpu: PassShape | None = None,
@@ -110,7 +115,8 @@ def pack(
     """This rank's micro-batches, as many as every other rank has; `counted` ([T] a row) says which tokens carry loss.
 
     The first token of a row is predicted by nothing and never counts. The budget is of tokens as attention sees them,
-    shared ones in each row; `on_cpu` bounds it further by what a pass leaves."""
+    shared ones in each row, or of rows side by side with their padding; `on_cpu` bounds it further by what a pass
+    leaves."""
     rows = [_row(row, counts, share) for row, counts in zip(ids, counted, strict=True)]
     lengths = [row.length for row in rows]
     families = [row.prefix for row in rows]
@@ -118,10 +124,10 @@ def pack(
     def fits(computed: int, attended: int) -> bool:
         return attended <= tokens_per_microbatch and (on_cpu is None or on_cpu.fits(computed, attended))
 
-    plans = [plan(lengths, families, hand, fits) for hand in deal(lengths, ranks)]
+    plans = [plan(lengths, families, hand, fits, side_by_side=side_by_side) for hand in deal(lengths, ranks)]
     most = max(len(each) for each in plans)
     mine = plans[rank] + [()] * (most - len(plans[rank]))
-    return [_micro(rows, indices, device) for indices in mine]
+    return [_micro(rows, indices, device, side_by_side) for indices in mine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +153,7 @@ COMMON = 16  # tokens; for fewer, copying them in front of each row costs what c
 NOTHING = _Row(ids=(0,), places=(), prefix=())  # an idle rank still takes part in the passes of the others
 
 
-def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device) -> MicroBatch:
+def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device, side_by_side: bool) -> MicroBatch:
     mine = [rows[index] for index in indices] or [NOTHING]
     tokens: list[int] = []
     positions: list[int] = []
@@ -172,7 +178,7 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device)
         lengths=tuple(row.length for row in mine),
         ids_T=torch.tensor(tokens).to(device),
         positions_T=torch.tensor(positions).to(device),
-        layout=layout_of(documents, device),
+        layout=layout_of(documents, device, side_by_side=side_by_side),
         places_K=torch.tensor(places_K, dtype=torch.long).to(device),
         targets_K=torch.tensor([row.ids[p + 1] for row in mine for p in row.places], dtype=torch.long).to(device),
         counts=tuple(len(row.places) for row in mine[: len(indices)]),

@@ -35,7 +35,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
-from rocstar.learning.forward import hidden_states, prepare
+from rocstar.learning.forward import hidden_states, is_packed, packing, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.memory import give_back
@@ -220,7 +220,8 @@ class Policy:
         noises: list[float | None] = [None] * len(rows)
         if self.dtype != torch.float32:
             kept = self.model.config._attn_implementation
-            self.model.set_attn_implementation(PACKED_SDPA)  # flash attention knows no fp32
+            if is_packed(self.model):
+                self.model.set_attn_implementation(PACKED_SDPA)  # flash attention knows no fp32
             with widened(self.model):
                 exact = self._canary_logprobs(rows, nullcontext())
             self.model.set_attn_implementation(kept)
@@ -235,7 +236,8 @@ class Policy:
         counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
         with self.head(1.0) as head, precision:
             head = replace(head, weight=head.weight.float())
-            (micro,) = pack(rows, counted, sum(map(len, rows)), self.device, share=False)
+            whole, beside = len(rows) * max(map(len, rows)), packing(self.model)["side_by_side"]
+            (micro,) = pack(rows, counted, whole, self.device, share=False, side_by_side=beside)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
             logprobs, _ = score_tokens(head, hidden.float(), micro.targets_K)
         parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))

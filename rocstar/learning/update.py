@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rocstar.errors import RunHalted
-from rocstar.learning.forward import hidden_states, pass_shape, shares_tokens
+from rocstar.learning.forward import hidden_states, packing, pass_shape
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
@@ -69,7 +69,7 @@ class Updater:
             counted,
             self._budget,
             policy.device,
-            share=shares_tokens(policy.model),
+            **packing(policy.model),
             rank=ranks.rank,
             ranks=ranks.size,
             on_cpu=self._on_cpu,

@@ -204,15 +204,9 @@ def _unfit(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(config: dict[str, Any]) -> str | None:
-    """What the learner has no form for: layers attend to all tokens or to a window of the last ones, and logits are the
-    output embeddings applied to the last hidden states. What config.json does not tell is found when the model is
-    loaded (`learning/forward.py`)."""
-    layers = config.get("layer_types")
-    if isinstance(layers, list) and (other := sorted(set(layers) - ATTENTION_LAYERS)):
-        return f"layers of kind {', '.join(other)}"
-    if config.get("model_type") in SINKS:
-        return "attention sinks"
-    return next(_named(config, (*OTHER_ATTENTION, *OTHER_LOGITS)), None)
+    """What the learner has no form for: logits are the output embeddings applied to the last hidden states. What
+    config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
+    return next(_named(config, OTHER_LOGITS), None)
 
 
 def _named(config: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
