@@ -58,7 +58,7 @@ sizes known to the benchmark make no tiny model of it, so nothing is known.
 HYBRID: Mapping[str, Any] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What the defaults of a config leave out of its published models."""
 MOST_WEIGHTS = 20_000_000
-LENGTHS = (3, 17, 40)
+LENGTHS = (3, 17, 40, 150)
 TINY: Mapping[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "n_embd": 32, "n_layer": 2, "n_head": 4,
@@ -185,7 +185,9 @@ def learner_logprobs(folder: Path) -> list[list[float]]:
     model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
     prepare(model, torch.device("cpu"), torch.float32)
     rows = rows_of(model.config.get_text_config().vocab_size)
-    (micro,) = pack(rows, [[t > 0 for t in range(len(row))] for row in rows], 999, torch.device("cpu"), **packing(model))
+    (micro,) = pack(
+        rows, [[t > 0 for t in range(len(row))] for row in rows], 999, torch.device("cpu"), **packing(model)
+    )
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     flat = score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].tolist()

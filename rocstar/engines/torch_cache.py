@@ -25,7 +25,7 @@ import torch
 from transformers import AttentionInterface
 
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
-from rocstar.engines.pages import ATTENTION_LAYERS, PAGE
+from rocstar.engines.pages import ENGINE_LAYERS, PAGE
 from rocstar.errors import ConfigError
 
 NAME = "rocstar"
@@ -45,6 +45,8 @@ class Aim:
     """[T] int64: page that its key and value go to."""
     tables: torch.Tensor
     """[rows, pages] int32: the pages of each sequence, in order."""
+    begins: torch.Tensor | None = None
+    """[T] bool: where a recurrent layer begins a sum of its own; None for where a sequence does."""
 
 
 class PagedCache:
@@ -276,8 +278,8 @@ def _mix(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def use_paged_attention(model: Any, attention: PagedAttention) -> None:
     """Make `model` attend through `attention`. Raises ConfigError for models with layers that attend in another way
-    than to all positions or to a window of the last ones."""
-    if other := sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS):
+    than to all positions or to a window of the last ones, or keep another kind of state."""
+    if other := sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ENGINE_LAYERS):
         raise ConfigError(f"the torch engine has no layers of kind {', '.join(other)}; use another engine for it")
     AttentionInterface.register(NAME, _attend_in_library)
     model.set_attn_implementation(NAME)

@@ -13,6 +13,7 @@ whatever stretches and beside whatever sequences a token is fed, so results do n
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ class PagedDecoder:
         self._pages = PagePool(pages)
         self._forward = in_graphs(forward_of(model, self._cache, positions), self._cache)
         self._on_gpu = self._cache.keys.is_cuda
-        self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions)
+        recurrent = self._forward.is_recurrent
+        self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions, recurrent=recurrent)
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
         self._ended: list[Ended] = []
         self._asleep = False
@@ -164,6 +166,7 @@ class PagedDecoder:
     def _feed(self, rows: Ints, counts: Ints, wanted: Ints) -> torch.Tensor:
         """The logits of the tokens at `wanted` in the list, which come first, and of fillers."""
         columns, device = self._table.columns, self._cache.keys.device
+        columns.begins[rows, columns.cached[rows]] = True
         rows_T = np.repeat(rows, counts)
         offsets = np.arange(len(rows_T)) - np.repeat(np.cumsum(counts) - counts, counts)
         positions_T = columns.cached[rows_T] + offsets
@@ -175,7 +178,8 @@ class PagedDecoder:
             pages_T = np.pad(pages_T, (0, lacking))
         wanted = np.pad(wanted, (0, self._filled(len(wanted)) - len(wanted)))
         aim = (torch.from_numpy(each).to(device) for each in (rows_T, positions_T, pages_T, columns.tables))
-        self._cache.aim = Aim(*aim)
+        begins = torch.from_numpy(columns.begins[rows_T, positions_T]) if self._forward.is_recurrent else None
+        self._cache.aim = replace(Aim(*aim), begins=begins)
         return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(wanted).to(device))
 
     def _filled(self, count: int) -> int:

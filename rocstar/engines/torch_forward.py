@@ -26,18 +26,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape, use_paged_attention
+from rocstar.engines.torch_states import keep_states
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.support.windows import windows_of
 from rocstar.types import Weights
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
-CHECK = 4  # tokens of a sequence
+CHECK = 5  # tokens of a sequence
 CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may fall otherwise
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles follow from the position alone
 USUAL_ROWS = 64  # tokens of a step that oneDNN chooses the order for; measured to make no difference
 
 
 class Forward(Protocol):
+    is_recurrent: bool
+    """Whether layers keep a state of each sequence, from which there is no way back."""
+
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
         """(ids [T], which of them [N]) -> the logits of those, [N, V]. Positions are those that the cache was aimed at,
         and keys and values go there."""
@@ -77,10 +81,11 @@ def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
             expected = _each_alone(model, min(2, cache.keys.shape[1] - 1))
             use_paged_attention(model, attention)
             forward = _LibraryForward(model, cache)
-            gap = float((_side_by_side(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
+            gap = float((_in_passes(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
     except Exception as error:  # whatever the model's own code raises
         raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
     cache.clear()
+    forward.sleep()
     if not gap <= (CHECK_TOLERANCE if model.dtype == torch.float32 else COARSE_TOLERANCE):
         raise ConfigError(f"{kind}: {gap:.1%} of its next tokens would be others than by transformers")
     return forward
@@ -105,12 +110,18 @@ def _logits(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _side_by_side(forward: Forward, cache: PagedCache, tokens: int) -> torch.Tensor:
-    """The same by ours, all of them at once."""
+def _in_passes(forward: Forward, cache: PagedCache, tokens: int) -> torch.Tensor:
+    """The same by ours, all of them at once: the first two tokens of each, two that follow them, the last one."""
     ids = torch.arange(tokens, device=cache.keys.device)
-    rows = ids // CHECK
-    cache.aim = Aim(rows=rows, positions=ids % CHECK, pages=rows + 1, tables=(rows[::CHECK, None] + 1).int())
-    return forward(ids, ids).float().softmax(-1)
+    rows, found = ids // CHECK, torch.empty(0)
+    for turn in range(3):
+        some = ids % CHECK // 2 == turn
+        tables = (rows[::CHECK, None] + 1).int()
+        cache.aim = Aim(rows=rows[some], positions=(ids % CHECK)[some], pages=rows[some] + 1, tables=tables)
+        logits = forward(ids[some], torch.arange(int(some.sum()), device=ids.device)).float()
+        found = found if found.numel() else logits.new_empty(tokens, logits.shape[1])
+        found[some] = logits
+    return found.softmax(-1)
 
 
 def fits_compact(config: Any) -> bool:
@@ -121,10 +132,12 @@ def fits_compact(config: Any) -> bool:
 
 
 class _LibraryForward:
-    """All tokens stand in one row of a batch of one; `PagedAttention` tells their sequences apart."""
+    """All tokens stand in one row of a batch of one; `PagedAttention` and `RecurrentStates` tell their sequences
+    apart."""
 
     def __init__(self, model: Any, cache: PagedCache) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._states = model, cache, keep_states(model, cache)
+        self.is_recurrent = self._states is not None
         self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # given, so that none is made
 
     def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
@@ -142,11 +155,14 @@ class _LibraryForward:
         """Nothing to do: the model has them."""
 
     def sleep(self) -> None:
-        """Nothing to do."""
+        if self._states is not None:
+            self._states.clear()
 
 
 class CompactForward:
     """Tokens stand in one axis, [T, hidden], from the embedding to the head."""
+
+    is_recurrent = False
 
     def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention, positions: int) -> None:
         base = model.model

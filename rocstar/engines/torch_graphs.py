@@ -50,6 +50,8 @@ class _Captured:
 class GraphedForward:
     """The same function as `forward`."""
 
+    is_recurrent = False
+
     def __init__(self, forward: CompactForward, cache: PagedCache) -> None:
         self._forward, self._cache = forward, cache
         self._seen: set[tuple[int, ...]] = set()

@@ -22,6 +22,7 @@ from rocstar.engines.torch_cache import PagedCache
 from rocstar.types import Sampling
 
 AGE = attrgetter("age")
+BLOCK = 64  # positions; the chunk in which transformers' gated delta rule sums
 Ints = npt.NDArray[np.int64]
 
 
@@ -61,6 +62,8 @@ class Sequence:
     """Positions that may be other sequences' to fill: its pages show the same tokens to them."""
     lost: int = 0
     """Positions that were cached when its pages were last given up under pressure."""
+    begins: npt.NDArray[np.bool_] | None = None
+    """Where stretches of it began before that; None where none did."""
 
 
 class SequenceColumns:
@@ -74,6 +77,8 @@ class SequenceColumns:
         self.versions = np.zeros((rows, positions), dtype=np.int32)
         self.tables = np.zeros((rows, -(-positions // PAGE)), dtype=np.int32)
         """Numbers of its pages."""
+        self.begins = np.zeros((rows, positions + 1), dtype=np.bool_)
+        """Positions at which a stretch of tokens began that was fed at once."""
         self.cached = np.zeros(rows, dtype=np.int64)
         """Tokens with keys and values."""
         self.known = np.zeros(rows, dtype=np.int64)
@@ -133,14 +138,21 @@ class SequenceColumns:
 
 
 class SequenceTable:
-    """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`."""
+    """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`.
 
-    def __init__(self, cache: PagedCache, pages: PagePool, *, rows: int, positions: int) -> None:
+    recurrent: a row's state is that of all tokens that were fed. No sequence begins with another's pages then, one that
+    goes on differently begins anew, and a stretch that does not reach the end of what is known ends at a multiple of
+    BLOCK positions, so that it ends there however much else is fed. Where stretches began is kept with a sequence whose
+    pages are given up."""
+
+    def __init__(
+        self, cache: PagedCache, pages: PagePool, *, rows: int, positions: int, recurrent: bool = False
+    ) -> None:
         self.columns = SequenceColumns(min(rows, pages.count), positions)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.evictions = 0
-        self._cache, self._pages, self._most = cache, pages, rows
+        self._cache, self._pages, self._most, self._recurrent = cache, pages, rows, recurrent
         self._sessions: dict[str, Sequence] = {}
         self._opened = 0
         self._rows: Ints = np.zeros(0, dtype=np.int64)
@@ -238,7 +250,7 @@ class SequenceTable:
             if sequence in self.running:
                 self._ask(sequence, self._stopped(sequence))
             self._release(sequence)
-            sequence.lost = 0
+            sequence.lost, sequence.begins = 0, None
 
     def _live(self) -> list[Sequence]:
         return [sequence for sequence in self._sessions.values() if sequence.row is not None]
@@ -253,6 +265,8 @@ class SequenceTable:
     def _release(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._leave_pages(sequence, 0)
+            self.columns.begins[sequence.row, self.columns.cached[sequence.row]] = True  # of what would have come next
+            sequence.begins = self.columns.begins[sequence.row].copy() if self._recurrent else None
             self.columns.free(sequence.row)
             sequence.row = None
 
@@ -283,7 +297,7 @@ class SequenceTable:
         """Whether there are pages for all its tokens, and one more for each sequence that decodes and may need it."""
         if sequence.row is not None:
             return True
-        names = names_of(_tokens(sequence)[:-1])
+        names = self._names(_tokens(sequence))
         needed = min(len(names) - len(self._pages.known(names)) + 1, self._pages.count)
         growing = self.columns.limit[self._rows] > self.columns.room[self._rows]
         return self._pages.free >= needed + int(growing.sum())
@@ -305,14 +319,20 @@ class SequenceTable:
         row = sequence.row = self.columns.take()
         self.columns.cached[row] = self.columns.room[row] = 0
         self.columns.lost[row] = sequence.lost
-        sequence.opening = len(tokens) - 1
-        names = names_of(tokens[:-1])
+        self.columns.begins[row] = False if sequence.begins is None else sequence.begins
+        sequence.opening = 0 if self._recurrent else len(tokens) - 1
+        names = self._names(tokens)
         shared = self._pages.known(names)
         for index, page in enumerate(shared):
             page.holders += 1
             self._put(sequence, index, page)
         for index in range(len(shared), len(names)):
             self._put(sequence, index, self._pages.take(sequence, names[index]))
+
+    def _names(self, tokens: Ints) -> list[bytes]:
+        """Of the pages of all but the last token; empty ones where nobody shares them."""
+        names = names_of(tokens[:-1])
+        return [b""] * len(names) if self._recurrent else names
 
     def _keep_common(self, sequence: Sequence, row: int, tokens: Ints) -> None:
         """Keep what is cached as far as the request extends it; in whole pages where it does not, and where its prompt
@@ -322,8 +342,10 @@ class SequenceTable:
         differs = np.flatnonzero(self.columns.ids[row, :common] != tokens[:common])
         kept = int(differs[0]) if len(differs) else common
         if kept < max(cached, sequence.opening):
-            self._leave_pages(sequence, kept // PAGE)
-            self.columns.cached[row] = self.columns.room[row] = kept // PAGE * PAGE
+            whole = 0 if self._recurrent else kept // PAGE
+            self._leave_pages(sequence, whole)
+            self.columns.cached[row] = self.columns.room[row] = whole * PAGE
+            self.columns.begins[row] = False
             self.columns.lost[row] = 0
 
     # -- the next pass ----------------------------------------------------------------------------------------------
@@ -346,7 +368,9 @@ class SequenceTable:
         """How many of its tokens, at most `most`, can be fed now; none when it had to give its own pages up."""
         self._adopt(sequence, row)
         begin = place = int(self.columns.cached[row])
-        end = min(int(self.columns.known[row]), begin + most)
+        end = min(known := int(self.columns.known[row]), begin + most)
+        if self._recurrent and end < known:
+            end -= end % BLOCK
         while place < end and self._may_write(sequence, place):
             place = min(end, (place // PAGE + 1) * PAGE)
         if sequence.row is None or place == begin:

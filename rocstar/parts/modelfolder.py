@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocstar.engines.pages import ATTENTION_LAYERS
+from rocstar.engines.pages import ENGINE_LAYERS
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
@@ -23,7 +23,7 @@ WEIGHTS = ("*.safetensors", "*.bin")
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_state", "linear_num_key_heads")
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi")
 """Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys that say what is done to logits; at 1 nothing is."""
@@ -192,7 +192,7 @@ def _unfit(config: dict[str, Any]) -> str | None:
     each token attends to all before it, or to a window of them. What config.json does not tell the engine finds when it
     is opened."""
     layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
-    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - ATTENTION_LAYERS)):
+    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - ENGINE_LAYERS)):
         return f"layers of kind {', '.join(other)}"
     if config.get("model_type") in SINKS:
         return "attention sinks"

@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rocstar.types import Canary, Sampling, Weights
 
@@ -45,7 +56,30 @@ def llama(seed: int = 0) -> Any:
     return lively(LlamaForCausalLM(config), seed)
 
 
-MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama, "mistral": mistral}
+def qwen3_5(seed: int = 0) -> Any:
+    """Three of four layers keep a state: the gated delta rule."""
+    linear = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2}
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    shape = {**SHAPE, **HEADS, **linear, "num_hidden_layers": 4, "layer_types": kinds, "linear_num_value_heads": 4}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # for decay rates, which are drawn and no matrix
+        return lively(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape)), seed)
+
+
+def lfm2(seed: int = 0) -> Any:
+    """Short convolutions around one layer of attention."""
+    kinds = ["conv", "full_attention", "conv"]
+    shape = {**SHAPE, **HEADS, "num_hidden_layers": 3, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    return lively(Lfm2ForCausalLM(Lfm2Config(**shape)), seed)
+
+
+MODELS: dict[str, Callable[[int], Any]] = {
+    "qwen": qwen,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen3_5": qwen3_5,
+    "lfm2": lfm2,
+}
 
 
 def lively(model: Any, seed: int = 0) -> Any:
@@ -53,8 +87,8 @@ def lively(model: Any, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 1.5 * parameter[0].numel() ** -0.5, generator=generator)
     return model.eval()
 
 

@@ -1,0 +1,164 @@
+"""What recurrent layers remember of each sequence (linear attention, short convolutions, Mamba), beside the pages.
+
+Such a layer has no keys and values but a state, which every token changes: there is no way back to an earlier one, and
+no sequence can begin with another's. So a sequence that goes on differently is fed again from its first token
+(torch_table.py), and a row's state begins anew with position 0.
+
+In a pass all tokens stand side by side; here each such layer of transformers is given them sequence by sequence: one
+token of many sequences at once, longer stretches each by itself, cut at multiples of BLOCK positions and wherever a
+stretch began when it was fed for the first time. What is summed together then follows from the sequence alone, not from
+what else a pass feeds, nor from whether its pages were given up in between: its bits are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.cache_utils import LinearAttentionLayer
+
+from rocstar.engines.pages import RECURRENT_LAYERS
+from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_table import BLOCK
+
+MIN_ROWS = 4  # sequences; CPU matrix products take another summation order below it
+LANES = 32  # numbers that torch's CPU kernels take at once; what is left over of one for each head rounds another way
+HEADS = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
+CACHE_NAMES = ("cache_params", "past_key_values")
+"""What transformers calls the cache that it hands to such a layer."""
+Piece = tuple[torch.Tensor, torch.Tensor, bool]
+"""Tokens of sequences [N, n] by their places in the pass, the rows of these [N], and whether they are their first."""
+
+
+class RecurrentStates:
+    """One `LinearAttentionLayer` of transformers a layer, with the states of all rows."""
+
+    def __init__(self, cache: PagedCache, config: Any) -> None:
+        self._cache = cache
+        heads = (getattr(config, name, None) or LANES for name in HEADS)
+        self._multiple = max(MIN_ROWS, *(LANES // math.gcd(LANES, count) for count in heads))
+        self._layers: dict[int, LinearAttentionLayer] = {}
+        self._aimed: tuple[Aim, list[Piece]] | None = None
+
+    def clear(self) -> None:
+        self._layers.clear()
+
+    def layer(self, module: Any, named: str, plain: Callable[..., Any], *first: torch.Tensor, **given: Any) -> Any:
+        """What stands in for the forward of `module`, which is given its hidden states [1, T, D] and the cache as
+        `named`."""
+        hidden = first[0] if first else given.pop("hidden_states")
+        given.pop(named, None)
+        mixed = torch.zeros_like(hidden)
+        for tokens, rows, is_first in self._pieces():
+            lacking = -len(tokens) % self._multiple if tokens.shape[1] == 1 else 0
+            places = torch.cat((tokens, tokens[-1:].expand(lacking, -1)))
+            some = _Call(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
+            found = plain(hidden[0, places], **{named: some}, **given)
+            mixed[0, tokens] = (found[0] if isinstance(found, tuple) else found)[: len(tokens)].to(mixed.dtype)
+            self._keep(module.layer_idx, rows, some.layers[module.layer_idx])
+        return mixed
+
+    def _pieces(self) -> list[Piece]:
+        """Of the pass that the cache is aimed at."""
+        if self._aimed is None or self._aimed[0] is not self._cache.aim:
+            self._aimed = self._cache.aim, list(_pieces(self._cache.aim))
+        return self._aimed[1]
+
+    def _taken(self, layer: int, rows: torch.Tensor, count: int, is_first: bool) -> LinearAttentionLayer:
+        """A layer with the states of these rows, the last one's repeated up to `count`."""
+        kept, made = self._layers.get(layer), LinearAttentionLayer()
+        if is_first or kept is None:
+            return made
+        places = torch.cat((rows, rows[-1:].expand(count - len(rows))))
+        for name in ("conv_states", "recurrent_states"):
+            state = getattr(kept, name)[0]
+            if state is not None:
+                getattr(made, name)[0] = state[places]
+                getattr(made, f"is_{name}_initialized")[0] = True
+                made.has_previous_state[0] = True
+        made.conv_kernel_size = dict(kept.conv_kernel_size)
+        made.dtype, made.device = kept.dtype, kept.device
+        return made
+
+    def _keep(self, layer: int, rows: torch.Tensor, found: LinearAttentionLayer) -> None:
+        kept = self._layers.setdefault(layer, found)
+        for name in ("conv_states", "recurrent_states"):
+            new, old = getattr(found, name)[0], getattr(kept, name)[0]
+            if new is None:
+                continue
+            size = 0 if kept is found or old is None else len(old)
+            most = int(rows.max()) + 1
+            if most > size:
+                grown = new.new_zeros((max(most, 2 * size), *new.shape[1:]))
+                if size:
+                    grown[:size] = old
+                old = grown
+            old[rows] = new[: len(rows)]
+            getattr(kept, name)[0] = old
+
+
+class _Call:
+    """The cache of transformers that one layer sees in one call."""
+
+    def __init__(self, index: int, layer: LinearAttentionLayer) -> None:
+        self.layers = {index: layer}
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self.layers[layer_idx].conv_states[state_idx]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self.layers[layer_idx].recurrent_states[state_idx]
+
+    def update_conv_state(self, state: torch.Tensor, layer_idx: int, **more: Any) -> Any:
+        return self.layers[layer_idx].update_conv_state(state, **more)
+
+    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, **more: Any) -> Any:
+        return self.layers[layer_idx].update_recurrent_state(state, **more)
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        return bool(self.layers[layer_idx].has_previous_state[state_idx])
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+def _pieces(aim: Aim) -> Iterator[Piece]:
+    """Fillers, which go to page 0, are left out."""
+    count = int((aim.pages > 0).sum())
+    rows, positions = aim.rows[:count].tolist(), aim.positions[:count].tolist()
+    begins = [False] * count if aim.begins is None else aim.begins[:count].tolist()
+    device, single, begin = aim.rows.device, [], 0
+    for end in range(1, count + 1):
+        if end < count and rows[end] == rows[begin] and positions[end] % BLOCK and not begins[end]:
+            continue
+        alone = rows[begin] not in (rows[begin - 1 : begin] + rows[end : end + 1])
+        if end - begin == 1 and alone and positions[begin]:
+            single.append(begin)
+        else:
+            tokens = torch.arange(begin, end, device=device)[None]
+            yield tokens, aim.rows[begin : begin + 1], positions[begin] == 0
+        begin = end
+    if single:
+        places = torch.tensor(single, device=device)
+        yield places[:, None], aim.rows[places], False
+
+
+def keep_states(model: Any, cache: PagedCache) -> RecurrentStates | None:
+    """Give the recurrent layers of `model` the states of the cache's rows; None where it has no such layers."""
+    config = model.config.get_text_config()
+    kinds, states = getattr(config, "layer_types", None) or (), RecurrentStates(cache, config)
+    found = False
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if index is None or not index < len(kinds) or kinds[index] not in RECURRENT_LAYERS:
+            continue
+        taken = set(inspect.signature(module.forward).parameters)
+        named = next((name for name in CACHE_NAMES if name in taken), None)
+        if named is not None and not any(hasattr(child, "layer_idx") for child in module.children()):
+            module.forward = partial(states.layer, module, named, module.forward)
+            found = True
+    return states if found else None
