@@ -431,6 +431,7 @@ class Reason(StrEnum):
     DROPPED_ENVIRONMENT = "dropped.environment_failed"
     DROPPED_UNDECIDED = "dropped.undecided"
     DROPPED_TRUNCATED = "dropped.truncated"  # cut by the token limit, under overlong filtering
+    DROPPED_VOID_TURN = "dropped.void_turn"  # a turn with neither a call nor an answer, where that is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
