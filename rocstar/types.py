@@ -505,7 +505,8 @@ class Update:
 
     metrics: Mapping[str, float]
     """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows); with
-    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens)."""
+    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens); with a mask of
+    attempts attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
 

@@ -34,8 +34,6 @@ from rocstar.types import Batch, BatchRow, Update
 
 IMPORTANCE = ("importance_weight", "importance_capped")
 """Metrics of an update with `learning.importance_cap`: mean weight of a token, share of tokens at the cap."""
-MASKED = ("attempts_masked",)
-"""With a mask of whole attempts: share of tokens whose attempt does not count."""
 
 
 class GrpoLearner:
@@ -102,8 +100,9 @@ class GrpoLearner:
             raise ContractBroken("a learner's batch needs at least one policy token")
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
         reference = self._reference_logprobs(ids, counted)
-        section, names = self._section, ("loss", "clip_share", "kl")
-        names += IMPORTANCE * bool(section.importance_cap) + MASKED * section.masks_attempts
+        section = self._section
+        names = ("loss", "clip_share", "kl") + (IMPORTANCE if section.importance_cap else ())
+        names += ("attempts_masked",) if section.masks_attempts else ()
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
         weights, chosen = loss_weights(rows, section.loss_mean), None
         if choose := CHOICES.get(section.loss):
@@ -116,7 +115,7 @@ class GrpoLearner:
             return self._loss(rows, micro, known, reference, weights, chosen, tokens, sums)
 
         found, metrics = self._updater.update(
-            ids, counted, loss_of, sums, entropy_gradient=bool(section.entropy_coefficient)
+            ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
         )
         metrics["tokens"] = float(sum(len(row) for row in ids))
         return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)))

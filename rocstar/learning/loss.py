@@ -103,9 +103,9 @@ def importance_weights(
 def counts_by_attempt(tokens: PolicyTokens, settings: LearningSection) -> torch.Tensor:
     """[T] whether the attempt of a token counts; those that do not keep their place in the mean.
 
-    Two masks of whole attempts: the geometric mean of old / sampled lies within attempt_ratio_floor and _cap ("When
-    Speed Kills Stability", Liu, Li et al. 2025); and the attempt's advantage is not negative, or its mean of log sampled
-    / current is at most off_policy_kl (DeepSeek-V3.2, arXiv 2512.02556)."""
+    Two masks: the geometric mean of old / sampled lies within attempt_ratio_floor and _cap ("When Speed Kills
+    Stability", Liu, Li et al. 2025); and the advantage is not negative, or the mean of log(sampled / current) is
+    at most off_policy_kl (DeepSeek-V3.2, arXiv 2512.02556)."""
     written, now = tokens.sampled_logprobs, tokens.logprobs.detach()
     ratio = mean_of_attempt(tokens.old_logprobs - written, tokens.attempts).exp()
     inside = (ratio >= settings.attempt_ratio_floor) & (ratio <= (settings.attempt_ratio_cap or torch.inf))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 
 import torch
 
@@ -116,12 +117,11 @@ gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
 
 
 def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
-    """[K] of each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so the
-    choice is the same however tokens are packed; the paper's and verl's are the current ones, equal in the first
-    update."""
-    places = [(row, t) for row in rows for t, mine in enumerate(row.loss_mask) if mine]
-    logprobs = torch.tensor([row.old_logprobs[t] for row, t in places], dtype=torch.double)
-    advantages = torch.tensor([row.advantage for row, _ in places], dtype=torch.double)
+    """[K] of each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
+    that the choice is the same however tokens are packed; the paper's is the current one, equal in the first update."""
+    own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
+    logprobs = torch.tensor(own, dtype=torch.double)
+    advantages = torch.tensor([row.advantage for row in rows for _ in range(sum(row.loss_mask))], dtype=torch.double)
     return (logprobs - logprobs.mean()) * (advantages - advantages.mean())
 
 
@@ -142,8 +142,7 @@ def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
 
 
 def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's without dual_clip, and chosen tokens have no gradient. The paper's formula has no clip, its code and verl's
-    have."""
+    """GRPO's without dual_clip; chosen tokens have no gradient. The paper's formula has no clip, verl's code has."""
     losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
     return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
 
@@ -151,10 +150,8 @@ def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 def kl_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     """- r A, and for chosen tokens covariance_kl |log r| on top."""
     moved = log_ratios(tokens)
-    return (
-        -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen,
-        tokens.chosen & False,
-    )
+    losses = -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen
+    return losses, torch.zeros_like(tokens.chosen)
 
 
 Choice = Callable[[Sequence[BatchRow], LearningSection], list[int]]

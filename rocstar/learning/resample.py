@@ -7,12 +7,12 @@ Four Resamplers behind one seam, each a frozen value that is called with (group,
     Uniform      any G of the siblings
     KeepAll      plain GRPO
 
-All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones or
-those with a void turn where `Quality` says so), then drop the whole group when fewer than two are left, or when their rewards, or
-those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups here; the
-release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are of
-rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release drops
-those under G). A dropped group is not replaced by another.
+All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones or those
+with a void turn where `Quality` says so), then drop the whole group when fewer than two are left, or when their
+rewards, or those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups
+here; the release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are
+of rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release
+drops those under G). A dropped group is not replaced by another.
 
 Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
 release does at this point and which leaves advantages over partial groups.
