@@ -118,7 +118,7 @@ gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
 
 def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
     """[K] of each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
-    that the choice is the same however tokens are packed; the paper's is the current one, equal in the first update."""
+    that the choice is the same however tokens are packed; verl's is the current one, equal in the first update."""
     own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
     logprobs = torch.tensor(own, dtype=torch.double)
     advantages = torch.tensor([row.advantage for row in rows for _ in range(sum(row.loss_mask))], dtype=torch.double)
@@ -142,7 +142,7 @@ def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
 
 
 def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's without dual_clip; chosen tokens have no gradient. The paper's formula has no clip, verl's code has."""
+    """GRPO's without dual_clip; chosen tokens have no gradient. Clipped besides, as in verl's code."""
     losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
     return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
 

@@ -69,7 +69,7 @@ PAPER = Quality()
 
 def has_void_turn(trajectory: Trajectory) -> bool:
     """Whether a turn has neither a call that parses nor, as the last one, an answer. Source: SimpleTIR (arXiv
-    2509.02479), whose code keeps such attempts among the siblings whose rewards are compared, without a loss."""
+    2509.02479), which takes such attempts out of the policy update; ours leave the comparison of rewards too."""
     outcome = trajectory.outcome
     facts = outcome and outcome.format_facts
     answered = bool(facts and outcome and (outcome.extracted is not None or facts.boxed or facts.answer_tags))

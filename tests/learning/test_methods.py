@@ -140,7 +140,7 @@ def test_chosen_tokens_have_no_gradient_or_one_of_their_own() -> None:
 
 
 def test_tokens_are_chosen_by_covariance_over_the_whole_update() -> None:
-    """Two rows of advantages 1 and -1: mean log-probability -2, mean advantage 0 (paper, eq. 10)."""
+    """Two rows of advantages 1 and -1: mean log-probability -2, mean advantage 0."""
     made = [
         replace(rows()[0], loss_mask=mask, old_logprobs=old, advantage=advantage, token_ids=[7] * 4)
         for mask, old, advantage in (
