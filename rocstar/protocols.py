@@ -261,6 +261,8 @@ class PolicyTokens:
     """The same for all tokens of an attempt."""
     attempts: torch.Tensor
     """int64: which attempt a token is of, a number from 0; those of one attempt stand together."""
+    chosen: torch.Tensor
+    """bool: whether it is one of those that clip_cov or kl_cov choose among all of the update; else false."""
 
 
 class PolicyLoss(Protocol):
@@ -269,7 +271,7 @@ class PolicyLoss(Protocol):
     Promise: pure; a token's loss follows from its own numbers alone, because an update's tokens come in pieces; or, of
     a function whose `whole_attempts` is true, from those of its attempt, which then come together, at the cost of a
     second pass through the head; the gradient raises the probability of tokens with a positive advantage, lowers none
-    of those, and is finite."""
+    of those (but of `chosen` ones), and is finite."""
 
     def __call__(self, tokens: PolicyTokens, settings: LearningSection, /) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss of each token [T], whether a bound has taken its gradient [T] bool, which `clip_share` counts)."""

@@ -431,6 +431,7 @@ class Reason(StrEnum):
     DROPPED_ENVIRONMENT = "dropped.environment_failed"
     DROPPED_UNDECIDED = "dropped.undecided"
     DROPPED_TRUNCATED = "dropped.truncated"  # cut by the token limit, under overlong filtering
+    DROPPED_VOID_TURN = "dropped.void_turn"  # a turn with neither a call nor an answer, where that is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,7 +505,8 @@ class Update:
 
     metrics: Mapping[str, float]
     """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows); with
-    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens)."""
+    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens); with a mask of
+    attempts attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
     carried: Sequence[Sequence[float]] = ()

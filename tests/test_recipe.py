@@ -382,6 +382,11 @@ def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -
     assert complaint("parent.toml", override).startswith(f"override {override!r}: ")
 
 
+def test_void_turns_are_looked_for_where_turns_may_call_tools(folder: Path) -> None:
+    told = complaint("parent.toml", "resample.drop_void_turns=true", "rollout.max_turns=1")
+    assert "resample.drop_void_turns looks for turns without a call, and rollout.max_turns 1 leaves no turn" in told
+
+
 def test_stale_tokens_are_weighed_unless_the_recipe_says_otherwise(folder: Path) -> None:
     """At 4ca74a3 they got no correction: with one update a step the loss's own ratio is 1."""
     for settings, cap in (([], None), ([""], 2), (["=0"], 0), (["=3"], 3)):

@@ -306,7 +306,7 @@ class RolloutSection(StageRolloutSection):
 
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
-LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
+LossName = Literal["grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "kl_cov", "sapo"]
 AdvantageName = Literal["grpo", "rloo"]
 
 
@@ -335,6 +335,8 @@ class ResampleSection(Section):
     drop_truncated: bool = False
     """Leave out attempts that the token limit has cut, instead of counting them as wrong (overlong filtering); the
     paper tried this without gain (§4.3.1)."""
+    drop_void_turns: bool = False
+    """Leave out attempts in which a turn has neither a call that parses nor, as the last one, an answer (SimpleTIR)."""
 
     def complaints(self) -> Iterator[str]:
         if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
@@ -384,6 +386,14 @@ class LearningSection(Section):
     """For sapo: how steeply the weight of a token of a right attempt falls as its ratio leaves 1."""
     gate_wrong: float = Field(default=1.05, gt=0)
     """For sapo: the same for a wrong attempt."""
+    covariance_share: float = Field(default=2e-4, gt=0, le=1)
+    """For clip_cov and kl_cov: share of an update's tokens that are chosen, at least one."""
+    covariance_low: float = 1.0
+    """For clip_cov: tokens are chosen among those whose covariance of log-probability and advantage is above this."""
+    covariance_high: float = 5.0
+    """For clip_cov: and below this."""
+    covariance_kl: float = Field(default=1.0, ge=0)
+    """For kl_cov: weight of the absolute logarithm of a chosen token's probability ratio."""
     loss_mean: Literal["tokens", "questions", "attempts"] = "tokens"
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
@@ -398,6 +408,15 @@ class LearningSection(Section):
     (masked importance sampling), nor does one below importance_floor (IcePop)."""
     importance_floor: float = Field(default=0.0, ge=0, lt=1)
     """With importance_outside = "mask": least ratio of a token that counts. 0: no such bound."""
+    attempt_ratio_cap: float = Field(default=0.0, ge=0)
+    """An attempt does not count where the geometric mean of its tokens' ratios, as in importance_cap, is above this; at
+    least 1. 0: no such bound."""
+    attempt_ratio_floor: float = Field(default=0.0, ge=0, lt=1)
+    """The same where that mean is below this. 0: no such bound."""
+    off_policy_kl: float = Field(default=0.0, ge=0)
+    """An attempt with a negative advantage does not count where the mean over its tokens of the logarithm of their
+    probability under the engine that wrote them over that under the current weights is above this, nats
+    (DeepSeek-V3.2). 0: no such bound."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
@@ -413,6 +432,22 @@ class LearningSection(Section):
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
 
+    @property
+    def scores_first(self) -> bool:
+        """Whether rows go through the model once more before they are learnt from."""
+        return self.updates_per_step > 1 or self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
+
+    @property
+    def takes_attempts(self) -> bool:
+        """Whether each update compares the tokens of whole attempts, by a second pass through the head. A loss of the
+        user's own says so of itself (`whole_attempts`)."""
+        return self.masks_attempts or self.loss in ("gmpo", "gspo")
+
+    @property
+    def masks_attempts(self) -> bool:
+        """Whether attempts that lie too far off the policy do not count."""
+        return bool(self.attempt_ratio_cap or self.attempt_ratio_floor or self.off_policy_kl)
+
     def complaints(self) -> Iterator[str]:
         if (self.importance_outside == "mask") > bool(self.importance_cap):
             yield 'learning.importance_outside "mask" masks nothing without learning.importance_cap; set that too'
@@ -425,6 +460,16 @@ class LearningSection(Section):
             yield (
                 f"learning.importance_cap {self.importance_cap:g} would cap tokens that nothing is wrong with, whose "
                 "ratio is 1; take 1 or more, or 0 for no such factor"
+            )
+        if 0 < self.attempt_ratio_cap < 1:
+            yield (
+                f"learning.attempt_ratio_cap {self.attempt_ratio_cap:g} would leave out attempts that nothing is wrong "
+                "with, whose ratio is 1; take 1 or more, or 0 for no bound"
+            )
+        if self.covariance_low >= self.covariance_high:
+            yield (
+                f"learning.covariance_low {self.covariance_low:g} leaves no token below learning.covariance_high "
+                f"{self.covariance_high:g}; lower it or raise the other"
             )
         if 0 < self.dual_clip <= 1:
             yield (
@@ -628,6 +673,11 @@ class RlStage(StageSection):
             yield (
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
+            )
+        if self.resample.drop_void_turns and not self.rollout.has_tools:
+            yield (
+                "resample.drop_void_turns looks for turns without a call, and rollout.max_turns 1 leaves no turn for "
+                "one; raise rollout.max_turns, or set it to false"
             )
         if self.rollout.attempts_per_problem == 1:
             yield "rollout.attempts_per_problem 1 leaves an attempt nothing to be compared with; raise it"

@@ -56,7 +56,7 @@ class RecurrentStates:
         for tokens, rows, is_first in self._pieces():
             lacking = -len(tokens) % self._multiple if tokens.shape[1] == 1 else 0
             places = torch.cat((tokens, tokens[-1:].expand(lacking, -1)))
-            some = _Call(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
+            some = OneLayerCache(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
             found = plain(hidden[0, places], **{named: some}, **given)
             mixed[0, tokens] = (found[0] if isinstance(found, tuple) else found)[: len(tokens)].to(mixed.dtype)
             self._keep(module.layer_idx, rows, some.layers[module.layer_idx])
@@ -101,7 +101,7 @@ class RecurrentStates:
             getattr(kept, name)[0] = old
 
 
-class _Call:
+class OneLayerCache:
     """The cache of transformers that one layer sees in one call."""
 
     def __init__(self, index: int, layer: LinearAttentionLayer) -> None:

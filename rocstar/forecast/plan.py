@@ -244,9 +244,11 @@ def _rl_stage(
     response, seconds = _rollout(stage, model, engines, assumed)
     tokens = response + assumed.prompt_tokens
     kept = 1.0 if stage.resample.method == "all" else min(1.0, stage.resample.keep / rollout.attempts_per_problem)
-    passes += stage.learning.updates_per_step > 1 or stage.learning.top_entropy_share < 1  # rows are scored first
-    passes += stage.learning.kl_coefficient > 0  # and by the reference
-    learning = attempts * kept * tokens * passes * shape.forward_flops(tokens / 2) / learned_flops
+    passes += stage.learning.scores_first
+    passes += stage.learning.kl_coefficient > 0  # by the reference
+    head = 2.0 * shape.hidden * shape.vocabulary * stage.learning.takes_attempts  # of a response's tokens, once more
+    row = tokens * passes * shape.forward_flops(tokens / 2) + response * head
+    learning = attempts * kept * row / learned_flops
     exchange = 2 * shape.parameters / assumed.exchange_bandwidth
     calls = attempts * assumed.tool_calls if rollout.has_tools else 0.0
     beside = max(seconds, learning) if rollout.max_staleness_steps else seconds + learning

@@ -8,6 +8,7 @@ top_k: those only change what can be drawn."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,8 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of, takes_whole_attempts
+from rocstar.learning.loss import counts_by_attempt, importance_weights, kl_to_reference, loss_of
+from rocstar.learning.methods import CHOICES
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy, load_state, save_state, trained
@@ -50,7 +52,8 @@ class GrpoLearner:
         """temperature: of the rollouts. folders: where a loss of the user's own is found. Raises ConfigError."""
         policy.ranks.make(self, section, temperature, folders)
         self.ranks = policy.ranks
-        self._loss_of_tokens, self._whole = loss_of(section, folders), takes_whole_attempts(section, folders)
+        self._loss_of_tokens = loss_of(section, folders)
+        self._whole = self._loss_of_tokens.whole_attempts or section.takes_attempts
         self._policy = policy
         self._section = section
         self._updater = Updater(
@@ -97,15 +100,21 @@ class GrpoLearner:
             raise ContractBroken("a learner's batch needs at least one policy token")
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
         reference = self._reference_logprobs(ids, counted)
-        names = ("loss", "clip_share", "kl") + (IMPORTANCE if self._section.importance_cap else ())
+        section = self._section
+        names = ("loss", "clip_share", "kl") + (IMPORTANCE if section.importance_cap else ())
+        names += ("attempts_masked",) if section.masks_attempts else ()
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
-        weights = loss_weights(rows, self._section.loss_mean)
+        weights, chosen = loss_weights(rows, section.loss_mean), None
+        if choose := CHOICES.get(section.loss):
+            if not all(row.old_logprobs for row in rows):
+                rows = _scored(rows, self._updater.score(ids, counted))
+            chosen = _by_row(choose(rows, section), rows)
 
         def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
             known = logprobs() if self._whole else None
-            return self._loss(rows, micro, known, reference, weights, tokens, sums)
+            return self._loss(rows, micro, known, reference, weights, chosen, tokens, sums)
 
-        entropy_gradient = bool(self._section.entropy_coefficient)
+        entropy_gradient = bool(section.entropy_coefficient)
         trace: Found | None = [] if traced else None
         found, metrics = self._updater.update(
             ids, counted, loss_of, sums, entropy_gradient=entropy_gradient, traced=trace
@@ -157,6 +166,7 @@ class GrpoLearner:
         known_K: torch.Tensor | None,
         reference: list[list[float]] | None,
         weights: Sequence[float] | None,
+        chosen: list[list[bool]] | None,
         tokens: int,
         sums: dict[str, torch.Tensor],
     ) -> ChunkLoss:
@@ -170,6 +180,7 @@ class GrpoLearner:
         reference_K = None if reference is None else pick(reference, counted, micro)
         weights_K = None if weights is None else micro.per_token([weights[i] for i in micro.indices])
         attempts_K = micro.per_token(range(len(micro.indices))).long()
+        chosen_K = (torch.zeros_like(attempts_K) if chosen is None else pick(chosen, counted, micro)).bool()
 
         def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
             weights_C = None if weights_K is None else weights_K[chunk]
@@ -183,8 +194,13 @@ class GrpoLearner:
                 sampled_logprobs=sampled_K[seen],
                 advantages=advantages_K[seen],
                 attempts=attempts_K[seen],
+                chosen=chosen_K[seen],
             )
             losses_S, bounded_S = self._loss_of_tokens(some)
+            if section.masks_attempts:
+                counts_S = counts_by_attempt(some, section)
+                losses_S = losses_S * counts_S
+                sums["attempts_masked"] += (~counts_S[own]).sum() / tokens
             if section.importance_cap:
                 bounds = section.importance_cap, section.importance_floor, section.importance_outside == "mask"
                 trust_S, capped_S = importance_weights(some.old_logprobs, some.sampled_logprobs, *bounds)
@@ -254,6 +270,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _weighed(values_C: torch.Tensor, weights_C: torch.Tensor | None) -> torch.Tensor:
     return values_C if weights_C is None else values_C * weights_C
+
+
+def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]:
+    """[N][T] whether a token is among `places`, which count the tokens of the rows that carry loss."""
+    number, among = itertools.count(), set(places)
+    return [[mine and next(number) in among for mine in row.loss_mask] for row in rows]
 
 
 def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:

@@ -6,38 +6,46 @@ A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.methods import LOSSES, MAX_LOG_RATIO
+from rocstar.learning.methods import LOSSES, MAX_LOG_RATIO, Losses, mean_of_attempt
 from rocstar.protocols import PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
 
-TokenLosses = Callable[[PolicyTokens], tuple[torch.Tensor, torch.Tensor]]
-"""Tokens -> the loss of each, and whether a bound has taken its gradient; both [T]."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLosses:
+    """The function that `learning.loss` names, under its settings."""
 
-def takes_whole_attempts(settings: LearningSection, folders: Sequence[Path | str] = ()) -> bool:
-    """Whether `learning.loss` compares the tokens of an attempt, and so wants all of them at once."""
-    found = named(settings.loss, LOSSES, setting="learning.loss", takes=("tokens", "settings"), folders=folders)
-    return bool(getattr(found, "whole_attempts", False))
+    of: Callable[[PolicyTokens], Losses]
+    whole_attempts: bool
+    """It compares the tokens of an attempt, and so wants all of them at once."""
+
+    def __call__(self, tokens: PolicyTokens) -> Losses:
+        """The loss of each token, and whether a bound has taken its gradient; both [T]."""
+        return self.of(tokens)
 
 
 def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> TokenLosses:
-    """The function that `learning.loss` names, under these settings. folders: where the user's modules are.
-
-    Raises ConfigError where there is none, and where it cannot be learnt from: now on three tokens, later on those of
-    a step."""
+    """folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be
+    learnt from: now on three tokens, later on those of a step."""
     takes = ("tokens", "settings")
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
     said = f"learning.loss = {settings.loss!r}"
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
     tokens = PolicyTokens(
-        logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages, attempts=torch.arange(3)
+        logprobs=logprobs,
+        old_logprobs=same,
+        sampled_logprobs=same,
+        advantages=advantages,
+        attempts=torch.arange(3),
+        chosen=same > 0,
     )
     with own_code(f"{said} failed on three tokens", found):
         losses, bounded = _both(found(tokens, settings), said)
@@ -48,7 +56,7 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
             "three tokens; give three finite numbers each"
         )
 
-    def checked(tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def checked(tokens: PolicyTokens) -> Losses:
         count = len(tokens.logprobs)
         with own_code(f"{said} failed on {count} tokens", found):
             losses, bounded = _both(found(tokens, settings), said)
@@ -61,10 +69,11 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
             )
         return losses, bounded
 
-    return checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
+    function = checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
+    return TokenLosses(of=function, whole_attempts=bool(getattr(found, "whole_attempts", False)))
 
 
-def _both(given: object, said: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _both(given: object, said: str) -> Losses:
     """What a loss of the user's own returned. Raises ConfigError."""
     several = tuple(given) if isinstance(given, tuple | list) else (given,)
     if len(several) == 2 and all(isinstance(one, torch.Tensor) for one in several):
@@ -89,6 +98,19 @@ def importance_weights(
     ratio = (old_logprobs_T - sampled_logprobs_T).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     outside = (ratio > cap) | (ratio < floor)
     return (ratio * ~outside if masks else ratio.clamp(max=cap)), outside
+
+
+def counts_by_attempt(tokens: PolicyTokens, settings: LearningSection) -> torch.Tensor:
+    """[T] whether the attempt of a token counts; those that do not keep their place in the mean.
+
+    Two masks: the geometric mean of old / sampled lies within attempt_ratio_floor and _cap ("When Speed Kills
+    Stability", Liu, Li et al. 2025); and the advantage is not negative, or the mean of log(sampled / current) is
+    at most off_policy_kl (DeepSeek-V3.2, arXiv 2512.02556)."""
+    written, now = tokens.sampled_logprobs, tokens.logprobs.detach()
+    ratio = mean_of_attempt(tokens.old_logprobs - written, tokens.attempts).exp()
+    inside = (ratio >= settings.attempt_ratio_floor) & (ratio <= (settings.attempt_ratio_cap or torch.inf))
+    near = mean_of_attempt(written - now, tokens.attempts) <= (settings.off_policy_kl or torch.inf)
+    return inside & (near | (tokens.advantages >= 0))
 
 
 def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,19 @@
 """Policy losses of the field, each as its paper has it, over the same tokens (`protocols.PolicyLoss`).
 
 r is a token's probability ratio, current over old; A its advantage. In the step's only update every r is 1 and all of
-them but `sapo` have the gradient of `gpg`; they differ in what they do to tokens that have moved."""
+them but `sapo` and `clip_cov` have the gradient of `gpg`; they differ in what they do to tokens that have moved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 
 import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.protocols import PolicyLoss, PolicyTokens
+from rocstar.types import BatchRow, seed_for
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, whose bound is one of divergence (its section 5.4)
@@ -108,7 +111,53 @@ def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 
 
 gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
+
+
+# -- of tokens chosen among those of the whole update (arXiv 2505.22617) -----------------------------------------------
+
+
+def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
+    """[K] of each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
+    that the choice is the same however tokens are packed; verl's is the current one, equal in the first update."""
+    own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
+    logprobs = torch.tensor(own, dtype=torch.double)
+    advantages = torch.tensor([row.advantage for row in rows for _ in range(sum(row.loss_mask))], dtype=torch.double)
+    return (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+
+
+def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
+    """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a step
+    that is done again draws the same ones."""
+    values = covariances(rows)
+    band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
+    rng = random.Random(seed_for("clip_cov", rows[0].identity, *rows[0].token_ids))
+    return rng.sample(band, min(len(band), max(1, int(settings.covariance_share * len(values)))))
+
+
+def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
+    """The tokens of the highest covariance."""
+    values = covariances(rows)
+    places: list[int] = values.topk(max(1, int(settings.covariance_share * len(values)))).indices.tolist()
+    return places
+
+
+def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """GRPO's without dual_clip; chosen tokens have no gradient. Clipped besides, as in verl's code."""
+    losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
+    return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
+
+
+def kl_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
+    """- r A, and for chosen tokens covariance_kl |log r| on top."""
+    moved = log_ratios(tokens)
+    losses = -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen
+    return losses, torch.zeros_like(tokens.chosen)
+
+
+Choice = Callable[[Sequence[BatchRow], LearningSection], list[int]]
+"""An update's scored rows -> which of its tokens, counted through, `PolicyTokens.chosen` is true for."""
+CHOICES: Mapping[str, Choice] = {"clip_cov": some_in_band, "kl_cov": highest}
 LOSSES: Mapping[str, PolicyLoss] = {
-    each.__name__: each for each in (grpo, cispo, dppo_kl, dppo_tv, gmpo, gpg, gspo, sapo)
+    each.__name__: each for each in (grpo, cispo, clip_cov, dppo_kl, dppo_tv, gmpo, gpg, gspo, kl_cov, sapo)
 }
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""

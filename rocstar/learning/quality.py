@@ -29,6 +29,8 @@ class Quality:
     """Whether an attempt has a p_format also where its prompt speaks of no answer block."""
     drop_truncated: bool = False
     """Overlong filtering: attempts cut by the token limit are left out instead of being wrong."""
+    drop_void_turns: bool = False
+    """Attempts with a void turn (`has_void_turn`) are left out."""
 
     def penalty(self, trajectory: Trajectory) -> Penalty:
         """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
@@ -63,6 +65,16 @@ def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int,
 
 
 PAPER = Quality()
+
+
+def has_void_turn(trajectory: Trajectory) -> bool:
+    """Whether a turn has neither a call that parses nor, as the last one, an answer. Source: SimpleTIR (arXiv
+    2509.02479), which takes such attempts out of the policy update; ours leave the comparison of rewards too."""
+    outcome = trajectory.outcome
+    facts = outcome and outcome.format_facts
+    answered = bool(facts and outcome and (outcome.extracted is not None or facts.boxed or facts.answer_tags))
+    calls = [any(call.parse_error is None for call in turn.calls) for turn in trajectory.turns]
+    return not all([*calls[:-1], answered or all(calls[-1:])])
 
 
 def repeated_share(trajectory: Trajectory) -> float:

@@ -7,12 +7,12 @@ Four Resamplers behind one seam, each a frozen value that is called with (group,
     Uniform      any G of the siblings
     KeepAll      plain GRPO
 
-All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones where
-`Quality.drop_truncated` says so), then drop the whole group when fewer than two are left, or when their rewards, or
-those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups here; the
-release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are of
-rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release drops
-those under G). A dropped group is not replaced by another.
+All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones or those
+with a void turn where `Quality` says so), then drop the whole group when fewer than two are left, or when their
+rewards, or those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups
+here; the release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are
+of rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release
+drops those under G). A dropped group is not replaced by another.
 
 Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
 release does at this point and which leaves advantages over partial groups.
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from rocstar.config.sections import ResampleSection
 from rocstar.errors import ConfigError
-from rocstar.learning.quality import PAPER, Quality
+from rocstar.learning.quality import PAPER, Quality, has_void_turn
 from rocstar.protocols import Resampler
 from rocstar.support.plugins import check_call, named, own_code
 from rocstar.types import (
@@ -261,6 +261,7 @@ def quality_of(settings: ResampleSection) -> Quality:
         format_weight=settings.format_weight,
         always_asked=settings.format_penalty == "always",
         drop_truncated=settings.drop_truncated,
+        drop_void_turns=settings.drop_void_turns,
     )
 
 
@@ -371,6 +372,8 @@ def _unusable(trajectory: Trajectory, quality: Quality) -> Fate | None:
         return Reason.DROPPED_ENVIRONMENT, 0.0
     if trajectory.outcome is None or trajectory.outcome.verdict is Verdict.UNDECIDED:
         return Reason.DROPPED_UNDECIDED, 0.0
+    if quality.drop_void_turns and has_void_turn(trajectory):
+        return Reason.DROPPED_VOID_TURN, 0.0
     return None
 
 

@@ -59,7 +59,7 @@ class RecordedGroup:
         quality = quality_of(settings)
         plain = {t.index: quality.penalty(t) for t in self.group.trajectories}
         penalties = {index: replace(one, errors=one.errors * weight) for index, one in plain.items()}
-        known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
+        known = ComputedQuality(**asdict(quality), penalties=penalties)
         resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 

@@ -12,17 +12,21 @@ pytest.importorskip("verl", reason="verl has an environment of its own: scripts/
 import numpy as np
 import torch
 from verl.trainer.ppo import core_algos
-from verl.workers.config import ActorConfig
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import ADVANTAGES
+from rocstar.learning.loss import counts_by_attempt, importance_weights
 from rocstar.learning.methods import LOSSES
-from tests.adapters.tokens import drawn, ours
+from tests.adapters.tokens import compare, drawn, ours, tokens_of
 
 OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
 """Names that differ."""
 BY_ATTEMPT = {"gspo", "sapo", "gmpo"}
 """Where verl takes the mean over attempts, by itself or by its advice."""
+SHARES = {"kl_cov": 0.2}
+"""Of tokens that are chosen; clip_cov, which draws, takes all there are."""
 AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""
 
@@ -38,10 +42,33 @@ def test_loss_and_gradient_are_those_of_verl(name: str, spread: float) -> None:
     loss, _ = theirs(old, logprobs, advantages, mask, loss_agg_mode=mean, config=config)
     (expected,) = torch.autograd.grad(loss, logprobs)
 
-    settings = LearningSection(loss=name, clip_low=low, clip_high=high, dual_clip=3.0)
-    total, found = ours(settings, "attempts" if name in BY_ATTEMPT else "tokens", rows)
-    assert total == pytest.approx(loss.item(), abs=1e-6)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    settings = LearningSection(
+        loss=name, clip_low=low, clip_high=high, dual_clip=3.0,
+        covariance_share=SHARES.get(name, 1.0), covariance_low=0.1, covariance_high=2.0, covariance_kl=0.7,
+    )  # fmt: skip
+    found = ours(settings, "attempts" if name in BY_ATTEMPT else "tokens", rows)
+    compare(name, f"verl {OURS.get(name, name)}", found, (loss.item(), expected))
+
+
+@pytest.mark.parametrize(("cap", "floor"), [(1.5, None), (1.5, 0.6)])
+def test_importance_weights_are_those_of_verl(cap: float, floor: float | None) -> None:
+    old, sampled, _, mask = rows = drawn(4, 0.5)
+    kept, bounds = mask.bool(), cap if floor is None else f"{floor}_{cap}"
+    theirs, _ = compute_rollout_correction_weights(old - sampled, mask, "token", bounds)
+    own, _ = importance_weights(old[kept], sampled[kept], cap, floor or 0.0, masks=floor is not None)
+    name = "importance_cap" if floor is None else "importance_floor"
+    compare(name, "verl rollout_is token", (own.sum().item(), own), (theirs.sum().item(), theirs[kept]))
+    assert 0.05 < (own == (cap if floor is None else 0.0)).double().mean() < 0.6 and len(rows) == 4
+
+
+def test_attempts_within_bounds_of_their_mean_ratio_are_those_of_verl() -> None:
+    """verl's bounds are of sampled / old (rollout_corr_helper.py:264), ours of old / sampled as all others of both."""
+    old, sampled, advantages, mask = drawn(4, 0.5)
+    theirs, _ = compute_rollout_rejection_mask(old - sampled, mask, "seq_mean_k1", f"{1 / 1.05}_{1 / 0.9}")
+    tokens = tokens_of((old, old, advantages, mask), old, sampled)
+    own = counts_by_attempt(tokens, LearningSection(attempt_ratio_cap=1.05, attempt_ratio_floor=0.9)).double()
+    compare("attempt_ratio_cap, _floor", "verl rollout_rs seq_mean_k1", (0.0, own), (0.0, theirs[mask.bool()]))
+    assert 0 < own.mean() < 1
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
@@ -52,11 +79,14 @@ def test_advantages_are_those_of_verl(name: str) -> None:
     estimator: Any = core_algos.get_adv_estimator_fn(name)
     theirs, _ = estimator(rewards[:, None], torch.ones(len(rewards), 1), index=index, config=None)
     own = [value for group in groups for value in ADVANTAGES[name](group, LearningSection())]
-    assert own == pytest.approx(theirs[:, 0].tolist(), abs=1e-6)
+    compare(f"advantage {name}", f"verl {name}", (0.0, torch.tensor(own, dtype=torch.double)), (0.0, theirs[:, 0]))
 
 
 def actor(low: float, high: float, cap: float) -> Any:
     return ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1,
         clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=cap, tau_pos=1.0, tau_neg=1.05,
+        policy_loss=PolicyLossConfig(
+            clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=2.0, kl_cov_ratio=SHARES["kl_cov"], ppo_kl_coef=0.7
+        ),
     )  # fmt: skip

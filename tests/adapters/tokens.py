@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import loss_weights
-from rocstar.learning.methods import LOSSES
+from rocstar.learning.loss import counts_by_attempt
+from rocstar.learning.methods import CHOICES, LOSSES
 from rocstar.protocols import PolicyTokens
 from rocstar.types import BatchRow
 
 LENGTHS = (1, 7, 40, 12, 25, 3)
+LARGEST: dict[tuple[str, str], tuple[float, float]] = {}
+"""(method, reference) -> largest difference of losses and of gradients."""
 
 
 def drawn(seed: int, spread: float) -> tuple[torch.Tensor, ...]:
@@ -23,26 +29,59 @@ def drawn(seed: int, spread: float) -> tuple[torch.Tensor, ...]:
     return new, old, rows.contiguous(), (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).double()
 
 
-def ours(settings: LearningSection, mean: str, rows: tuple[torch.Tensor, ...]) -> tuple[float, torch.Tensor]:
-    """The loss of what `drawn` gave, and its gradient by logprobs, [rows, longest]."""
-    new, old, advantages, mask = rows
-    kept, own = mask.bool(), new.clone().requires_grad_()
-    attempts = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-    tokens = PolicyTokens(
+def tokens_of(rows: tuple[torch.Tensor, ...], own: torch.Tensor, sampled: torch.Tensor | None = None) -> PolicyTokens:
+    """own: the logprobs with a gradient; sampled: those of the engine, else the old ones."""
+    _, old, advantages, mask = rows
+    kept = mask.bool()
+    return PolicyTokens(
         logprobs=own[kept],
         old_logprobs=old[kept],
-        sampled_logprobs=old[kept],
+        sampled_logprobs=(old if sampled is None else sampled)[kept],
         advantages=advantages[kept],
-        attempts=attempts,
+        attempts=torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)),
+        chosen=torch.zeros(sum(LENGTHS), dtype=torch.bool),
     )
-    losses, _ = LOSSES[settings.loss](tokens, settings)
-    weights = loss_weights([row(count) for count in LENGTHS], mean)
+
+
+def ours(
+    settings: LearningSection, mean: str, rows: tuple[torch.Tensor, ...], sampled: torch.Tensor | None = None
+) -> tuple[float, torch.Tensor]:
+    """The loss of what `drawn` gave, and its gradient by logprobs, [rows, longest]. Where the loss chooses tokens, as
+    verl does: by current logprobs, and none that the clip has stopped."""
+    new, _, advantages, _ = rows
+    own = new.clone().requires_grad_()
+    tokens, name = tokens_of(rows, own, sampled), str(settings.loss)
+    batch = [
+        row(count, float(advantage), logprobs[:count].tolist())
+        for count, advantage, logprobs in zip(LENGTHS, advantages[:, 0], new, strict=True)
+    ]
+    if choose := CHOICES.get(name):
+        chosen = torch.zeros_like(tokens.chosen).index_fill(0, torch.tensor(choose(batch, settings)), True)
+        tokens = replace(tokens, chosen=chosen & ~LOSSES[name](tokens, settings)[1])
+    losses = LOSSES[name](tokens, settings)[0] * counts_by_attempt(tokens, settings)
+    weights = loss_weights(batch, mean)
     if weights is not None:
-        losses = losses * torch.tensor(weights, dtype=torch.double)[attempts]
+        losses = losses * torch.tensor(weights, dtype=torch.double)[tokens.attempts]
     total = losses.sum() / sum(LENGTHS)
     (gradient,) = torch.autograd.grad(total, own)
     return total.item(), gradient
 
 
-def row(count: int) -> BatchRow:
-    return BatchRow(token_ids=[0] * count, loss_mask=[True] * count, sampled_logprobs=[0.0] * count, advantage=1.0)
+def row(count: int, advantage: float, logprobs: list[float]) -> BatchRow:
+    return BatchRow(
+        token_ids=[0] * count,
+        loss_mask=[True] * count,
+        sampled_logprobs=[0.0] * count,
+        advantage=advantage,
+        old_logprobs=logprobs,
+    )
+
+
+def compare(method: str, reference: str, own: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) -> None:
+    """Losses and gradients (of advantages or weights: these alone) are the same to 1e-6; the table tells by how much
+    they differ."""
+    differences = abs(own[0] - theirs[0]), (own[1] - theirs[1]).abs().max().item()
+    loss, gradient = LARGEST.get((method, reference), (0.0, 0.0))
+    LARGEST[method, reference] = max(loss, differences[0]), max(gradient, differences[1])
+    assert own[0] == pytest.approx(theirs[0], abs=1e-6)
+    torch.testing.assert_close(own[1], theirs[1], atol=1e-6, rtol=1e-6)

@@ -13,7 +13,7 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.loss import TokenLosses, loss_of, takes_whole_attempts
+from rocstar.learning.loss import TokenLosses, loss_of
 from rocstar.learning.methods import LOSSES
 from rocstar.protocols import PolicyTokens
 from tests.contracts.own import own
@@ -38,6 +38,7 @@ def tokens(seed: int = 0, count: int = TOKENS, spread: float = 0.5) -> PolicyTok
         sampled_logprobs=logprobs + spread * sampled,
         advantages=advantages[attempts * ATTEMPT],
         attempts=attempts,
+        chosen=torch.arange(count) % 7 == 0,
     )
 
 
@@ -65,9 +66,8 @@ def test_no_tokens_have_no_losses(loss: TokenLosses) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_tokens_loss_follows_from_its_own_numbers_alone_or_from_its_attempt(name: str) -> None:
-    settings = LearningSection(loss=name)
-    loss, begin = loss_of(settings), ATTEMPT if takes_whole_attempts(settings) else 1
-    whole = tokens()
+    loss, whole = loss_of(LearningSection(loss=name)), tokens()
+    begin = ATTEMPT if loss.whole_attempts else 1
     pieces = [part(whole, places) for places in (slice(0, begin), slice(begin, 70), slice(70, TOKENS))]
     for together, apart in zip(loss(whole), zip(*map(loss, pieces), strict=True), strict=True):
         torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=0)
@@ -90,7 +90,7 @@ def test_only_current_logprobs_have_a_gradient(loss: TokenLosses) -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spread: float) -> None:
-    given = tokens(spread=spread)
+    given = replace(tokens(spread=spread), chosen=torch.zeros(TOKENS, dtype=torch.bool))
     slope = gradient(loss, given) * given.advantages
     assert (slope <= 0).all()
     if not spread:  # the weights that wrote them: nothing is clipped yet

@@ -176,6 +176,17 @@ def test_overlong_filtering_leaves_truncated_attempts_out_of_the_comparison(meth
     assert sum(choice.kept for choice in chosen.choices) == 4
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_attempts_with_a_void_turn_are_left_out_of_the_comparison(method: str) -> None:
+    attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
+    attempts[4] = replace(attempts[4], turns=attempts[4].turns * 2)  # the first turn has no call
+    void = Group(problem=group().problem, trajectories=tuple(attempts))
+    assert sum(choice.kept for choice in named(method)(void, random.Random(1)).choices) >= 4
+    chosen = named(method, drop_void_turns=True)(void, random.Random(1))
+    assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_VOID_TURN
+    assert sum(choice.kept for choice in chosen.choices) == 4
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

@@ -39,6 +39,7 @@ def policy_loss(
         sampled_logprobs=old_logprobs_T,
         advantages=advantages_T,
         attempts=torch.zeros(len(logprobs_T), dtype=torch.long),
+        chosen=torch.zeros(len(logprobs_T), dtype=torch.bool),
     )
     losses, clipped = grpo(tokens, LearningSection.model_validate({"dual_clip": 0.0, **settings}))
     return Sums(total=(losses if weights_T is None else weights_T * losses).sum(), clipped=clipped.sum())

@@ -16,16 +16,18 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning import head
-from rocstar.learning.loss import importance_weights, takes_whole_attempts
-from rocstar.learning.methods import LOSSES
+from rocstar.learning.learner import _by_row
+from rocstar.learning.loss import importance_weights, loss_of
+from rocstar.learning.methods import CHOICES, LOSSES, covariances
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch
+from rocstar.types import Batch, BatchRow
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner, rows
 
 LOW, HIGH, DUAL, RIGHT, WRONG = 0.2, 0.28, 3.0, 1.0, 1.05
 Slopes = Callable[[Sequence[float], Sequence[float], float], list[float]]
-"""(logprobs of an attempt, old ones, advantage) -> the derivative of its summed loss by each logprob, by hand."""
+"""(logprobs of an attempt, old ones, advantage) -> the derivative of its summed loss by each logprob, by hand; of
+tokens that are not chosen, where the loss chooses."""
 
 
 def _inside(ratio: float, a: float, low: float = 1 - LOW, high: float = 1 + HIGH) -> bool:
@@ -78,6 +80,8 @@ def gmpo(new: Sequence[float], old: Sequence[float], a: float) -> list[float]:
 
 BY_HAND: dict[str, Slopes] = {
     "grpo": by_token(grpo),
+    "clip_cov": by_token(lambda n, o, a: -math.exp(n - o) * a if _inside(math.exp(n - o), a) else 0.0),
+    "kl_cov": by_token(lambda n, o, a: -math.exp(n - o) * a),
     "cispo": by_token(cispo),
     "sapo": by_token(sapo),
     "dppo_tv": by_token(dppo_tv),
@@ -100,6 +104,7 @@ def drawn(lengths: Sequence[int], spread: float) -> PolicyTokens:
         sampled_logprobs=torch.tensor(old, dtype=torch.double),
         advantages=torch.tensor([advantages[at] for at in attempts], dtype=torch.double),
         attempts=torch.tensor(attempts),
+        chosen=torch.zeros(len(attempts), dtype=torch.bool),
     )
 
 
@@ -117,28 +122,70 @@ def test_slopes_are_those_worked_out_by_hand(name: str, spread: float) -> None:
         expected += BY_HAND[name](new, old, float(tokens.advantages[begin]))
         begin += count
     assert slopes.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
-    if spread > 1 and name not in ("gpg", "sapo"):
+    if spread > 1 and name not in ("gpg", "kl_cov", "sapo"):
         assert 0 < bounded.double().mean() < 1
 
 
-@pytest.mark.parametrize("name", ["gspo", "gmpo"])
-def test_a_whole_attempts_loss_is_the_same_in_chunks_and_micro_batches(
+def test_chosen_tokens_have_no_gradient_or_one_of_their_own() -> None:
+    tokens = drawn([5, 40], spread=1.5)
+    tokens = replace(tokens, chosen=torch.arange(45) % 3 == 0)
+    moved = (tokens.logprobs - tokens.old_logprobs).detach()
+    for name, own in (("clip_cov", torch.zeros(45)), ("kl_cov", -moved.exp() * tokens.advantages + 0.5 * moved.sign())):
+        settings = LearningSection(loss=name, covariance_kl=0.5)
+        losses, bounded = LOSSES[name](tokens, settings)
+        other, free = LOSSES[name](replace(tokens, chosen=tokens.chosen & False), settings)
+        (slopes,), (others,) = (torch.autograd.grad(each.sum(), tokens.logprobs) for each in (losses, other))
+        torch.testing.assert_close(slopes, torch.where(tokens.chosen, own.double(), others))
+        assert torch.equal(bounded, free | tokens.chosen if name == "clip_cov" else free)
+
+
+def test_tokens_are_chosen_by_covariance_over_the_whole_update() -> None:
+    """Two rows of advantages 1 and -1: mean log-probability -2, mean advantage 0."""
+    made = [
+        replace(rows()[0], loss_mask=mask, old_logprobs=old, advantage=advantage, token_ids=[7] * 4)
+        for mask, old, advantage in (
+            ([False, True, True, True], [0.0, -0.5, -4.0, -1.0], 1.0),
+            ([False, True, True, True], [0.0, -0.1, -5.0, -1.4], -1.0),
+        )
+    ]
+    assert covariances(made).tolist() == pytest.approx([1.5, -2.0, 1.0, -1.9, 3.0, -0.6])
+    assert CHOICES["kl_cov"](made, LearningSection(covariance_share=0.5)) == [4, 0, 2]
+    assert CHOICES["kl_cov"](made, LearningSection()) == [4]
+    band = LearningSection(covariance_share=1, covariance_low=0.5, covariance_high=2)
+    assert sorted(CHOICES["clip_cov"](made, band)) == [0, 2]
+    assert CHOICES["clip_cov"](made, band.model_copy(update={"covariance_low": 1.9})) == []
+    assert {CHOICES["clip_cov"]([replace(made[0], identity=str(n)), made[1]], LearningSection(covariance_low=0.5))[0]
+            for n in range(20)} == {0, 2, 4}  # fmt: skip
+    assert _by_row([4, 0], made) == [[False, True, False, False], [False, False, True, False]]
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo", "clip_cov", "kl_cov", "masks"])
+def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_micro_batches(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    more = {"covariance_share": 0.2, "covariance_low": 0.0}
+    if name == "masks":
+        name, more = "grpo", {"attempt_ratio_cap": 1.02, "attempt_ratio_floor": 0.9, "off_policy_kl": 0.02}
+
+    def sampled(row: BatchRow) -> dict[str, Sequence[float]]:
+        return {"sampled_logprobs": row.old_logprobs} if "off_policy_kl" in more else {}
+
     def learnt(chunk: int, budget: int) -> tuple[dict[str, float], list[torch.Tensor]]:
         monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
         settings = {"clip_low": 0.05, "clip_high": 0.05, "importance_cap": 2.0, "loss_mean": "attempts"}
-        mine = learner(loss=name, max_grad_norm=1e9, tokens_per_microbatch=budget, **settings)
+        mine = learner(loss=name, max_grad_norm=1e9, tokens_per_microbatch=budget, **settings, **more)
         rng = random.Random(0)
         moved = tuple(
-            replace(row, old_logprobs=[value + rng.uniform(-0.3, 0.3) for value in row.old_logprobs])
+            replace(row, old_logprobs=[old + rng.uniform(-0.3, 0.3) for old in row.old_logprobs], **sampled(row))
             for row in mine.score(rows())
         )
         metrics = mine.update(Batch(rows=moved)).metrics
-        return {key: metrics[key] for key in ("loss", "clip_share", "importance_weight")}, gradients(mine)
+        masked = {"attempts_masked": metrics.get("attempts_masked", 0.0)}
+        return {key: metrics[key] for key in ("loss", "clip_share", "importance_weight")} | masked, gradients(mine)
 
     whole, expected = learnt(2**25, 10_000)
-    assert whole["clip_share"] > 0
+    assert whole["clip_share"] > 0 or name == "kl_cov"
+    assert 0 < whole["attempts_masked"] < 1 or name != "grpo"
     for chunk, budget in ((3 * examples.SHAPE.vocab_size, 10_000), (2**25, 1), (examples.SHAPE.vocab_size, 25)):
         metrics, found = learnt(chunk, budget)
         assert metrics == pytest.approx(whole, rel=1e-5)
@@ -155,10 +202,65 @@ def test_tokens_outside_are_masked_where_that_is_asked_for() -> None:
     assert importance_weights(old, sampled, 5.0, masks=True)[0].tolist() == pytest.approx([0.5, 1, 2, 0])
 
 
-@pytest.mark.parametrize("settings", [{"importance_outside": "mask"}, {"importance_floor": 0.5, "importance_cap": 2.0}])
-def test_bounds_that_would_do_nothing_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"learning\.importance_"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"importance_outside": "mask"}, "importance_outside"),
+        ({"importance_floor": 0.5, "importance_cap": 2.0}, "importance_floor"),
+        ({"attempt_ratio_cap": 0.5}, "attempt_ratio_cap 0.5 would leave out attempts that nothing is wrong with"),
+        ({"covariance_low": 5.0}, "covariance_low 5 leaves no token below learning.covariance_high 5"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(settings: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"learning\.{said}"):
         LearningSection.model_validate(settings)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_attempts_off_the_policy_do_not_count(scored: bool) -> None:
+    """As if their advantage were 0. Of four attempts the second was written with twice the probability and has a
+    negative advantage, the third with half of it, the fourth with twice and a positive one."""
+    factors, advantages = (1.0, 2.0, 0.5, 2.0), (1.0, -1.0, -0.5, 0.5)
+    own = learner().score([replace(rows()[0], advantage=each) for each in advantages])
+    made = tuple(
+        replace(row, sampled_logprobs=[value + math.log(factor) for value in row.old_logprobs])
+        for row, factor in zip(own, factors, strict=True)
+    )
+
+    def learnt(counts: Sequence[bool], **settings: float) -> tuple[dict[str, float], list[torch.Tensor]]:
+        given = [replace(row, advantage=row.advantage * count) for row, count in zip(made, counts, strict=True)]
+        given = given if scored else [replace(row, old_logprobs=(), entropies=()) for row in given]
+        mine = learner(max_grad_norm=1e9, **settings)
+        return dict(mine.update(Batch(rows=tuple(given))).metrics), gradients(mine)
+
+    for settings, counts in (
+        ({"off_policy_kl": 0.5}, (True, False, True, True)),
+        ({"attempt_ratio_floor": 0.6}, (True, False, True, False)),
+        ({"attempt_ratio_cap": 1.5}, (True, True, False, True)),
+        ({"attempt_ratio_cap": 1.5, "off_policy_kl": 0.5}, (True, False, False, True)),
+        ({"attempt_ratio_cap": 2.5, "attempt_ratio_floor": 0.4, "off_policy_kl": 1.0}, (True,) * 4),
+    ):
+        (metrics, found), (expected, slopes) = learnt([True] * 4, **settings), learnt(counts)
+        assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+        assert metrics["attempts_masked"] == pytest.approx(1 - sum(counts) / 4)
+        assert "attempts_masked" not in expected
+        for one, other in zip(found, slopes, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_rows_that_no_one_scored_are_scored_before_tokens_are_chosen() -> None:
+    mine = learner(loss="clip_cov", max_grad_norm=1e9, covariance_share=0.2, covariance_low=0.01)
+    scored, metrics = mine.score(rows()), mine.update(Batch(rows=rows())).metrics
+    chosen = CHOICES["clip_cov"](scored, mine._section)
+    assert chosen and metrics["clip_share"] == pytest.approx(len(chosen) / sum(sum(row.loss_mask) for row in scored))
+
+
+def test_what_a_plan_counts_is_what_losses_want() -> None:
+    """Settings know without torch which losses take a second pass through the head, and which want scored rows."""
+    for name, loss in LOSSES.items():
+        assert LearningSection(loss=name).takes_attempts == getattr(loss, "whole_attempts", False)
+        assert LearningSection(loss=name).scores_first == (name in CHOICES)
+    assert LearningSection(off_policy_kl=0.1).takes_attempts and LearningSection(updates_per_step=2).scores_first
 
 
 def test_a_users_loss_may_want_whole_attempts(modules: Path) -> None:
@@ -167,4 +269,4 @@ def test_a_users_loss_may_want_whole_attempts(modules: Path) -> None:
         "def own(tokens, settings):\n    return gspo(tokens, settings)\n"
         "own.whole_attempts = True\n"
     )
-    assert takes_whole_attempts(LearningSection(loss="mine:own"), [modules])
+    assert loss_of(LearningSection(loss="mine:own"), [modules]).whole_attempts

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rocstar.learning.quality import Quality, repeated_share
+from rocstar.learning.quality import Quality, has_void_turn, repeated_share
 from rocstar.types import (
     Completion,
     Finish,
@@ -99,3 +101,18 @@ def test_five_grams_are_repeated_from_the_sixth_time_on_and_never_over_turns() -
     assert repeated_share(wrote(*[[1, 2, 3, 4, 5]] * 6, once)) == 6 / 8
     assert repeated_share(wrote([1], [2, 3, 4, 5])) == 0.0
     assert repeated_share(wrote([])) == 0.0
+
+
+@pytest.mark.parametrize(("answer", "void"), [("1", False), (None, True)])
+def test_a_turn_is_void_without_a_call_that_parses_and_without_the_answer(answer: str | None, void: bool) -> None:
+    def ends(*turns: Turn) -> bool:
+        attempt = trajectory(*turns, answer_tags=0)
+        assert attempt.outcome
+        facts = replace(attempt.outcome.format_facts, boxed=answer is not None)
+        return has_void_turn(replace(attempt, outcome=replace(attempt.outcome, extracted=answer, format_facts=facts)))
+
+    broken = turn(BROKEN)
+    broken = replace(broken, calls=tuple(replace(call, parse_error="no JSON") for call in broken.calls))
+    assert ends(turn()) is ends(turn(OK), turn()) is ends(turn(OK), broken) is void
+    assert not ends(turn(OK), turn(BAD))  # the limit of turns ended it
+    assert ends(broken, turn(OK)) and ends(turn(), turn(OK), turn())

@@ -86,8 +86,9 @@ def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(dies: str, pat
     assert made.returncode == 0 and made.stdout.startswith(told), made.stdout + made.stderr
 
 
-def learner(ranks: Ranks, seed: int = 0) -> GrpoLearner:
-    return GrpoLearner(Policy(model(seed), codec(), template_named("compact"), ranks=ranks), SECTION, temperature=0.9)
+def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:
+    section = SECTION.model_copy(update=settings)
+    return GrpoLearner(Policy(model(seed), codec(), template_named("compact"), ranks=ranks), section, temperature=0.9)
 
 
 def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
@@ -98,6 +99,15 @@ def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
 
 def close(metrics: list[dict[str, float]], others: list[dict[str, float]]) -> bool:
     return all(mine == pytest.approx(other, abs=1e-5) for mine, other in zip(metrics, others, strict=True))
+
+
+def test_two_ranks_choose_the_tokens_and_attempts_that_one_chooses() -> None:
+    settings = {"covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
+    whole = course(learner(ALONE, loss="clip_cov", **settings), range(3))
+    assert all(metrics["clip_share"] > 0 for metrics in whole)
+    assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
+    with two_ranks() as ranks:
+        assert close(course(learner(ranks, loss="clip_cov", **settings), range(3)), whole)
 
 
 def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:

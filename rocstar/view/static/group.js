@@ -10,7 +10,7 @@ import { Tabs } from "./run.js";
 const METHODS = { roc: "RoC, the paper's draw", roc_release: "RoC as released", uniform: "uniform", all: "keep all" };
 const WHATIF = [
   "method", "keep", "min_positive", "min_negative", "repetition_weight", "failure_floor", "drop_truncated",
-  "weight_errors", "format_weight", "format_penalty",
+  "drop_void_turns", "weight_errors", "format_weight", "format_penalty",
 ];
 
 export const placed = (at) => {
@@ -146,6 +146,8 @@ function WhatIf({ used, query, tried, changed, error }) {
   const field = (key, label, step, low, high, value = now(key)) => html`<label>${label}
     ${" "}<input type="number" class="range" step=${step} min=${low} max=${high} value=${value} onInput=${typed(key)} />
   </label>`;
+  const tick = (key, label) => html`<label><input type="checkbox" checked=${String(now(key)) === "true"}
+    onChange=${(e) => change(key, String(e.target.checked))} /> ${label}</label>`;
   const asItWas = () => amend(Object.fromEntries(WHATIF.map((key) => ["w." + key, ""])));
   const told = changed !== null ? html` <b class="count">${changed} fates change</b>` : "";
   return html`<details class="card what-if" open=${tried || undefined}><summary><b>What if</b>
@@ -163,7 +165,6 @@ function WhatIf({ used, query, tried, changed, error }) {
         <option value="asked">where the prompt asks for it</option><option value="always">always</option>
       </select></label>
       ${field("repetition_weight", "weight of repetition", 0.1, 0, 100)}
-      <label><input type="checkbox" checked=${String(now("drop_truncated")) === "true"}
-        onChange=${(e) => change("drop_truncated", String(e.target.checked))} /> leave out cut attempts</label>
+      ${tick("drop_truncated", "leave out cut attempts")} ${tick("drop_void_turns", "leave out void turns")}
       ${tried && html`<button onClick=${asItWas}>as it was</button>`}</div><${Problem} error=${error} /></details>`;
 }
