@@ -1,5 +1,5 @@
-"""The `rocstar` commands on models of published families: Qwen2.5, Qwen3 and Llama shapes of random weights, in folders
-as Hugging Face models come, with real tokenizers and each model's own chat template.
+"""The `rocstar` commands on models of published families: shapes of Qwen2.5, Qwen3, Qwen3.5, Llama, LFM2 and Gemma 3
+with random weights, in folders as Hugging Face models come, with real tokenizers and each model's own chat template.
 
     python benchmarks/model_families.py                 # all: some minutes on two cores
     python benchmarks/model_families.py llama           # one of them: about a minute
@@ -7,8 +7,8 @@ as Hugging Face models come, with real tokenizers and each model's own chat temp
 
 Each is carried through `train` (SFT, then RL), a kill -9 in the RL stage and `train --resume`, `eval` and `chat`; then
 transformers loads what was exported. Qwen shapes take Qwen2.5's published tokenizer (151,936 embedding rows) from
-$ROCSTAR_DATA/qwen2_tokenizer and are left out where it is absent; the Llama shape takes a byte-level BPE trained here,
-with Llama 3's markers. Prints a table and last one JSON line; exits 1 where anything is not as it should be.
+$ROCSTAR_DATA/qwen2_tokenizer and are left out where it is absent; Llama, LFM2 and Gemma shapes take a byte-level BPE
+trained here, with Llama 3's markers. Prints a table and last one JSON line; exits 1 where anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from frame import ROOT, environment, newest_model, parser, read_rows, report, rocstar
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(ROOT))
@@ -121,9 +130,36 @@ class Case:
     dtype: torch.dtype
     template: str = "model"
     """rollout.template."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its config that others lack."""
 
 
+LINEAR = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2}
 CASES = {
+    "qwen3.5": Case(
+        config=Qwen3_5TextConfig,
+        tokenizer="qwen",
+        chat_template=THINKING,
+        tied=True,
+        dtype=torch.float32,
+        more={**LINEAR, "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "lfm2": Case(
+        config=Lfm2Config,
+        tokenizer="llama",
+        chat_template=LLAMA,
+        tied=True,
+        dtype=torch.float32,
+        more={"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
+    "gemma3": Case(
+        config=Gemma3TextConfig,
+        tokenizer="llama",
+        chat_template=LLAMA,
+        tied=True,
+        dtype=torch.float32,
+        more={"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "qwen2.5": Case(config=Qwen2Config, tokenizer="qwen", chat_template=None, tied=True, dtype=torch.bfloat16),
     "qwen3": Case(config=Qwen3Config, tokenizer="qwen", chat_template=THINKING, tied=False, dtype=torch.float32),
     "llama": Case(config=LlamaConfig, tokenizer="llama", chat_template=LLAMA, tied=False, dtype=torch.float32),
@@ -343,6 +379,7 @@ def make_model(folder: Path, case: Case) -> None:
         bos_token_id=None,
         eos_token_id=eos[0],
         pad_token_id=None,
+        **case.more,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=case.dtype)
     model.generation_config.eos_token_id = eos

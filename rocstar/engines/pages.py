@@ -18,10 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE = 16  # positions; also in _attention.c
-RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "mamba"})
-"""Kinds of layers, in transformers' words, that keep a state of each sequence (torch_states.py)."""
-ENGINE_LAYERS = RECURRENT_LAYERS | {"full_attention", "sliding_attention", "mlp", "moe"}
-"""Kinds that the engine computes; `mlp` and `moe` look at each token by itself."""
 
 
 @dataclass(slots=True, eq=False)

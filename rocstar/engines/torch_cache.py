@@ -25,8 +25,9 @@ import torch
 from transformers import AttentionInterface
 
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
-from rocstar.engines.pages import ENGINE_LAYERS, PAGE
+from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
+from rocstar.support.layers import ENGINE_LAYERS
 
 NAME = "rocstar"
 MIN_QUERIES = 4  # rows; CPU matrix products take another summation order below it

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from rocstar.engines.pages import RECURRENT_LAYERS
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_table import BLOCK
+from rocstar.support.layers import RECURRENT_LAYERS
 
 MIN_ROWS = 4  # sequences; CPU matrix products take another summation order below it
 LANES = 32  # numbers that torch's CPU kernels take at once; what is left over of one for each head rounds another way

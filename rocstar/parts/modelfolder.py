@@ -6,29 +6,25 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocstar.engines.pages import ENGINE_LAYERS
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
+from rocstar.support.layers import ENGINE_LAYERS, OTHER_ATTENTION, SINKS, named_keys
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi")
-"""Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys that say what is done to logits; at 1 nothing is."""
-SINKS = ("gpt_oss",)
-"""Families whose layers attend to a learnt sink too, which no key tells."""
 HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -170,7 +166,7 @@ def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
     """Raises ConfigError for `model.lora_targets` that the model has no matrices of, as far as the folder tells."""
     from safetensors import safe_open
 
-    if not targets and (experts := next(_named(_config(folder), EXPERTS), None)):
+    if not targets and (experts := next(named_keys(_config(folder), EXPERTS), None)):
         raise ConfigError(
             f"{folder} is a mixture of experts ({experts}), and adapters leave out experts, which are one tensor a "
             "layer; name the linear layers that get adapters in model.lora_targets, or set model.lora_rank to 0"
@@ -200,18 +196,13 @@ def _unfit(config: dict[str, Any]) -> str | None:
         return f"compressed keys and values (kv_lora_rank {config['kv_lora_rank']})"
     if values and cache and values != cache[2]:
         return f"values of another width ({values}) than keys ({cache[2]})"
-    return next(_named(config, OTHER_ATTENTION), None)
+    return next(named_keys(config, OTHER_ATTENTION), None)
 
 
 def _untrainable(config: dict[str, Any]) -> str | None:
     """What the learner has no form for: logits are the output embeddings applied to the last hidden states. What
     config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
-    return next(_named(config, OTHER_LOGITS), None)
-
-
-def _named(config: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
-    there = (key for key in keys if config.get(key))
-    return (f"{key} {config[key]}" for key in there if config[key] is True or config[key] != 1)
+    return next(named_keys(config, OTHER_LOGITS), None)
 
 
 def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -142,7 +142,7 @@ def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monke
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cohere can't be trained here: rows packed into one sequence"):
+    with pytest.raises(ConfigError, match="cohere can't be trained here: rows learnt from together"):
         Policy(causal_lm("Cohere", logit_scale=0.5), codec(), TEMPLATE)
 
 

@@ -1,0 +1,34 @@
+"""What a model's config says of its layers, for whoever must know before weights are loaded. Kinds and keys are
+transformers' words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that attend to all positions before, or to the last ones."""
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "mamba"})
+"""Kinds that keep a state of each sequence."""
+ENGINE_LAYERS = ATTENTION_LAYERS | RECURRENT_LAYERS | {"mlp", "moe"}
+"""Kinds that the torch engine computes; the last two look at each token by itself."""
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi")
+"""Keys whose mere presence says that a layer does more, or something else, than attend to all tokens."""
+STATES = ("mamba_d_state", "linear_num_key_heads")
+"""Keys that tell of a state where `layer_types` does not."""
+SINKS = ("gpt_oss",)
+"""Families whose layers attend to a learnt sink too, which no key tells."""
+
+
+def knows_documents(config: Mapping[str, Any]) -> bool:
+    """Whether all that its layers do with other tokens goes through an attention function, which can be told where
+    documents begin."""
+    layers = config.get("layer_types") or ()
+    plain = set(layers) <= ATTENTION_LAYERS and config.get("model_type") not in SINKS
+    return plain and not any(named_keys(config, (*OTHER_ATTENTION, *STATES)))
+
+
+def named_keys(config: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Those of the keys that are set, and not to 1, with their values."""
+    there = (key for key in keys if config.get(key))
+    return (f"{key} {config[key]}" for key in there if config[key] is True or config[key] != 1)
