@@ -93,7 +93,6 @@ PHASES = (
     Phase(name="data build", words=("data", "build", "POOL", "data=DATA", "out=OUT/pool"), spread=15.0),
     Phase(name="data check", words=("data", "check", "DATA/deepmath/train.jsonl.gz"), spread=8.0),
     Phase(name="data sft", words=("data", "sft", "OUT/mix.toml", "--out", "OUT/sft"), spread=15.0),
-    Phase(name="plan --gpu cpu", words=("plan", QUICK, "--gpu", "cpu"), spread=20.0),
     Phase(name="simulate", words=("simulate", "--problems", "512", "--engines", "32"), spread=10.0),
     Phase(name="doctor", words=("doctor",), spread=5.0),
     Phase(name="analyze", words=("analyze", "TINY"), spread=3.0),

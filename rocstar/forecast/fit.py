@@ -6,7 +6,7 @@ no tools, and nearly elsewhere; so a few Gauss-Newton steps find the costs. Cost
 out. Errors are those of the logarithms: a short trial counts as much as a long one, twice as slow as much as twice as
 fast. Each trial weighs the same, however many attempts it has, since these end together.
 
-Not here: how the ends were measured (trial.py, or a run's record in replay.py).
+Not here: how the ends were measured (a run's record, replay.py).
 """
 
 from __future__ import annotations
