@@ -17,15 +17,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1888, 13),
     "analysis": (2181, 11),
     "answers": (3587, 20),
-    "cli": (3240, 21),
+    "cli": (3229, 21),
     "cluster": (739, 8),
     "config": (1972, 11),
     "data": (4778, 24),
     "dialogue": (1405, 10),
-    "engines": (4022, 20),
+    "engines": (3920, 20),
     "errors": (48, 1),
     "evaluation": (3747, 21),
-    "forecast": (2023, 10),
+    "forecast": (1958, 10),
     "learning": (3715, 21),
     "parts": (1453, 8),
     "protocols": (288, 1),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (540, 1),
     "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 577, 3977
+CLASSES, FUNCTIONS = 573, 3967
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 49
-BENCHMARK_LINES = 8641
+BENCHMARK_LINES = 8643
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocstar.engines.scripted import NO_TOKEN, Fault, FaultKind, FaultyEngine, ScriptedEngine
+from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
+from tests.faulty import NO_TOKEN, Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import Endless
 
 KINDS = list(FaultKind)
