@@ -20,7 +20,7 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
-from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
@@ -42,6 +42,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.client import SandboxClient
+from rocstar.support.chat_http import check_address
 from rocstar.types import Problem
 
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier",

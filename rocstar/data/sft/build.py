@@ -178,7 +178,7 @@ async def _endpoint(
         settings = part.model_dump(exclude={"key_variable", "cache"})
         async with ChatEndpoint(**settings, key=key, cache=cache) as endpoint:
             yield endpoint
-            note(f"endpoint: {endpoint.asked} requests sent, {endpoint.remembered} answered from {part.cache}")
+            note(f"endpoint: {endpoint.http.sent} requests sent, {endpoint.remembered} answered from {part.cache}")
     finally:
         cache.close()
 
