@@ -51,9 +51,11 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     )
     same: set[int] = set()
     overlaps: dict[int, Overlap] = {}
-    count = 0
-    for question in _once(trained):
-        count += 1
+    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
+    for question in trained:
+        if (key := hash(question)) in seen:
+            continue
+        seen.add(key)
         if found := index.find(question):
             overlaps.setdefault(found.found.line, found)
             if found.exact:
@@ -61,7 +63,7 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     shown = [overlap.evidence for line, overlap in sorted(overlaps.items()) if line not in same]
     return {
         "questions": len(questions),
-        "trained_questions": count,
+        "trained_questions": len(seen),
         "same": len(same),
         "shared_8_gram": len(overlaps.keys() - same),
         "evidence": shown[:SHOWN],
@@ -71,14 +73,6 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
 def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -> dict[str, Any] | None:
     """The note for an evaluation of a run's checkpoint; None for a plain model, whose training nobody here knows."""
     return None if run is None else contamination(asked, trained_questions(run, step), name)
-
-
-def _once(questions: Iterable[str]) -> Iterator[str]:
-    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
-    for question in questions:
-        if (key := hash(question)) not in seen:
-            seen.add(key)
-            yield question
 
 
 def trained_questions(run: RunFolder, step: int) -> Iterator[str]:

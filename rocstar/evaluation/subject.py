@@ -193,7 +193,11 @@ class LocalModel:
             if room := placement[EMBEDDED].kv_tokens:
                 kv_tokens = min(room, rows * positions)  # no more than this evaluation can use
             return self._embedded(positions, rows, kv_tokens, vocabulary)
-        _refuse_strangers(self.recipe)
+        for entry in self.recipe.engine:
+            if isinstance(entry, VllmEngines) and entry.url is not None:  # nobody knows whose weights it has
+                raise ConfigError(
+                    f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
+                )
         settings = EngineSettings(
             folder=self.name,
             device=self.engine()["device"],
@@ -324,12 +328,3 @@ def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[
 
 def tools_in_words(recipe: Recipe) -> str:
     return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"
-
-
-def _refuse_strangers(recipe: Recipe) -> None:
-    """A server that runs already has weights of its own, and nothing here tells which."""
-    for entry in recipe.engine:
-        if isinstance(entry, VllmEngines) and entry.url is not None:
-            raise ConfigError(
-                f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
-            )

@@ -14,38 +14,38 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1888, 13),
-    "analysis": (2181, 11),
-    "answers": (3587, 20),
-    "cli": (3229, 21),
+    "adapters": (1884, 13),
+    "analysis": (2178, 11),
+    "answers": (3563, 20),
+    "cli": (3233, 21),
     "cluster": (739, 8),
     "config": (1972, 11),
     "data": (4587, 24),
     "dialogue": (1405, 10),
-    "engines": (3920, 20),
+    "engines": (3907, 20),
     "errors": (48, 1),
-    "evaluation": (3687, 21),
+    "evaluation": (3671, 21),
     "forecast": (1958, 10),
     "learning": (3715, 21),
     "parts": (1453, 8),
     "protocols": (288, 1),
-    "record": (2683, 15),
+    "record": (2680, 15),
     "rollout": (2136, 13),
     "run": (3291, 20),
     "sandbox": (9390, 44),
     "serving": (800, 6),
     "support": (1409, 11),
-    "tools": (606, 6),
+    "tools": (604, 6),
     "train": (213, 1),
     "types": (540, 1),
     "view": (1547, 8),
 }
-CLASSES, FUNCTIONS = 575, 3959
+CLASSES, FUNCTIONS = 575, 3943
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 49
-BENCHMARK_LINES = 8643
+SIGNATURES_WITH_RECIPE = 48
+BENCHMARK_LINES = 8644
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
