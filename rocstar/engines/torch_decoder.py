@@ -133,7 +133,10 @@ class PagedDecoder:
         self._cache.clear()
 
     def _end(self, works: Iterable[Work], finish: Finish) -> None:
-        self._ended += [(work, completion_of(work, finish)) for work in works]
+        for work in works:
+            spans = spans_of(work.versions)
+            written = Completion(token_ids=work.written, logprobs=work.logprobs, finish=finish, version_spans=spans)
+            self._ended.append((work, written))
         self._admit()
 
     # -- one step -------------------------------------------------------------------------------------------------
@@ -219,9 +222,3 @@ class PagedDecoder:
             self._ended += [(work, error) for work in self._table.close(sequence.session_id)]
             self._cache.clear([0, *(page.number for page in pages if not page.holders)])
         self._admit()
-
-
-def completion_of(work: Work, finish: Finish) -> Completion:
-    """What a request has written."""
-    spans = spans_of(work.versions)
-    return Completion(token_ids=work.written, logprobs=work.logprobs, finish=finish, version_spans=spans)

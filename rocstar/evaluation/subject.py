@@ -16,7 +16,6 @@ from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
@@ -30,6 +29,7 @@ from rocstar.parts.build import (
     AttemptParts,
     OwnedEngine,
     as_evaluated,
+    attempt_limits,
     named_engines,
     opened_fleet,
 )
@@ -274,20 +274,13 @@ class EndpointModel:
         """Make attempts until the context ends. All but the sandbox are the endpoint's own business."""
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
+        parts, rollout = AttemptParts(self.recipe), self.recipe.rollout
         try:
-            parts = AttemptParts(self.recipe).roller(
-                self.recipe.rollout,
-                codec=codec,
-                template=template,
-                engine=ScriptedEngine(codec, ()),  # it is the endpoint that writes
-                sandbox=sandbox,
-                grader=grader,
-            )
             yield EndpointSolver(
                 client=client,
-                conversation=parts.conversation,
-                verifier=parts.verifier,
-                limits=parts.limits,
+                conversation=parts.conversation(codec, template, with_tools=rollout.has_tools, sandbox=sandbox),
+                verifier=parts.verifier(rollout, codec, template, grader),
+                limits=attempt_limits(rollout),
                 tools=self.tools,
                 system=template.system,
                 preamble=template.preamble,

@@ -147,7 +147,7 @@ def _drawn(
 def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple[Steps, EngineModel, int]:
     """The same of a run; what its engines cost is fitted where it is not all given."""
     from rocstar.forecast.engine_model import COSTS as FITTED
-    from rocstar.forecast.replay import recorded
+    from rocstar.forecast.fit import recorded
 
     found = recorded(run, spec.runs, last=spec.step, steps=spec.steps, cap=spec.cap)
     model = found.model
