@@ -84,15 +84,11 @@ def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
         if file.name <= run.rollout_file(step).name:
             yield from questions_of(file)
     if not files:
-        for path in _training_files(read_json(run.resolved)):
+        settings = read_json(run.resolved)
+        sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
+        paths = [path for section in sections for path in section.get("train_files") or ()]
+        for path in dict.fromkeys(paths if sections[0].get("test_files") else ()):
             yield from _of_file(path)
-
-
-def _training_files(settings: dict[str, Any]) -> list[str]:
-    sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
-    if not sections[0].get("test_files"):
-        return []
-    return list(dict.fromkeys(path for section in sections for path in section.get("train_files") or ()))
 
 
 def _of_file(path: str) -> Iterator[str]:
