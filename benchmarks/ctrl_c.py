@@ -5,11 +5,9 @@ left behind.
 
 Each command is started in a process group of its own. At a random moment, or so long after a line of its own that says
 which phase it is in, the whole group gets SIGINT, as a terminal sends it. Wanted: over within 2 seconds with exit code
-130 (0 where Ctrl-C is how a command ends), one sentence, no traceback, no process left. A training run is then resumed
-as the sentence says, is interrupted again, and in the end must have learnt what an undisturbed one learnt; with
-`--equal` so is one that was interrupted once, for each phase of a small run. Compared are metrics, evaluations,
-attempts and the bytes of the last weights. `--only` names phases. Prints a table and, last, one JSON line; exit code 1
-where something else happened."""
+130 (0 where Ctrl-C is how a command ends), one sentence, no traceback, no process left. `--only` names phases. Prints a
+table and, last, one JSON line; exit code 1 where something else happened. That a run which goes on afterwards learns
+what an undisturbed one does: kill_stages.py with `--signal INT`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -32,7 +30,7 @@ from typing import Any
 import psutil
 from frame import ROOT, Table, environment, marked, parser, report, rocstar
 
-from tests.tiny_run import Command, attempts, last_checkpoint, metrics, results, workplace
+from tests.tiny_run import Command, workplace
 
 MARK = "ROCSTAR_CTRL_C"
 """An environment variable by which every process of a command is found."""
@@ -93,28 +91,12 @@ PHASES = (
     Phase(name="data build", words=("data", "build", "POOL", "data=DATA", "out=OUT/pool"), spread=15.0),
     Phase(name="data check", words=("data", "check", "DATA/deepmath/train.jsonl.gz"), spread=8.0),
     Phase(name="data sft", words=("data", "sft", "OUT/mix.toml", "--out", "OUT/sft"), spread=15.0),
-    Phase(name="plan --gpu cpu", words=("plan", QUICK, "--gpu", "cpu"), spread=20.0),
     Phase(name="simulate", words=("simulate", "--problems", "512", "--engines", "32"), spread=10.0),
     Phase(name="doctor", words=("doctor",), spread=5.0),
     Phase(name="analyze", words=("analyze", "TINY"), spread=3.0),
     Phase(name="verify", words=("verify", "--cases", "OUT/cases.jsonl"), spread=5.0),
     Phase(name="compare", words=("compare", "TINY/before", "TINY/after", "--detect", "0.001"), spread=2.0),
 )
-
-
-TINY = ("train", "tiny.toml")
-EQUAL = (
-    Phase(name="equal: start", words=TINY, spread=2.0),
-    Phase(name="equal: cold start", words=TINY, said="cold start:"),
-    Phase(name="equal: imitation", words=TINY, said="cold: "),
-    Phase(name="equal: evaluation", words=TINY, said="cold step 110/110"),
-    Phase(name="equal: rollouts", words=TINY, said="stage1: "),
-    Phase(name="equal: step", words=TINY, said="stage1 step [12]/4"),
-    Phase(name="equal: pool", words=TINY, said="stage1 step 4/4", spread=0.5),
-    Phase(name="equal: last stage", words=TINY, said="stage3: "),
-    Phase(name="equal: last evaluation", words=TINY, said="stage3 step 3/3", spread=0.5),
-)
-"""Of the tests' small run, whose cold start, pool and steps take about a second each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +128,6 @@ class Ended:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--times", type=int, default=5, help="Interruptions of each phase.")
-    arguments.add_argument("--resumed", type=int, default=10, help="Interruptions of the run that is resumed; 0: none.")
-    arguments.add_argument("--equal", type=int, default=0, help="Interruptions in each phase of a small run.")
     arguments.add_argument("--data", type=Path, required=True, help="Folder of published data sets.")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--only", default="", help="Phases whose name matches this pattern.")
@@ -165,12 +145,8 @@ def main() -> None:
         found.append(told)
         table.row(*list(told.values())[:-1])
 
-    for phase in (phase for phase in PHASES if given.times and re.search(given.only, phase.name)):
+    for phase in (phase for phase in PHASES if re.search(given.only, phase.name)):
         tell(row(phase, [interrupted(phase, names, draw) for _ in range(given.times)]))
-    for phase in (phase for phase in EQUAL if given.equal and re.search(given.only, phase.name)):
-        tell(resumed_once(phase, given.out.resolve(), names, given.equal, draw))
-    if given.resumed and not given.only:
-        tell(resumed_again_and_again(given.out.resolve(), names, given.resumed, draw))
     report(phases=found)
     sys.exit(any(line["complaints"] for line in found))
 
@@ -198,15 +174,10 @@ def interrupted(phase: Phase, names: dict[str, str], draw: random.Random) -> End
     folder = Path(names["OUT"]) / "work"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return stopped_in(phase, words, folder, draw)
-
-
-def stopped_in(phase: Phase, words: Sequence[str], folder: Path, draw: random.Random) -> Ended:
-    """The command, interrupted in the phase."""
-    mark = uuid.uuid4().hex
-    log = folder / "log"
+    mark, log = uuid.uuid4().hex, folder / "log"
     with log.open("wb") as out:
-        process = started(words, folder, mark, out)
+        child: dict[str, Any] = {"cwd": folder, "env": environment(**{MARK: mark}), "start_new_session": True}
+        process = subprocess.Popen(rocstar(*words), stdin=subprocess.PIPE, stdout=out, stderr=out, **child)
     assert process.stdin is not None
     process.stdin.write(phase.lines.encode())
     process.stdin.flush()
@@ -217,12 +188,6 @@ def stopped_in(phase: Phase, words: Sequence[str], folder: Path, draw: random.Ra
         time.sleep(0.01)
     time.sleep(draw.uniform(0.0 if phase.said else BIRTH_SECONDS, phase.spread))
     return ended(process, log, mark)
-
-
-def started(words: Sequence[str], folder: Path, mark: str, out: Any) -> subprocess.Popen[bytes]:
-    streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": out}
-    outside = environment(**{MARK: mark})
-    return subprocess.Popen(rocstar(*words), cwd=folder, env=outside, start_new_session=True, **streams)
 
 
 def ended(process: subprocess.Popen[bytes], log: Path, mark: str) -> Ended:
@@ -270,58 +235,6 @@ def row(phase: Phase, all_ended: Sequence[Ended]) -> dict[str, Any]:
         "complaints": ", ".join(complaints),
         "last": (there[-1].said.strip().splitlines() or [""])[-1] if there else "",
     }
-
-
-def resumed_once(phase: Phase, out: Path, names: dict[str, str], times: int, draw: random.Random) -> dict[str, Any]:
-    """The small run, interrupted in the phase and then resumed to its end, so many times."""
-    folder, found, unlike = out / "once", [], set()
-    for _ in range(times):
-        shutil.rmtree(folder, ignore_errors=True)
-        workplace(folder)
-        found.append(stopped_in(phase, phase.words, folder, draw))
-        there = (folder / "runs" / "tiny" / "run.json").exists()
-        with (folder / "log").open("wb") as log:
-            process = started(["train", "--resume", "tiny"] if there else phase.words, folder, uuid.uuid4().hex, log)
-        if process.wait():
-            print((folder / "log").read_text()[-1500:], file=sys.stderr)
-        unlike.add(differs(folder, Path(names["TINY"]).parent.parent))
-    told = row(phase, found)
-    return {**told, "complaints": told["complaints"] + "".join(sorted(unlike))}
-
-
-def differs(folder: Path, whole: Path) -> str:
-    """In what a run came to something else than the undisturbed one; empty where in nothing."""
-    looks: dict[str, Callable[[Path], Any]] = {
-        **{"metrics": metrics, "evaluations": results, "attempts": attempts},
-        "weights": lambda run: (last_checkpoint(run) / "model" / "model.safetensors").read_bytes(),
-    }
-    unlike = [name for name, look in looks.items() if look(folder) != look(whole)]
-    return f" other {', '.join(unlike)} than the undisturbed run;" if unlike else ""
-
-
-def resumed_again_and_again(out: Path, names: dict[str, str], times: int, draw: random.Random) -> dict[str, Any]:
-    """One run, interrupted at random moments and resumed each time, beside one that was not."""
-    folder = out / "again"
-    shutil.rmtree(folder, ignore_errors=True)
-    workplace(folder)
-    phase = Phase(name="train, resumed", words=())
-    found: list[Ended] = []
-    while True:
-        there = (folder / "runs" / "tiny" / "run.json").exists()
-        mark, log = uuid.uuid4().hex, folder / "log"
-        with log.open("wb") as file:
-            process = started(["train", *(["--resume", "tiny"] if there else ["tiny.toml"])], folder, mark, file)
-        if len(found) < times:
-            time.sleep(draw.uniform(2.0, 14.0))
-            found.append(ended(process, log, mark))
-            if found[-1].early:
-                break
-        else:
-            process.wait()
-            break
-    told = row(phase, found)
-    told["complaints"] += differs(folder, Path(names["TINY"]).parent.parent)
-    return told
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 problem pools, evaluations and final weights must be the same.
 
     PYTHONPATH=. python benchmarks/kill_stages.py --kills 30 --out runs/kills
+    PYTHONPATH=. python benchmarks/kill_stages.py --signal INT               # Ctrl-C, after which a run saves
 
 The recipe is the quickstart's course on the tiny model of the tests: a cold start and three stages with `[end]` rules,
 the hard-problem filter, an evaluation every other step, and a benchmark; `--recipe FILE` takes another one, with
@@ -143,7 +144,7 @@ def aims(place: Place, ends: Mapping[str, int]) -> dict[str, Callable[[], bool]]
 
 
 def killed(
-    place: Place, log: Path, kills: int, whole: float, ends: Mapping[str, int], draw: random.Random
+    place: Place, log: Path, kills: int, whole: float, ends: Mapping[str, int], draw: random.Random, by: signal.Signals
 ) -> Counter[str]:
     """Kill and start again, then leave the run alone until it ends; how many kills came during what."""
     found: Counter[str] = Counter()
@@ -160,7 +161,7 @@ def killed(
                 raise SystemExit(f"a run that was to be killed failed by itself ({place_before}); see {log}")
             break
         found[place.phase()] += 1
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(by)
         process.wait()
     return found
 
@@ -196,10 +197,12 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--kills", type=int, default=30)
     arguments.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments.add_argument("--signal", choices=["KILL", "INT", "TERM"], default="KILL")
     arguments.add_argument("--recipe", type=Path)
     arguments.add_argument("--settings", nargs="+", default=[])
     arguments.add_argument("--out", type=Path, default=Path("runs/kills"))
     given = arguments.parse_args()
+    by = signal.Signals[f"SIG{given.signal}"]
     shutil.rmtree(given.out, ignore_errors=True)
     log = given.out.resolve() / "log.txt"
     calm, shaken = (made(given.out.resolve() / name, given.recipe, given.settings) for name in ("calm", "shaken"))
@@ -214,7 +217,7 @@ def main() -> None:
         shutil.rmtree(shaken.folder)
         shaken = made(shaken.folder, given.recipe, given.settings)
         draw = random.Random(given.seed + rounds)
-        kills += killed(shaken, log, given.kills - kills.total(), whole, ends, draw)
+        kills += killed(shaken, log, given.kills - kills.total(), whole, ends, draw, by)
         finished(shaken, log)
         got = facts(shaken)
         for name, value in wanted.items():

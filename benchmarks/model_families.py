@@ -8,7 +8,8 @@ with random weights, in folders as Hugging Face models come, with real tokenizer
 Each is carried through `train` (SFT, then RL), a kill -9 in the RL stage and `train --resume`, `eval` and `chat`; then
 transformers loads what was exported. Qwen shapes take Qwen2.5's published tokenizer (151,936 embedding rows) from
 $ROCSTAR_DATA/qwen2_tokenizer and are left out where it is absent; Llama, LFM2 and Gemma shapes take a byte-level BPE
-trained here, with Llama 3's markers. Prints a table and last one JSON line; exits 1 where anything is not as it should be.
+trained here, with Llama 3's markers. Prints a table and last one JSON line; exits 1 where anything is not as it should
+be.
 """
 
 from __future__ import annotations

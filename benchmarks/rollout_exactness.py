@@ -38,17 +38,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from frame import parser, print_figures, qwen3, report, spent
+from frame import ROOT, parser, print_figures, qwen3, report, spent
 from transformers.utils.logging import disable_progress_bar
 
+sys.path.insert(0, str(ROOT))
+
 from rocstar.engines.process import EngineSettings, ProcessEngine
-from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_sampling import uniforms
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.support.threads import quiet_torch
 from rocstar.types import Completion, Sampling, Weights, seed_for
+from tests.faulty import Fault, FaultKind, FaultyEngine
 
 VOCABULARY, POSITIONS = 512, 192
 GROUP, TURNS = 4, 3

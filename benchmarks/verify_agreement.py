@@ -39,6 +39,7 @@ from rocstar.answers.cases import Case, load_cases, pair_of, short
 from rocstar.answers.grade import DEFAULT, Grade, Grader
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.tolerance import parse_tolerance
+from rocstar.data.rows import read_rows
 from rocstar.types import Verdict
 
 JUDGED = Path(__file__).with_name("answers_judged.jsonl")
@@ -94,7 +95,7 @@ def published(file: Path) -> list[Case]:
         replace(case, tolerance=parse_tolerance(values.pop(0)))
         if (values := left.get((case.gold, case.text)))
         else case
-        for case in load_cases(file, text="pred", expected="expected")
+        for case in load_cases(file, read_rows(file), text="pred", expected="expected")
     ]
     if any(left.values()):
         raise SystemExit(f"{file} lacks rows that PRECISION has: {[texts for texts, values in left.items() if values]}")

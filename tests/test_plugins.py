@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import ConfigError
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import prompt_tokens
@@ -16,7 +15,7 @@ from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import check_call, is_reference, load, named
 from rocstar.types import Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
-from tests.scripted import ScriptedTool
+from tests.scripted import ScriptedEngine, ScriptedTool
 
 
 def write(path: Path, text: str) -> None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine, ScriptedEngine
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.protocols import Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
 from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
+from tests.faulty import Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Waiting, conversation, limits, program
-from tests.scripted import ScriptedTool, ScriptedVerifier
+from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 RUN_CODE = program("print(2+3)")
 SOON = Patience(seconds=0.2, otherwise_seconds=60.0, policy="warn")

@@ -175,7 +175,8 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
         seconds = self._settings.wall_seconds if timeout is None else timeout + GRACE_SECONDS
         response = await self._ask(request, input or b"", seconds)
         if response.state_lost:
-            return _killed(response)
+            why = f"the sandbox was ended ({response.kill_reason or response.outcome}): its files are gone\n"
+            return ExecResult(False, LOST, response.stdout, f"{response.stderr}{why}")
         code, dropped = ast.literal_eval(response.value or "None, False")
         if code is None:
             raise TimeoutError(f"{cmd[0]} ran longer than {timeout or self._settings.wall_seconds:g} seconds")
@@ -224,12 +225,6 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
         if response.state_lost or response.outcome is not ProgramOutcome.OK:
             raise SandboxUnavailableError(f"the sandbox ended under a file ({response.outcome}); its files are gone")
         return response
-
-
-def _killed(response: Response) -> ExecResult[str]:
-    """The result of a command with which the sandbox's own process ended, by a limit of the whole sample."""
-    why = f"the sandbox was ended ({response.kill_reason or response.outcome}): its files are gone\n"
-    return ExecResult(False, LOST, response.stdout, f"{response.stderr}{why}")
 
 
 def _bytes(text: str | bytes) -> bytes:

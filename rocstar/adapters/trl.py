@@ -157,7 +157,9 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
             return output
         rows = torch.tensor(self._rows, device=output["completion_mask"].device)
         count = len(self.reasons)
-        output = {name: _picked(value, rows, count) for name, value in output.items()}
+        for name, value in output.items():
+            if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == count:  # one for each attempt
+                output[name] = value[rows]
         filler = torch.tensor([not is_kept(self.reasons[row]) for row in self._rows], device=rows.device)
         output["completion_mask"] = output["completion_mask"].masked_fill(filler[:, None], 0)
         learnt = output["completion_mask"] * output.get("tool_mask", 1)
@@ -228,9 +230,3 @@ def ignored_rewards(kept: Sequence[bool], drawn: int) -> list[bool]:
     """[N] rows that no baseline looks at: those that are not kept, of groups of which some are."""
     some = [any(kept[first : first + drawn]) for first in range(0, len(kept), drawn)]
     return [some[row // drawn] and not kept[row] for row in range(len(kept))]
-
-
-def _picked(value: Any, rows: torch.Tensor, count: int) -> Any:
-    """The rows of a tensor that has one for each attempt; anything else as it is."""
-    has_rows = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == count
-    return value[rows] if has_rows else value

@@ -56,11 +56,9 @@ def _fig8(reports: Sequence[Report]) -> Any:
     titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut"}
     temperatures = dict.fromkeys(row["temperature"] for report in reports for row in report["training"])
     panels = {title: values_of("training", key) for key, title in titles.items()}
-    return _lines(reports, panels | {_entropy_title(one): _entropies_at(one) for one in temperatures})
-
-
-def _entropy_title(temperature: float | None) -> str:
-    return "entropy, nats" if temperature is None else f"entropy at temperature {temperature:g}, nats"
+    for one in temperatures:
+        panels["entropy" + ("" if one is None else f" at temperature {one:g}") + ", nats"] = _entropies_at(one)
+    return _lines(reports, panels)
 
 
 def _entropies_at(temperature: float | None) -> ValuesOf:

@@ -80,18 +80,15 @@ def planned(path: str, settings: Sequence[str]) -> list[SweptRun]:
     if math.prod(map(len, values)) > MOST_RUNS:
         raise ConfigError(f"these settings make {math.prod(map(len, values))} runs; at most {MOST_RUNS} are one sweep")
     several = [len(texts) > 1 for texts in values]
-    _refuse_keys([texts[0].partition("=")[0] for texts in values], several)
-    made = list(itertools.product(*values))
-    base = load_recipe(path, made[0]).run.name
-    return [_planned(path, base, each, list(itertools.compress(each, several))) for each in made]
-
-
-def _refuse_keys(keys: Sequence[str], several: Sequence[bool]) -> None:
+    keys = [texts[0].partition("=")[0] for texts in values]
     for key, more in zip(keys, several, strict=True):
         if keys.count(key) > 1:
             raise ConfigError(f"{key} is given twice; write all its values in one, as in {key}=1,2")
         if key == "run.sweep" or (more and key in ITS_OWN):
             raise ConfigError(f"{key} can't be swept: run.name=NAME names the sweep, and its runs are named after it")
+    made = list(itertools.product(*values))
+    base = load_recipe(path, made[0]).run.name
+    return [_planned(path, base, each, list(itertools.compress(each, several))) for each in made]
 
 
 def values_of(text: str) -> list[str]:

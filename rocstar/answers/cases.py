@@ -1,18 +1,15 @@
 """Files of cases (a text, its reference, perhaps the verdict somebody expects) and the table of what was decided.
 
-One JSON object a line, plain or gzip. Used by `rocstar verify`, `rocstar reward test` and the benchmarks.
+Used by `rocstar verify`, `rocstar reward test` and the benchmarks.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import re
 import time
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
@@ -71,6 +68,7 @@ class Decided:
 
 def load_cases(
     path: str | Path,
+    rows: Iterable[tuple[int, Any]],
     *,
     text: str = "text",
     gold: str = "gold",
@@ -79,13 +77,15 @@ def load_cases(
     limit: int | None = None,
     graded: bool = False,
 ) -> list[Case]:
-    """The cases of a file, in its order. text, gold, expected, tolerance: column names; where a default one is absent
-    and exactly one usual synonym is there, that is used; a row may lack a tolerance. limit: read only the first so
-    many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards.
-    Raises DataError naming file, line and field."""
+    """The cases of a file, in its order. rows: (line, row), as `data.rows.read_rows` gives them. text, gold, expected,
+    tolerance: column names; where a default one is absent and exactly one usual synonym is there, that is used; a row
+    may lack a tolerance. limit: read only the first so many. graded: where one that is expected is no verdict but a
+    reward, such as 0.5, all are rewards. Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
-    for line, row in islice(_rows(file), limit):
+    for line, row in islice(rows, limit):
+        if not isinstance(row, dict):
+            raise DataError(f"{file}, line {line}: expected a JSON object, got {type(row).__name__}.")
         golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS, taken=text)
         texts = _column(file, line, row, text, "text", TEXT_SYNONYMS, taken=golds)
         wanted = None if expected is None else _expected(file, line, row, expected, graded)
@@ -205,30 +205,6 @@ def _may_search(text: str) -> bool:
     if parse_number(plain) is not None:
         return False
     return is_running(text) or (take_apart(plain) is None and _OPERATION.search(plain) is None)
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, row). Raises DataError."""
-    opened = gzip.open if file.suffix == ".gz" else open
-    try:
-        with opened(file, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, _row(file, number, line)
-    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file}: not readable as UTF-8 JSON lines ({error}); save it as such.") from error
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}; give a file of JSON lines.") from error
-
-
-def _row(file: Path, number: int, line: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {number}: not JSON ({error.msg}); give one object a line.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{file}, line {number}: expected a JSON object, got {type(row).__name__}.")
-    return row
 
 
 def _column(

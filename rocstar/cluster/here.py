@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rocstar.sandbox.client import SandboxClient
@@ -57,13 +56,12 @@ def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
 def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
     """A sandbox for as long as the context: a child of this process, or those at `urls`. Raises SandboxDown where one
     cannot be started or reached, and below `min_isolation`."""
-    slots, preload, level = settings.slots, settings.preload, settings.min_isolation
-    child = partial(SandboxClient.start, slots=slots, preload=preload, min_isolation=level)
-    with _remote(settings) if settings.urls else child() as client:
+    level = settings.min_isolation
+    if settings.urls:
+        need("sandbox")
+        token = os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
+        client = SandboxClient.connect(settings.urls, token=token, min_isolation=level)
+    else:
+        client = SandboxClient.start(slots=settings.slots, preload=settings.preload, min_isolation=level)
+    with client:
         yield client
-
-
-def _remote(settings: SandboxSection) -> SandboxClient:
-    need("sandbox")
-    token = os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
-    return SandboxClient.connect(settings.urls, token=token, min_isolation=settings.min_isolation)

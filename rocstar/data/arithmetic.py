@@ -76,10 +76,6 @@ def _primes() -> list[int]:
     return [n for n in range(2, 10_000) if all(n % d for d in range(2, math.isqrt(n) + 1))]
 
 
-def _sum_of_primes(operands: Operands) -> int:
-    return sum(_primes()[: bisect_left(_primes(), operands["n"])])
-
-
 def _fibonacci(operands: Operands) -> int:
     here, following = 0, 1
     for _ in range(operands["n"]):
@@ -187,7 +183,7 @@ FIB = Family(
 PRIMES = Family(
     name="primes",
     draw=lambda rng: {"n": rng.choice((digits(rng, 3, 3), digits(rng, 4, 4), digits(rng, 4, 4)))},
-    solve=_sum_of_primes,
+    solve=lambda o: sum(_primes()[: bisect_left(_primes(), o["n"])]),
     phrasings=("What is the sum of the primes below {n}?", "Add up all primes less than {n}."),
     right=(
         ("print(sum(p for p in range(2,{n}) if all(p%d for d in range(2,int(p**.5)+1))))",),

@@ -3,7 +3,6 @@ checked before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from rocstar.engines.pages import PAGE
@@ -39,7 +38,12 @@ def cache_bytes(shape: CacheShape, tokens: int, itemsize: int) -> int:
 
 def host_bytes() -> int:
     """Main memory that this process can still take, within its memory group."""
-    return min(_host_bytes())
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    there = [int(meminfo["MemAvailable"].split()[0]) * 1024]
+    for limit, used in CGROUPS:
+        if Path(limit).is_file() and (most := Path(limit).read_text().strip()) != "max":
+            there.append(max(0, int(most) - int(Path(used).read_text())))
+    return min(there)
 
 
 def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:
@@ -50,11 +54,3 @@ def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:
             "available; lower rollout.kv_tokens, or where it is not set rollout.engine_rows or "
             "rollout.max_response_tokens, of which it comes"
         )
-
-
-def _host_bytes() -> Iterator[int]:
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    yield int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit, used in CGROUPS:
-        if Path(limit).is_file() and (most := Path(limit).read_text().strip()) != "max":
-            yield max(0, int(most) - int(Path(used).read_text()))

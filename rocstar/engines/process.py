@@ -257,7 +257,8 @@ class ProcessEngine:
             while True:
                 self._hear(decode_from_child(await read_frame(reader)))
         except (EOFError, OSError):
-            self._ended = _how(await _ending(process))
+            code = await _ending(process)
+            self._ended = f"ended with {f'exit code {code}' if code >= 0 else signal.Signals(-code).name}"
         except (ValueError, DecodeError) as error:
             process.kill()
             self._ended = f"sent what is no message ({error})"
@@ -323,10 +324,6 @@ async def _ending(process: asyncio.subprocess.Process) -> int:
     with suppress(ProcessLookupError):
         process.kill()
     return await process.wait()
-
-
-def _how(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
 
 
 # -- the child's side --------------------------------------------------------------------------------------------------

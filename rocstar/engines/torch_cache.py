@@ -161,7 +161,9 @@ class PagedAttention:
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
-        self._compiled = _compiled() if _fits_compiled(cache) else None
+        keys = cache.keys
+        fits = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16) and keys.shape[3] % PAGE == 0
+        self._compiled = _compiled() if fits else None
         self._on_gpu = _on_gpu(cache) if cache.keys.is_cuda else None
 
     @property
@@ -217,11 +219,6 @@ def _on_gpu(cache: PagedCache) -> Any:
         warnings.warn(f"the torch engine decodes several times slower: Triton fails here ({reason})", stacklevel=2)
         return None
     return attend
-
-
-def _fits_compiled(cache: PagedCache) -> bool:
-    keys = cache.keys
-    return keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16) and keys.shape[3] % PAGE == 0
 
 
 def _gathered(

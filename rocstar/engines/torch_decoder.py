@@ -47,8 +47,8 @@ class PagedDecoder:
         self._pages = PagePool(pages)
         self._forward = in_graphs(forward_of(model, self._cache, positions), self._cache)
         self._on_gpu = self._cache.keys.is_cuda
-        recurrent = self._forward.is_recurrent
-        self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions, recurrent=recurrent)
+        self._recurrent = self._forward.is_recurrent
+        self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions, recurrent=self._recurrent)
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
         self._ended: list[Ended] = []
         self._asleep = False
@@ -135,7 +135,10 @@ class PagedDecoder:
         self._cache.clear()
 
     def _end(self, works: Iterable[Work], finish: Finish) -> None:
-        self._ended += [(work, completion_of(work, finish)) for work in works]
+        for work in works:
+            spans = spans_of(work.versions)
+            written = Completion(token_ids=work.written, logprobs=work.logprobs, finish=finish, version_spans=spans)
+            self._ended.append((work, written))
         self._admit()
 
     # -- one step -------------------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class PagedDecoder:
             pages_T = np.pad(pages_T, (0, lacking))
         wanted = np.pad(wanted, (0, self._filled(len(wanted)) - len(wanted)))
         aim = (torch.from_numpy(each).to(device) for each in (rows_T, positions_T, pages_T, columns.tables))
-        begins = torch.from_numpy(columns.begins[rows_T, positions_T]) if self._forward.is_recurrent else None
+        begins = torch.from_numpy(columns.begins[rows_T, positions_T]) if self._recurrent else None
         self._cache.aim = replace(Aim(*aim), begins=begins)
         return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(wanted).to(device))
 
@@ -223,9 +226,3 @@ class PagedDecoder:
             self._ended += [(work, error) for work in self._table.close(sequence.session_id)]
             self._cache.clear([0, *(page.number for page in pages if not page.holders)])
         self._admit()
-
-
-def completion_of(work: Work, finish: Finish) -> Completion:
-    """What a request has written."""
-    spans = spans_of(work.versions)
-    return Completion(token_ids=work.written, logprobs=work.logprobs, finish=finish, version_spans=spans)

@@ -155,7 +155,9 @@ class VllmServer:
             while not await _answers(http, f"{self.url}/health"):
                 waited = time.monotonic() - begun
                 if (code := self._process.poll()) is not None:
-                    raise EngineUnavailable(f"vLLM ended with exit code {code} as it started: {_end_of(settings.log)}")
+                    lines = settings.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+                    said = "\n".join((f"the end of {settings.log} says", *lines))
+                    raise EngineUnavailable(f"vLLM ended with exit code {code} as it started: {said}")
                 if waited > START_SECONDS:
                     raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")
                 if waited - told >= TELL_SECONDS:
@@ -289,8 +291,3 @@ async def _answers(http: httpx.AsyncClient, url: str) -> bool:
         return (await http.get(url)).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _end_of(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-    return "\n".join((f"the end of {log} says", *lines))

@@ -1,13 +1,11 @@
-"""An OpenAI-compatible chat endpoint, asked over HTTP with bounded retries. Every field of an answer is checked here.
-
-Tried again: a lost connection, 408, 409, 429 and 5xx, with waits that double, or as long as the server says. Any other
-refusal is a mistake in what is asked, and ends the evaluation in one sentence."""
+"""What an evaluation asks of an OpenAI-compatible chat endpoint (`support/chat_http.py`). Every field of an answer is
+checked here. A refusal is a mistake in what is asked, and ends the evaluation in one sentence."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,18 +13,12 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
+from rocstar.support.chat_http import ChatHttp, Sleep
 from rocstar.types import Status
 
 TRIES = 6
-FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
-LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
-CONNECT_SECONDS = 20.0
-AGAIN = (408, 409, 429)
-MOST_BYTES = 64 * 2**20  # of one answer; 30,000 tokens take well under one
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
-
-Sleep = Callable[[float], Awaitable[None]]
 
 
 class TooLong(Exception):
@@ -108,23 +100,17 @@ class ChatClient:
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
         ConfigError for a URL that is none."""
-        check_address(url)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=None)
-        limits = httpx.Limits(max_connections=parallel)
-        self.url, self.model = url.rstrip("/"), model
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
-        self._free = asyncio.Semaphore(parallel)
-        self._sleep = sleep
+        self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
+        self.url, self.model = self._http.url, model
         self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
-        async with self._free:
+        async with self._http.free:
             if self._refused is not None:
                 raise self._refused
             try:
-                return self._read(await self._post({"model": self.model, "messages": list(messages), **body}))
+                return await self._http.post({"model": self.model, "messages": list(messages), **body}, self._read)
             except ConfigError as error:
                 self._refused = error
                 raise
@@ -138,40 +124,7 @@ class ChatClient:
             raise VerifierUnavailable(f"the judge: {error}") from error
 
     async def close(self) -> None:
-        await self._http.aclose()
-
-    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
-        said, wait = "", 0.0
-        for attempt in range(TRIES):
-            if attempt:
-                await self._sleep(min(LONGEST_WAIT_SECONDS, wait))
-            wait = FIRST_WAIT_SECONDS * 2**attempt
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    response = await self._whole(body)
-            except (httpx.HTTPError, TimeoutError) as error:
-                said = f"{type(error).__name__}: {error}"
-                continue
-            if response.is_success:
-                return response
-            said = f"status {response.status_code}: {response.text[:300]}"
-            if response.status_code < 500 and response.status_code not in AGAIN:
-                raise self._refusal(response.status_code, response.text)
-            wait = _asked_to_wait(response) or wait
-        raise EngineUnavailable(f"{self.url} gave no answer in {TRIES} tries ({said})")
-
-    async def _whole(self, body: Mapping[str, Any]) -> httpx.Response:
-        """Raises EngineUnavailable for an answer without an end."""
-        async with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
-            parts, size = [], 0
-            async for part in response.aiter_bytes():
-                parts.append(part)
-                size += len(part)
-                if size > MOST_BYTES:
-                    raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
-        # Without those that speak of bytes that are decoded by now.
-        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-encod")}
-        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
+        await self._http.close()
 
     def _refusal(self, status: int, text: str) -> Exception:
         if status == 400 and re.search(r"context length|maximum context|max_model_len|too long|too many tokens", text):
@@ -179,6 +132,8 @@ class ChatClient:
         return ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
 
     def _read(self, response: httpx.Response) -> ChatAnswer:
+        if not response.is_success:
+            raise self._refusal(response.status_code, response.text)
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
@@ -196,20 +151,3 @@ class ChatClient:
             ran=answer.rocstar.calls,
             response_tokens=answer.rocstar.response_tokens,
         )
-
-
-def check_address(url: str) -> None:
-    """Raises ConfigError."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    usable = parsed.host and (parsed.port is None or 0 < parsed.port < 65536)
-    if not usable or not re.fullmatch(r"https?://[^\s?#]+", url):
-        raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
-
-
-def _asked_to_wait(response: httpx.Response) -> float | None:
-    """Seconds of a Retry-After header; its form as a date is not read."""
-    said = response.headers.get("retry-after", "")
-    return float(said) if re.fullmatch(r"\d{1,6}(\.\d+)?", said) else None

@@ -20,7 +20,7 @@ from rocstar.config.sections import Recipe
 from rocstar.dialogue.template import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
-from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.contamination import note_of
 from rocstar.evaluation.endpoint import EndpointSolver, ToolStyle
 from rocstar.evaluation.evaluate import CIRCUMSTANCES, Evaluation, Protocol, evaluate_policy, name_of, setup_of
@@ -32,6 +32,7 @@ from rocstar.record.atomic import plain
 from rocstar.record.evaluations import RESULT, label_of, model_folder
 from rocstar.record.folder import numbered
 from rocstar.rollout.collect import Roller
+from rocstar.support.chat_http import check_address
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
 

@@ -73,7 +73,8 @@ def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
                 f"--allow {name}: the evaluations have no such field; they have {', '.join(sorted(known))}"
             )
     for field in sorted(known):
-        skipped = _is_skipped(field) or any(_is_within(field, name) for name in allowed)
+        unread = _is_within(field, "data") and field not in OF_DATA
+        skipped = unread or any(_is_within(field, name) for name in (*SUBJECT, *allowed))
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
             raise ConfigError(
@@ -133,12 +134,6 @@ def _assumption(b: Kept | None, attempts: int, spread: Spread) -> str:
     if attempts == 1 or not spread.between:
         return "all that problems differ by is chance of attempts; one attempt each can't tell it from real change"
     return "the spread that these two show"
-
-
-def _is_skipped(field: str) -> bool:
-    if _is_within(field, "data"):
-        return field not in OF_DATA
-    return any(_is_within(field, name) for name in SUBJECT)
 
 
 def _is_within(field: str, name: str) -> bool:

@@ -51,9 +51,11 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     )
     same: set[int] = set()
     overlaps: dict[int, Overlap] = {}
-    count = 0
-    for question in _once(trained):
-        count += 1
+    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
+    for question in trained:
+        if (key := hash(question)) in seen:
+            continue
+        seen.add(key)
         if found := index.find(question):
             overlaps.setdefault(found.found.line, found)
             if found.exact:
@@ -61,7 +63,7 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     shown = [overlap.evidence for line, overlap in sorted(overlaps.items()) if line not in same]
     return {
         "questions": len(questions),
-        "trained_questions": count,
+        "trained_questions": len(seen),
         "same": len(same),
         "shared_8_gram": len(overlaps.keys() - same),
         "evidence": shown[:SHOWN],
@@ -73,14 +75,6 @@ def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -
     return None if run is None else contamination(asked, trained_questions(run, step), name)
 
 
-def _once(questions: Iterable[str]) -> Iterator[str]:
-    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
-    for question in questions:
-        if (key := hash(question)) not in seen:
-            seen.add(key)
-            yield question
-
-
 def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
     """Questions that a run has attempted up to a step. Where it kept no attempts: those of its training files that are
     still there, all of them, if its held-out problems come from other files. What it imitated in an SFT stage is not
@@ -90,15 +84,11 @@ def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
         if file.name <= run.rollout_file(step).name:
             yield from questions_of(file)
     if not files:
-        for path in _training_files(read_json(run.resolved)):
+        settings = read_json(run.resolved)
+        sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
+        paths = [path for section in sections for path in section.get("train_files") or ()]
+        for path in dict.fromkeys(paths if sections[0].get("test_files") else ()):
             yield from _of_file(path)
-
-
-def _training_files(settings: dict[str, Any]) -> list[str]:
-    sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
-    if not sections[0].get("test_files"):
-        return []
-    return list(dict.fromkeys(path for section in sections for path in section.get("train_files") or ()))
 
 
 def _of_file(path: str) -> Iterator[str]:

@@ -53,7 +53,8 @@ def pass_at_k(right_PR: Sequence[Sequence[bool]], k: int) -> Estimate:
     most = max((len(right) for right in right_PR), default=0)
     if k < 1 or 0 < most < k:
         raise ValueError(f"pass@{k} needs at least {max(k, 1)} attempts per problem, got at most {most}")
-    return mean_over_problems([_pass_of_one(len(right), sum(right), min(k, len(right))) for right in right_PR if right])
+    tries = [(len(right), sum(right), min(k, len(right))) for right in right_PR if right]
+    return mean_over_problems([1.0 - comb(n - right, some) / comb(n, some) for n, right, some in tries])
 
 
 Vote = tuple[str | None, bool]
@@ -178,10 +179,6 @@ def _failed_share(attempts: Sequence[Trajectory]) -> float | None:
     """Failed calls / calls."""
     calls = sum(attempt.num_calls for attempt in attempts)
     return sum(attempt.num_failed_calls for attempt in attempts) / calls if calls else None
-
-
-def _pass_of_one(attempts: int, right: int, k: int) -> float:
-    return 1.0 - comb(attempts - right, k) / comb(attempts, k)
 
 
 def _majority_credit(votes: Sequence[Vote]) -> float:

@@ -16,11 +16,10 @@ from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
-from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
@@ -30,6 +29,7 @@ from rocstar.parts.build import (
     AttemptParts,
     OwnedEngine,
     as_evaluated,
+    attempt_limits,
     named_engines,
     opened_fleet,
 )
@@ -42,6 +42,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.client import SandboxClient
+from rocstar.support.chat_http import check_address
 from rocstar.types import Problem
 
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier",
@@ -192,7 +193,11 @@ class LocalModel:
             if room := placement[EMBEDDED].kv_tokens:
                 kv_tokens = min(room, rows * positions)  # no more than this evaluation can use
             return self._embedded(positions, rows, kv_tokens, vocabulary)
-        _refuse_strangers(self.recipe)
+        for entry in self.recipe.engine:
+            if isinstance(entry, VllmEngines) and entry.url is not None:  # nobody knows whose weights it has
+                raise ConfigError(
+                    f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
+                )
         settings = EngineSettings(
             folder=self.name,
             device=self.engine()["device"],
@@ -269,20 +274,13 @@ class EndpointModel:
         """Make attempts until the context ends. All but the sandbox are the endpoint's own business."""
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
+        parts, rollout = AttemptParts(self.recipe), self.recipe.rollout
         try:
-            parts = AttemptParts(self.recipe).roller(
-                self.recipe.rollout,
-                codec=codec,
-                template=template,
-                engine=ScriptedEngine(codec, ()),  # it is the endpoint that writes
-                sandbox=sandbox,
-                grader=grader,
-            )
             yield EndpointSolver(
                 client=client,
-                conversation=parts.conversation,
-                verifier=parts.verifier,
-                limits=parts.limits,
+                conversation=parts.conversation(codec, template, with_tools=rollout.has_tools, sandbox=sandbox),
+                verifier=parts.verifier(rollout, codec, template, grader),
+                limits=attempt_limits(rollout),
                 tools=self.tools,
                 system=template.system,
                 preamble=template.preamble,
@@ -323,12 +321,3 @@ def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[
 
 def tools_in_words(recipe: Recipe) -> str:
     return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"
-
-
-def _refuse_strangers(recipe: Recipe) -> None:
-    """A server that runs already has weights of its own, and nothing here tells which."""
-    for entry in recipe.engine:
-        if isinstance(entry, VllmEngines) and entry.url is not None:
-            raise ConfigError(
-                f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
-            )

@@ -9,11 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
@@ -23,7 +21,6 @@ from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.types import EngineLoad
 
 TAIL = 0.95  # of the attempts have ended when the tail begins
-COLUMNS = 400  # points of time in a picture
 T = TypeVar("T")
 
 
@@ -63,18 +60,6 @@ class StepReport:
         return self.recomputed_tokens / max(1, self.produced_tokens)
 
 
-class Moment(NamedTuple):
-    """One point of an engine's time line."""
-
-    seconds: float
-    engine: str
-    used_tokens: int
-    running: int
-
-
-Watch = Callable[[Moment], None]
-
-
 def alike(model: EngineModel, count: int) -> dict[str, EngineModel]:
     """`count` engines of this model, by name."""
     return {f"engine{place}": model for place in range(count)}
@@ -86,11 +71,10 @@ def simulate(
     scheduler: Scheduler,
     *,
     deaths: Mapping[str, float] | None = None,
-    watch: Watch | None = None,
 ) -> StepReport:
     """Roll all attempts at once and see what it takes. `deaths`: engine -> when it goes for good, seconds. Raises
     ConfigError for an attempt that does not fit an engine, and where no engine is left."""
-    return simulate_steps([attempts], engines, scheduler, deaths=deaths, watch=watch)[0]
+    return simulate_steps([attempts], engines, scheduler, deaths=deaths)[0]
 
 
 def simulate_steps(
@@ -99,7 +83,6 @@ def simulate_steps(
     scheduler: Scheduler,
     *,
     deaths: Mapping[str, float] | None = None,
-    watch: Watch | None = None,
 ) -> list[StepReport]:
     """One step after another on the same engines, as in training: the scheduler keeps what it has learned. `deaths`
     happen in the last step, seconds after its beginning. Session ids are `STEP/NUMBER`, both from 0."""
@@ -112,7 +95,7 @@ def simulate_steps(
     alive = {name: simulated_engine(name, model) for name, model in engines.items()}
     found, start = [], 0.0
     for number, attempts in enumerate(steps):
-        step = _Step(attempts, alive, scheduler, watch, f"{number}/", start)
+        step = _Step(attempts, alive, scheduler, f"{number}/", start)
         step.run((deaths or {}) if number + 1 == len(steps) else {})
         found.append(step.report(lower_bound(attempts, list(engines.values()))))
         start = step.now
@@ -190,11 +173,10 @@ class _Step:
         attempts: Sequence[PlannedAttempt],
         engines: dict[str, SimulatedEngine],
         scheduler: Scheduler,
-        watch: Watch | None,
         name: str,
         start: float,
     ) -> None:
-        self.scheduler, self.watch, self.start, self.now = scheduler, watch, start, start
+        self.scheduler, self.start, self.now = scheduler, start, start
         self.attempts = [
             SimulatedAttempt(session_id=f"{name}{index}", plan=plan, tokens=plan.prompt_tokens)
             for index, plan in enumerate(attempts)
@@ -305,9 +287,6 @@ class _Step:
         if engine.wake != math.inf and self.scheduled.get(engine.name) != engine.wake:
             self.scheduled[engine.name] = engine.wake
             self._at(engine.wake, lambda: self._settle(engine))
-        if self.watch is not None:
-            used = engine.load(self.now).used_tokens
-            self.watch(Moment(self.now, engine.name, used, len(engine.running) + len(engine.feeding)))
 
     def _settle(self, engine: SimulatedEngine) -> None:
         if engine.wake != self.now or engine.name not in self.engines:
@@ -345,47 +324,3 @@ class _Step:
             attempt.computed = attempt.tokens  # of a turn asked again its samples are new tokens
             self.asked[f"{attempt.session_id}/{attempt.turn}"] = attempt
         self._decided(self.scheduler.lose, name, self.now)
-
-
-# -- a picture -------------------------------------------------------------------------------------------------------
-
-
-def filled(moments: Sequence[Moment], engines: Mapping[str, EngineModel], until: float) -> list[list[float]]:
-    """[engines][COLUMNS] share of the cache in use, engines in order of their names."""
-    rows = []
-    for name in sorted(engines):
-        own = [moment for moment in moments if moment.engine == name]
-        times = [moment.seconds for moment in own]
-        places = (bisect_right(times, until * (column + 0.5) / COLUMNS) - 1 for column in range(COLUMNS))
-        used = [own[place].used_tokens if place >= 0 else 0 for place in places]
-        rows.append([tokens / engines[name].capacity_tokens for tokens in used])
-    return rows
-
-
-def draw(moments: Mapping[str, Sequence[Moment]], engines: Mapping[str, EngineModel], path: Path) -> None:
-    """Draw how full each engine's cache was over time: one band for each policy, one line of it for each engine,
-    brighter where the cache is fuller; all on one axis of seconds. Needs matplotlib. Raises OSError where `path` cannot
-    be written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    until = max(moment.seconds for policy in moments.values() for moment in policy)
-    figure, bands = pyplot.subplots(len(moments), 1, sharex=True, squeeze=False, figsize=(10, 1 + 1.4 * len(moments)))
-    for axes, (policy, own) in zip(bands[:, 0], moments.items(), strict=True):
-        picture = axes.imshow(
-            filled(own, engines, until),
-            aspect="auto",
-            vmin=0,
-            vmax=1,
-            extent=(0, until, len(engines), 0),
-            cmap="viridis",
-        )
-        axes.axvline(max(moment.seconds for moment in own), color="red", linewidth=1)
-        axes.set_ylabel(policy, rotation=0, ha="right", va="center")
-        axes.set_yticks([])
-    bands[-1, 0].set_xlabel("seconds; one line for each engine; red: the last attempt has ended")
-    figure.colorbar(picture, ax=bands[:, 0], label="share of the KV cache in use")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)

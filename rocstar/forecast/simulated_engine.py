@@ -208,21 +208,17 @@ class SimulatedEngine:
         while self.feeding and (budget or not self.feeding[0].to_feed):
             job = self.feeding[0]
             fed = min(budget, job.to_feed)
-            self._count_again(job, fed)
+            again = min(fed, max(0, job.attempt.computed - (job.context - job.to_feed)))  # some engine had them cached
+            if job.attempt.lost:
+                self.recomputed_after_loss += again
+            else:
+                self.recomputed += again
             job.to_feed -= fed
             budget -= fed
             if job.to_feed:
                 return
             self.feeding.popleft()
             self._start(job)
-
-    def _count_again(self, job: Job, fed: int) -> None:
-        """Count those of the next `fed` tokens that some engine had cached."""
-        again = min(fed, max(0, job.attempt.computed - (job.context - job.to_feed)))
-        if job.attempt.lost:
-            self.recomputed_after_loss += again
-        else:
-            self.recomputed += again
 
     def _start(self, job: Job) -> None:
         """All is fed, and its first token sampled."""

@@ -65,9 +65,9 @@ class Draw(NamedTuple):
     attempt: Callable[[random.Random, float], float]
 
 
-def _log_normal(problem_spread: float, attempt_spread: float, median: float = 0.4) -> Draw:
+def _log_normal(problem_spread: float, attempt_spread: float) -> Draw:
     return Draw(
-        lambda rng: median * math.exp(rng.gauss(0.0, problem_spread)),
+        lambda rng: 0.4 * math.exp(rng.gauss(0.0, problem_spread)),
         lambda rng, centre: centre * math.exp(rng.gauss(0.0, attempt_spread)),
     )
 

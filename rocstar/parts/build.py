@@ -27,7 +27,7 @@ from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.parts.lengths import named
 from rocstar.parts.placement import Placement
-from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec
+from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, TextCodec, ToolSpec, Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
@@ -130,6 +130,19 @@ class AttemptParts:
             codec=codec, template=template, tools=tools.shared, feedback=self.feedback, own_tools=tools.own
         )
 
+    def verifier(self, rollout: StageRolloutSection, codec: TextCodec, template: Template, grader: Grader) -> Verifier:
+        """Judges attempts. Raises ConfigError."""
+        evaluate = self.recipe.evaluate
+        return verifier_named(
+            evaluate.verifier,
+            codec,
+            grader,
+            truncated=rollout.truncated,
+            calls=template.calls,
+            folders=self.recipe.run.modules,
+            right_above=evaluate.right_above,
+        )
+
     def roller(
         self,
         rollout: StageRolloutSection,
@@ -142,28 +155,23 @@ class AttemptParts:
         note: Note = note_nothing,
     ) -> Roller:
         """Makes and judges attempts under the limits of `rollout`. Raises ConfigError."""
-        evaluate = self.recipe.evaluate
         return Roller(
             engine=engine,
             conversation=self.conversation(codec, template, with_tools=rollout.has_tools, sandbox=sandbox),
-            verifier=verifier_named(
-                evaluate.verifier,
-                codec,
-                grader,
-                truncated=rollout.truncated,
-                calls=template.calls,
-                folders=self.recipe.run.modules,
-                right_above=evaluate.right_above,
-            ),
-            limits=AttemptLimits(
-                max_turns=rollout.max_turns,
-                max_response_tokens=rollout.max_response_tokens,
-                max_parallel_calls=rollout.max_parallel_calls,
-            ),
+            verifier=self.verifier(rollout, codec, template, grader),
+            limits=attempt_limits(rollout),
             stop_token_ids=codec.stop_ids(template),
             environment=self.environment,
             note=note,
         )
+
+
+def attempt_limits(rollout: StageRolloutSection) -> AttemptLimits:
+    return AttemptLimits(
+        max_turns=rollout.max_turns,
+        max_response_tokens=rollout.max_response_tokens,
+        max_parallel_calls=rollout.max_parallel_calls,
+    )
 
 
 class _OwnEnvironment:

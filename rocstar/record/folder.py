@@ -83,9 +83,18 @@ class RunFolder:
             if recipe_text is not None:
                 write_atomic(folder.path / "config.toml", recipe_text.encode())
             write_json(folder.resolved, recipe.resolved())
+            identity = {
+                "schema_version": SCHEMA_VERSION,
+                "name": folder.name,
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "argv": list(argv),
+                "versions": versions(),
+                "git": git_state(),
+                "hardware": hardware(),
+            }
             more = fill(folder)
             # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
-            write_json(folder.path / "run.json", {**_identity(folder.name, argv), **more})
+            write_json(folder.path / "run.json", {**identity, **more})
         except OSError:
             shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
             raise
@@ -297,18 +306,6 @@ def refuse_place(base: Path | str, name: str) -> None:
 
 def _no_place(base: Path | str, why: str) -> ConfigError:
     return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
-
-
-def _identity(name: str, argv: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": name,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": list(argv),
-        "versions": versions(),
-        "git": git_state(),
-        "hardware": hardware(),
-    }
 
 
 # What runs take on the disk, and giving it back. Nothing here touches a run that is being written.

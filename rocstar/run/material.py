@@ -120,7 +120,12 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     parts = AttemptParts(recipe)
     parts.check()
     for stage in recipe.rl_stages:
-        _check_learning(stage, recipe.run.modules)
+        resampler_of(stage.resample, recipe.run.modules)
+        advantage_of(stage.learning, recipe.run.modules)
+        if is_reference(stage.learning.loss):
+            from rocstar.learning.loss import loss_of  # torch, as above
+
+            loss_of(stage.learning, recipe.run.modules)
     for reason in _unfit(recipe):
         raise ConfigError(reason)
     for entry in recipe.servers:
@@ -452,16 +457,6 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
         layouts, times = layouts_of(recipe, one, material.template, None, task_of(recipe, stage)), stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
-
-
-def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:
-    """Load the user's own resampler, advantage and loss. Raises ConfigError where one does not fit."""
-    resampler_of(stage.resample, modules)
-    advantage_of(stage.learning, modules)
-    if is_reference(stage.learning.loss):
-        from rocstar.learning.loss import loss_of  # torch, as above
-
-        loss_of(stage.learning, modules)
 
 
 def _unfit(recipe: Recipe) -> Iterator[str]:

@@ -64,7 +64,13 @@ async def stage_pool(
             seeded = seed_for(seed, "pool", stage.name)
             await _ask(left, roller, found, recorded, attempts, seeded, max(1, at_once), count)
         rows = read_journal(journal, NEEDS)
-        _refuse_faults(stage.name, problems, rows, fault_budget)
+        unasked = len(problems) - len({row["id"] for row in rows})
+        if unasked > fault_budget * len(problems):
+            raise RunHalted(
+                f"stage {stage.name}: the attempts at {unasked} of {len(problems)} problems ended by failures outside "
+                f"the model, run.fault_budget allows {fault_budget:.0%}; what was found is kept, and a resumed run "
+                "asks for the rest"
+            )
         write_json(record, _summary(problems, rows, attempts=attempts, version=version))
     return _unsolved(problems, read_journal(journal, NEEDS))
 
@@ -113,16 +119,6 @@ async def _ask(
         )
 
     await all_or_none(ask(problem) for problem in problems)
-
-
-def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], budget: float) -> None:
-    unasked = len(problems) - len({row["id"] for row in rows})
-    if unasked > budget * len(problems):
-        raise RunHalted(
-            f"stage {stage}: the attempts at {unasked} of {len(problems)} problems ended by failures "
-            f"outside the model, "
-            f"run.fault_budget allows {budget:.0%}; what was found is kept, and a resumed run asks for the rest"
-        )
 
 
 def _summary(

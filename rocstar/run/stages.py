@@ -51,19 +51,13 @@ def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
     last, before = (window_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
     if rule.reward_gain is None or last is None or before is None or last - before >= rule.reward_gain:
         return None
-    if rule.truncated_share is not None and not _is_truncation_stable(rule, rows):
+    wanted = rule.truncated_share
+    shares = [window_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
+    if wanted is not None and not all(one is not None and abs(one - wanted) <= rule.truncated_band for one in shares):
         return None
     return (
         f"the mean reward of its last {plural(rule.window, 'step')}, {last:.3f}, is {last - before:+.3f} against the "
         f"steps before them (end.reward_gain is {rule.reward_gain:g})"
-    )
-
-
-def _is_truncation_stable(rule: EndSection, rows: Sequence[Row]) -> bool:
-    shares = [window_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
-    wanted = rule.truncated_share
-    return wanted is not None and all(
-        share is not None and abs(share - wanted) <= rule.truncated_band for share in shares
     )
 
 

@@ -66,7 +66,12 @@ class StageSteps:
         run.tracker.log(progress.step, row)
         self._rows.append(row)
         run.screen.step(stage.name, progress.stage_step, stage.steps, row)
-        self._raise_alarms()
+        found = self._alarms()
+        for alarm in found:
+            if alarm.name not in self._alarmed:  # each is told once while it lasts
+                run.tracker.event("warning", step=progress.step, **asdict(alarm))
+                run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
+        self._alarmed = {alarm.name for alarm in found}
         over = self._why_over()
         if over:
             steps, carried = progress.stage_step, progress.carried
@@ -90,15 +95,6 @@ class StageSteps:
         row["step/seconds"] = time.monotonic() - self._began
         row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
         return row
-
-    def _raise_alarms(self) -> None:
-        """Tell each alarm once while it lasts."""
-        found = self._alarms()
-        for alarm in found:
-            if alarm.name not in self._alarmed:
-                self._run.tracker.event("warning", step=self._run.progress.step, **asdict(alarm))
-                self._run.screen.note(f"warning: {self._stage.name}: {alarm.evidence}; {alarm.action}")
-        self._alarmed = {alarm.name for alarm in found}
 
     def _alarms(self) -> list[Alarm]:
         if not self._stage.rollouts:

@@ -187,7 +187,8 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of those to be fetched the regular files that are there, 16 MB together: relative path to content."""
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "outcome", outcome_named(self.outcome))
+        kind = ServiceOutcome if self.outcome in ServiceOutcome._value2member_map_ else ProgramOutcome
+        structs.force_setattr(self, "outcome", kind(self.outcome))  # ValueError for what is neither
 
 
 class DaemonInfo(Struct, frozen=True, kw_only=True):
@@ -262,8 +263,3 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
 def caller_named(*names: object) -> int:
     """A caller's number. Two of the same, one pair in sixteen million, share their turns."""
     return zlib.crc32(repr(names).encode()) >> 8
-
-
-def outcome_named(name: str) -> Outcome:
-    """Raises ValueError for a name that is neither."""
-    return ServiceOutcome(name) if name in ServiceOutcome._value2member_map_ else ProgramOutcome(name)

@@ -54,7 +54,7 @@ def complaint(call: Call) -> str:
         or of_patience(call.patience_seconds)
         or (of_files(call) if call.files or call.stdin else "")
         or of_memory(call)
-        or (of_fetch(call.fetch) if call.fetch else "")
+        or (of_paths("fetch", call.fetch, MAX_FETCH) if call.fetch else "")
     )
 
 
@@ -118,10 +118,6 @@ def of_memory(call: Call) -> str:
     if call.limits.memory_bytes >= least:
         return ""
     return f"limit memory_bytes must be at least {least} for a call of {size} bytes, got {call.limits.memory_bytes}"
-
-
-def of_fetch(paths: Sequence[str]) -> str:
-    return of_paths("fetch", paths, MAX_FETCH)
 
 
 def of_paths(what: str, paths: Sequence[str], most: int) -> str:

@@ -64,7 +64,12 @@ def make_tools(
         maker = _maker(name, sandbox, limits, tool_name, folders)
         tool = maker()
         for other, taken in tools.items():
-            _refuse_the_same_name(other, taken.spec, name, tool.spec)
+            theirs, ours = taken.spec, tool.spec
+            if ours.name in (theirs.name, *theirs.aliases) or theirs.name in ours.aliases:
+                raise ConfigError(
+                    f"sandbox.tools: {other!r} and {name!r} both answer to the name {ours.name!r}; rename or leave out "
+                    "one"
+                )
         tools[name] = tool
         if hasattr(tool, "close"):
             makers[name] = maker
@@ -98,10 +103,3 @@ def _own(name: str, found: Any, seconds: float) -> Callable[[], Any]:
     if missing:
         raise ConfigError(f"{said} has no {missing[0]}; give it `spec` and `run` (rocstar.protocols.Tool)")
     return found
-
-
-def _refuse_the_same_name(other: str, taken: ToolSpec, name: str, spec: ToolSpec) -> None:
-    if spec.name in (taken.name, *taken.aliases) or taken.name in spec.aliases:
-        raise ConfigError(
-            f"sandbox.tools: {other!r} and {name!r} both answer to the name {spec.name!r}; rename or leave out one"
-        )

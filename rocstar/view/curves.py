@@ -46,9 +46,10 @@ class Curves:
     def axes(self) -> dict[str, list[float]]:
         """What a curve can stand over: steps; steps with attempts, from 1 and nan elsewhere, so that runs with cold
         starts of different lengths lie on each other; hours of steps' wall time; millions of tokens."""
+        count = itertools.count(1)
         return {
             "step": self.column("step"),
-            "rl": _numbered(self.column("reward/mean")),
+            "rl": [value if math.isnan(value) else float(next(count)) for value in self.column("reward/mean")],
             "hours": _running(self.column("step/seconds"), 3600.0),
             "tokens": _running(self.column("step/tokens"), 1e6),
         }
@@ -62,7 +63,9 @@ class Curves:
         """A small curve: at most SPARK_POINTS means of neighbouring rows."""
         name = next((name for name in SHOWN_FIRST if name in self._columns), None)
         values = [value for value in self.column(name or "") if not math.isnan(value)]
-        return {"metric": name, "values": _thinned(values, SPARK_POINTS)}
+        size = max(1, -(-len(values) // SPARK_POINTS))
+        parts = [values[start : start + size] for start in range(0, len(values), size)]
+        return {"metric": name, "values": [sum(part) / len(part) for part in parts]}
 
     def spans(self) -> list[dict[str, Any]]:
         """Stages as they came: name, first and last step."""
@@ -99,20 +102,9 @@ class Curves:
             column.append(value)
 
 
-def _numbered(values: Sequence[float]) -> list[float]:
-    count = itertools.count(1)
-    return [math.nan if math.isnan(value) else float(next(count)) for value in values]
-
-
 def _running(values: Sequence[float], unit: float) -> list[float]:
     total, found = 0.0, []
     for value in values:
         total += 0.0 if math.isnan(value) else value
         found.append(total / unit)
     return found
-
-
-def _thinned(values: Sequence[float], points: int) -> list[float]:
-    size = max(1, -(-len(values) // points))
-    parts = [values[start : start + size] for start in range(0, len(values), size)]
-    return [sum(part) / len(part) for part in parts]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,18 @@ class RunSource:
 
     def attempt_files(self) -> list[AttemptFile]:
         """All that are there now, the newest step first."""
-        found = [*self._rollouts(), *self._evaluated()]
-        return sorted(found, key=lambda file: (-file.step, file.part))
-
-    def _rollouts(self) -> Iterator[AttemptFile]:
-        for path in self.root.glob("rollouts/step=*.parquet"):
-            if re.fullmatch(r"step=[0-9]+\.parquet", path.name):  # no copy of one
-                yield AttemptFile(path=path, part="rollouts", step=step_of(path))
-
-    def _evaluated(self) -> Iterator[AttemptFile]:
+        found = [
+            AttemptFile(path=path, part="rollouts", step=step_of(path))
+            for path in self.root.glob("rollouts/step=*.parquet")
+            if re.fullmatch(r"step=[0-9]+\.parquet", path.name)  # no copy of one
+        ]
         for name, step, folder in self.evaluation_folders():
             for part in PARTS:
                 if (path := folder / f"{part}.parquet").is_file():
-                    yield AttemptFile(path=path, part=name if part == "samples" else f"{name}/{part}", step=step)
+                    found.append(
+                        AttemptFile(path=path, part=name if part == "samples" else f"{name}/{part}", step=step)
+                    )
+        return sorted(found, key=lambda file: (-file.step, file.part))
 
     def evaluation_folders(self) -> list[tuple[str, int, Path]]:
         """(name, step, folder) of every finished evaluation."""

@@ -14,13 +14,12 @@ import pytest
 from rocstar.analysis.screen import swap_page
 from rocstar.analysis.swap import ReplyText, begun_attempts, swap_test, variants_of
 from rocstar.cli.main import run
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.types import Completion, Group, Problem, Sampling, Status, Stop, ToolResult, Verdict
 from tests.rollout.examples import CODEC, STOP, conversation, limits, program
-from tests.scripted import ScriptedTool, ScriptedVerifier
+from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 from tests.tiny_run import finished_run
 
 UNITS = ("ab", "cd", "ef", "gh")

@@ -7,6 +7,7 @@ import pytest
 
 from rocstar.answers.cases import Case, decide, load_cases, pair_of, short, summary, table
 from rocstar.answers.grade import Grader, Pair
+from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -18,9 +19,9 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 def test_columns_are_found_by_name_or_by_one_usual_synonym(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", {"text": "5", "gold": 6})
-    assert [(case.text, case.gold) for case in load_cases(file)] == [("5", "6")]
+    assert [(case.text, case.gold) for case in load_cases(file, read_rows(file))] == [("5", "6")]
     other = write(tmp_path / "b.jsonl", {"pred": "5", "ground_truth": "6", "ok": False})
-    (case,) = load_cases(other, expected="ok")
+    (case,) = load_cases(other, read_rows(other), expected="ok")
     assert (case.text, case.gold, case.expected, case.line) == ("5", "6", Verdict.WRONG, 1)
 
 
@@ -33,19 +34,19 @@ def test_columns_are_found_by_name_or_by_one_usual_synonym(tmp_path: Path) -> No
     ],
 )
 def test_an_answer_is_the_reference_where_that_stands_nowhere_else(tmp_path: Path, row: dict[str, Any]) -> None:
-    (case,) = load_cases(write(tmp_path / "a.jsonl", row, {"text": 1}), limit=1)
+    (case,) = load_cases(file := write(tmp_path / "a.jsonl", row, {"text": 1}), read_rows(file), limit=1)
     assert (case.text, case.gold) == ("5", "6")
 
 
 def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer"):
-        load_cases(write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}))
+        load_cases(file := write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}), read_rows(file))
 
 
 def test_gzip_is_read(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"text": "5", "gold": "6"}\n\n'))
-    assert len(load_cases(file)) == 1
+    assert len(load_cases(file, read_rows(file))) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_gzip_is_read(tmp_path: Path) -> None:
     [
         ("", "no rows"),
         ("[1]", "line 1: expected a JSON object"),
-        ('{"text": "5", "gold": "6"}\n{', "line 2: not JSON"),
+        ('{"text": "5", "gold": "6"}\n{', "line 2, column 2: not JSON"),
         ('{"text": "5"}', "line 1: no column 'gold', the reference, among text; name it with --gold"),
         ('{"text": null, "gold": "6"}', "line 1, field 'text'"),
         ('{"text": "1", "gold": "6", "ok": "maybe"}', "line 1, field 'ok': expected true or false, got 'maybe'"),
@@ -63,7 +64,7 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, content: str, told:
     file = tmp_path / "bad.jsonl"
     file.write_text(content)
     with pytest.raises(DataError, match=r"bad\.jsonl") as error:
-        load_cases(file, expected="ok" if '"ok"' in content else None)
+        load_cases(file, read_rows(file), expected="ok" if '"ok"' in content else None)
     assert told in str(error.value)
 
 

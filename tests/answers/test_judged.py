@@ -8,6 +8,7 @@ import pytest
 from rocstar.answers.cases import Case, load_cases, pair_of
 from rocstar.answers.grade import Grader, Pair
 from rocstar.answers.symbolic import SymbolicChecker
+from rocstar.data.rows import read_rows
 from rocstar.types import Verdict
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "answers_judged.jsonl"
@@ -20,7 +21,7 @@ def grader() -> Iterator[Grader]:
 
 
 def cases_of(half: str) -> list[Case]:
-    cases = load_cases(FILE, text="pred", expected="expected")
+    cases = load_cases(FILE, read_rows(FILE), text="pred", expected="expected")
     return [case for case in cases if case.columns["half"] == half]
 
 

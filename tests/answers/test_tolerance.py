@@ -7,6 +7,7 @@ import pytest
 from rocstar.answers.cases import load_cases, pair_of
 from rocstar.answers.grade import Grader, Pair
 from rocstar.answers.tolerance import compare_within, parse_tolerance
+from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -65,8 +66,8 @@ def test_a_column_of_a_file_holds_it_and_a_bad_one_is_named(tmp_path: Path) -> N
     path = tmp_path / "a.jsonl"
     rows = [{"text": "5.1", "gold": "5", "error": "0.1"}, {"text": "5", "gold": "5"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second = load_cases(path, tolerance="error")
+    first, second = load_cases(path, read_rows(path), tolerance="error")
     assert (pair_of(first).tolerance, pair_of(second).tolerance) == ((Fraction(1, 10),), ())
     path.write_text(json.dumps(rows[0] | {"error": "tiny"}))
     with pytest.raises(DataError, match=r"a\.jsonl, line 1, field 'error': expected a number .* got 'tiny'"):
-        load_cases(path, tolerance="error")
+        load_cases(path, read_rows(path), tolerance="error")

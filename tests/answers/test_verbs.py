@@ -48,7 +48,7 @@ def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture
         (["--gold", "nothing"], "line 1"),
         (["--search", "web"], "latex or all"),
         (["--tolerance", "nothing"], "no row has a tolerance"),
-        (["--cases", "no_such_file.jsonl"], "no_such_file.jsonl cannot be read"),
+        (["--cases", "no_such_file.jsonl"], "no_such_file.jsonl does not exist"),
     ],
 )
 def test_what_a_person_got_wrong_is_told_in_a_sentence(

@@ -220,7 +220,7 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.sandbox.service.native", "import mcp", "stands alone"),
         ("rocstar.answers.extract", "def f():\n    import torch.nn", "torch is imported only"),
         ("rocstar.train", "import torch", "torch is imported only"),
-        ("rocstar.engines.scripted", "import torch", "torch is imported only"),
+        ("rocstar.engines.base", "import torch", "torch is imported only"),
         ("rocstar.engines.vllm", "import torch", "torch is imported only"),
         ("rocstar.record.formats", "import inspect_ai.log", "in adapters/ alone"),
         ("rocstar.run.tasks", "from rocstar.adapters.rewards import TrlReward", "run may import"),

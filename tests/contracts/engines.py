@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
-from rocstar.engines.scripted import FaultyEngine, ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
@@ -17,6 +16,8 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
 from tests.engines.vllm_server import POSITIONS as VLLM_POSITIONS
 from tests.engines.vllm_server import vllm_engine
+from tests.faulty import FaultyEngine
+from tests.scripted import ScriptedEngine
 
 POSITIONS = 512
 

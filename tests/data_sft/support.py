@@ -14,7 +14,7 @@ from rocstar.data.sft.build import build
 from rocstar.data.sft.check import check
 from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of
-from rocstar.data.sft.layouts import LAYOUTS, conversations
+from rocstar.data.sft.layouts import LAYOUTS, conversation
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec
@@ -62,8 +62,8 @@ def talk(*messages: dict[str, Any], tools: Any = (WEATHER,)) -> Chat:
 
 
 def read(layout: str, row: dict[str, Any], **around: Any) -> Chat:
-    """The only conversation of a row. Raises Refused."""
-    (made,) = conversations(LAYOUTS[layout](LayoutContext(files=(), code_tool=PYTHON, **around)), row)
+    """The conversation of a row. Raises Refused."""
+    made = conversation(LAYOUTS[layout](LayoutContext(files=(), code_tool=PYTHON, **around)), row)
     if isinstance(made, Refused):
         raise made
     return made

@@ -10,7 +10,7 @@ import pytest
 
 from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.format import Chat, Refusal, Refused
-from rocstar.data.sft.layouts import LAYOUTS, conversations
+from rocstar.data.sft.layouts import LAYOUTS, conversation
 from rocstar.errors import ConfigError, DataError
 from tests.data_sft.support import PYTHON, WEATHER, read, reason, shown, written
 
@@ -81,35 +81,6 @@ def test_a_broken_xlam_row_is_refused(row: dict[str, Any], expected: Refusal) ->
     assert reason("xlam", row) is expected
 
 
-# BFCL
-
-
-def bfcl_row(**fields: Any) -> dict[str, Any]:
-    question = [[{"role": "system", "content": "Hi."}, {"role": "user", "content": "Go."}]]
-    place = {"type": "dict", "properties": {"street": {"type": "string"}, "no": {"type": "integer"}}}
-    properties = {"x": {"type": "float"}, "place": place, "unit": {"type": "string"}}
-    function = [{"name": "geo.find", "parameters": {"type": "dict", "properties": properties, "required": ["x"]}}]
-    return {"id": "q_0", "question": question, "function": function, **fields}
-
-
-def test_bfcl_takes_the_first_accepted_value_and_leaves_out_what_may_be_left_out(tmp_path: Path) -> None:
-    truth = {"geo.find": {"x": [1, 1.0], "place": [{"street": ["A", "B"], "no": ["", 5]}], "unit": ["", "m"]}}
-    answers = written(tmp_path / "a.jsonl", {"id": "q_0", "ground_truth": [truth, {"geo.find": {"x": [2]}}]})
-    conversation = read("bfcl", bfcl_row(), answer_files=(answers,))
-    assert shown(conversation)[2] == (
-        "assistant", [("geo.find", {"x": 1, "place": {"street": "A"}}), ("geo.find", {"x": 2})],
-    )  # fmt: skip
-    assert reason("bfcl", bfcl_row(id="q_1"), answer_files=(answers,)) is Refusal.NO_ANSWER
-    several = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
-    assert reason("bfcl", bfcl_row(question=several), answer_files=(answers,)) is Refusal.NO_RESULT
-
-
-def test_an_answer_file_with_a_bad_line_ends_everything(tmp_path: Path) -> None:
-    answers = written(tmp_path / "a.jsonl", {"id": "q_0", "ground_truth": [{}]}, "[oops")
-    with pytest.raises(DataError, match=r"a\.jsonl:2"):
-        read("bfcl", bfcl_row(), answer_files=(answers,))
-
-
 # Seal-Tools
 
 
@@ -141,6 +112,12 @@ def test_seal_tools_offers_other_tools_of_the_same_field(tmp_path: Path) -> None
         for n in range(9)
     }
     assert len(drawn) > 1
+
+
+def test_a_file_of_tools_with_a_bad_line_ends_everything(tmp_path: Path) -> None:
+    tools = written(tmp_path / "a.jsonl", {"api_name": "get", "parameters": {}, "required": []}, "[oops")
+    with pytest.raises(DataError, match=r"a\.jsonl:2"):
+        read("seal_tools", seal_row(), tool_files=(tools,))
 
 
 def test_seal_tools_rows_that_lack_something_are_refused(tmp_path: Path) -> None:
@@ -175,7 +152,7 @@ ASKS, WAITS, ANSWERS = (
 def bank(tmp_path: Path, *rows: dict[str, Any]) -> list[Chat | Refused]:
     file = written(tmp_path / "bank.jsonl", *rows)
     layout = LAYOUTS["api_bank"](LayoutContext(files=(file,), code_tool=PYTHON))
-    return [made for row in rows for made in conversations(layout, row)]
+    return [conversation(layout, row) for row in rows]
 
 
 def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data(tmp_path: Path) -> None:
@@ -204,49 +181,3 @@ def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data
 def test_a_result_of_another_call_is_refused(tmp_path: Path) -> None:
     (made,) = bank(tmp_path, dialogue(ASKS, api("AddAlarm", {"time": "8"}, "ok", time="9"), ANSWERS))
     assert isinstance(made, Refused) and made.reason is Refusal.NO_RESULT
-
-
-# ToolAlpaca
-
-
-FACTS = '{"limit": "Required. Integer. How many.", "topic": "string. About."}'
-ALPACA = {
-    "Function_Description": {
-        "getFacts": f"Get facts.\nParameters: {FACTS}\nOutput: x",
-        "now": "Tells the time.\nParameters: {}\nOutput: x",
-        "components": "",
-    }
-}
-
-
-def test_toolalpaca_training_rows_hold_many_conversations_of_which_bad_ones_are_refused_alone() -> None:
-    step = [["getFacts", '{"limit": 3}', "log"], "Status Code: 200"]
-    row = ALPACA | {
-        "Instances": [
-            {"input": "Three?", "output": "Here.", "intermediate_steps": [step, step]},
-            {"input": "Bad", "output": "x", "intermediate_steps": ["oops"]},
-            {"input": "None?", "output": "None.", "intermediate_steps": []},
-        ]
-    }
-    first, bad, last = conversations(LAYOUTS["toolalpaca"](LayoutContext(files=(), code_tool=PYTHON)), row)
-    assert isinstance(first, Chat) and isinstance(last, Chat) and isinstance(bad, Refused)
-    called = [("getFacts", {"limit": 3})]
-    assert shown(first) == [
-        ("user", "Three?"), ("assistant", called), ("tool", "Status Code: 200"), ("assistant", called),
-        ("tool", "Status Code: 200"), ("assistant", "Here."),
-    ]  # fmt: skip
-    facts = (first.tools or ())[0].parameters
-    assert facts["required"] == ["limit"] and facts["properties"]["topic"] == {
-        "type": "string",
-        "description": "About.",
-    }
-    assert [tool.name for tool in last.tools or ()] == ["getFacts", "now"]
-
-
-def test_toolalpaca_evaluation_rows_give_requests_that_one_call_answers() -> None:
-    one = {"Action": "getFacts", "Action_Input": '{"limit": 1}'}
-    row = ALPACA | {"Instructions": ["One?", "Two?"], "Golden_Answers": [[one], [one, one]]}
-    first, second = conversations(LAYOUTS["toolalpaca"](LayoutContext(files=(), code_tool=PYTHON)), row)
-    assert isinstance(first, Chat) and isinstance(second, Refused)
-    assert shown(first) == [("user", "One?"), ("assistant", [("getFacts", {"limit": 1})])]
-    assert second.reason is Refusal.NO_RESULT

@@ -103,7 +103,7 @@ def asked(text: str, *more: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstar.data.sft.endpoint.LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("rocstar.support.chat_http.LONGEST_WAIT_SECONDS", 0.01)
 
 
 def test_responses_are_written_anew(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_fault_is_tried_again_and_never_becomes_a_row(tmp_path: Path, fault: t
 def test_a_service_that_stays_down_stops_the_build_and_a_later_one_goes_on(tmp_path: Path) -> None:
     rows = [asked(text) for text in "abcdef"]
     with serving(lambda body, _: (500, {}) if last(body) == "d" else (200, f"new {last(body)}")) as (url, seen):
-        with pytest.raises(EngineUnavailable, match="failed 3 times, last with status 500"):
+        with pytest.raises(EngineUnavailable, match=r"gave no answer in 3 tries \(status 500"):
             rewrite(tmp_path, url, rows, ["response"], concurrency=1)
         answered = {last(body) for body in seen.requests} - {"d"}
     assert {"a", "b", "c"} <= answered and not (tmp_path / "out" / "rows.jsonl").exists()

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocstar.engines.scripted import NO_TOKEN, Fault, FaultKind, FaultyEngine, ScriptedEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
+from tests.faulty import NO_TOKEN, Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import Endless
+from tests.scripted import ScriptedEngine
 
 KINDS = list(FaultKind)
 

@@ -67,7 +67,9 @@ async def test_logprobs_agree_with_a_plain_forward(
     for _ in range(2):  # the second turn extends the session
         completion = await ask(engine, ids, **sampling)
         naive = naive_logprobs(model, ids, completion.token_ids, Sampling(max_new_tokens=1, **sampling))
-        assert completion.logprobs == pytest.approx(naive, abs=1e-5)
+        # A state is summed token by token here and in chunks there, and these weights make much of the last digits.
+        noise = 1e-4 if "linear_attention" in (getattr(model.config, "layer_types", None) or ()) else 1e-5
+        assert completion.logprobs == pytest.approx(naive, abs=noise)
         ids = (*ids, *completion.token_ids, 5, 9)
 
 

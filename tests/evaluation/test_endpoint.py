@@ -11,10 +11,11 @@ import pytest
 
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError
-from rocstar.evaluation.chat_client import TRIES, ChatClient, check_address
+from rocstar.evaluation.chat_client import TRIES, ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
+from rocstar.support.chat_http import check_address
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
 from tests.evaluation.served import Said, call, served, text
 from tests.scripted import ScriptedTool, ScriptedVerifier
@@ -124,7 +125,7 @@ async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) ->
 
 
 async def test_an_answer_without_an_end_is_a_fault_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstar.evaluation.chat_client.MOST_BYTES", 100_000)
+    monkeypatch.setattr("rocstar.support.chat_http.MOST_BYTES", 100_000)
     made, _, _ = await attempted(lambda body: text("x" * 200_000))
     assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "answers with more than" in made.fault
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from rocstar.config.sections import Recipe, RolloutSection
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy, name_of, setup_of
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
 from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, program
-from tests.scripted import ScriptedTool, ScriptedVerifier
+from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(20)]
 SETUP = {"model": "m"}

@@ -19,9 +19,11 @@ from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning import attention
 from rocstar.learning.attention import PACKED_SDPA, Document, DocumentLayout, layout_of, packed_sdpa
+from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
-from rocstar.types import Batch, BatchRow
+from rocstar.types import Batch, BatchRow, Sampling
+from tests.engines.models import MODELS, VOCAB, naive_logprobs
 from tests.learning.examples import codec, rows
 
 SMALL = {
@@ -129,14 +131,15 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
     assert calls and all(found == {torch.bfloat16} for found in calls)
 
 
-def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows within its window would be learnt from as they should, and longer ones not."""
-    Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE)
+def test_rows_stand_side_by_side_where_the_attention_function_is_not_told_of_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Packed rows within its window would be learnt from as they should, and longer ones not."""
+    assert is_packed(Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE).model)
     untold = lambda *given, sliding_window, **options: packed_sdpa(*given, **options)  # noqa: E731
     monkeypatch.setattr("rocstar.learning.forward.packed_sdpa", untold)
     try:
-        with pytest.raises(ConfigError, match="mistral can't be trained here: rows packed into one sequence"):
-            Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE)
+        assert not is_packed(Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE).model)
     finally:
         AttentionInterface.register(PACKED_SDPA, packed_sdpa)
 
@@ -144,6 +147,37 @@ def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monke
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match="cohere can't be trained here: rows learnt from together"):
         Policy(causal_lm("Cohere", logit_scale=0.5), codec(), TEMPLATE)
+
+
+@pytest.mark.parametrize("name", [*MODELS])
+def test_rows_learn_what_each_would_alone_by_weights_that_care_for_every_token_before(name: str) -> None:
+    """Siblings, rows of one token and of more than a chunk, together and apart: a layer that sees the row beside it, or
+    the padding, tells at once."""
+    model = MODELS[name](0)
+    shared = [7 * n % VOCAB for n in range(20)]
+    ids = [[*shared, *((n * k + 5) % VOCAB for n in range(length))] for k, length in ((3, 4), (5, 9), (11, 90))]
+    ids.append([3, 4])
+    expected = [naive_logprobs(model, row[:1], row[1:], Sampling(max_new_tokens=1)) for row in ids]
+    asked = [
+        BatchRow(
+            token_ids=row, loss_mask=[t > 0 for t in range(len(row))], sampled_logprobs=[0.0] * len(row), advantage=1
+        )
+        for row in ids
+    ]
+    learner = GrpoLearner(Policy(MODELS[name](0), codec(), TEMPLATE), LearningSection())
+    for parts in ([asked], [[row] for row in asked]):
+        found = [row.old_logprobs[1:] for some in parts for row in learner.score(some)]
+        assert found == [pytest.approx(row, abs=1e-4) for row in expected]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+def test_recurrent_layers_are_never_packed_however_little_their_weights_say(name: str) -> None:
+    """By weights as they are drawn, a row's first tokens move those of the next by less than the check sees."""
+    model = MODELS[name](0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1)
+    assert not is_packed(Policy(model, codec(), TEMPLATE).model)
 
 
 def test_siblings_take_less_work_than_rows_alone() -> None:

@@ -13,12 +13,11 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_named
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.types import Completion, Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
-from tests.scripted import ScriptedTool
+from tests.scripted import ScriptedEngine, ScriptedTool
 
 QUESTION = "What is 2 + 3?"
 PROBLEM = Problem(id=problem_id(QUESTION), question=QUESTION, answer="5")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rocstar.config.sections import StageRolloutSection
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, StepLimit, rolled
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
@@ -41,7 +40,7 @@ from rocstar.types import (
 )
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program
 from tests.rollout.test_collect import roller
-from tests.scripted import ScriptedTool
+from tests.scripted import ScriptedEngine, ScriptedTool
 
 SAMPLING = Sampling(max_new_tokens=1)
 SAVED = TypeAdapter(Carried)

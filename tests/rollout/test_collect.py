@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.types import Completion, Finish, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Endless, conversation, limits, program
-from tests.scripted import ScriptedTool, ScriptedVerifier
+from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from rocstar.dialogue.segments import ours, text_of
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import EngineUnavailable, SandboxUnavailable
 from rocstar.types import Completion, Finish, Status, Stop
 from tests.rollout.examples import (
@@ -23,7 +22,7 @@ from tests.rollout.examples import (
     program,
     replies_in,
 )
-from tests.scripted import ScriptedTool
+from tests.scripted import ScriptedEngine, ScriptedTool
 
 RUN = program("print(2+3)")
 

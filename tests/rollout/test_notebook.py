@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import SandboxUnavailable
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, ToolEnvironment
@@ -20,7 +19,7 @@ from rocstar.tools.notebook import NotebookTool
 from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in
 from tests.sandbox.driver import eventually
-from tests.scripted import ScriptedVerifier
+from tests.scripted import ScriptedEngine, ScriptedVerifier
 
 LIMITS = ProgramLimits(wall_seconds=20.0, cpu_seconds=20.0)
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.run.ahead import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
 from rocstar.types import EngineLoad
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program
 from tests.rollout.test_collect import OTHER, roller
+from tests.scripted import ScriptedEngine
 from tests.test_watch import Clock
 
 

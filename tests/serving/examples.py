@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.rollout.collect import Roller
 from rocstar.serving.app import Agent
 from rocstar.types import Completion, Finish, Sampling
 from tests.rollout.examples import CODEC, STOP, conversation, limits
-from tests.scripted import ScriptedTool
+from tests.scripted import ScriptedEngine, ScriptedTool
 
 
 class Piecewise(ScriptedEngine):

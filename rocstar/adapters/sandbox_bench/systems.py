@@ -115,19 +115,11 @@ async def _python(slots: int) -> AsyncIterator[Runs]:
     yield runs
 
 
-def _asks_code_judge(program: KnownProgram) -> Mapping[str, Any]:
-    return {"type": "python", "solution": program.code, "input": program.stdin}
-
-
 def _told_by_code_judge(said: Mapping[str, Any]) -> Told:
     if said.get("reason") in ("queue_timeout", "internal_error"):
         return Told("refused")
     late = said.get("reason") == "worker_timeout"
     return Told("timeout" if late else "ok" if said["run_success"] else "failed", said.get("stdout") or "")
-
-
-def _asks_fusion(program: KnownProgram) -> Mapping[str, Any]:
-    return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.seconds}
 
 
 def _told_by_fusion(said: Mapping[str, Any]) -> Told:
@@ -139,8 +131,21 @@ def _told_by_fusion(said: Mapping[str, Any]) -> Told:
 
 
 DIALECTS: Mapping[str, tuple[str, Callable[[KnownProgram], Mapping[str, Any]], Callable[[Mapping[str, Any]], Told]]] = {
-    "code-judge": ("/run", _asks_code_judge, _told_by_code_judge),
-    "sandbox-fusion": ("/run_code", _asks_fusion, _told_by_fusion),
+    "code-judge": (
+        "/run",
+        lambda program: {"type": "python", "solution": program.code, "input": program.stdin},
+        _told_by_code_judge,
+    ),
+    "sandbox-fusion": (
+        "/run_code",
+        lambda program: {
+            "code": program.code,
+            "language": "python",
+            "stdin": program.stdin,
+            "run_timeout": program.seconds,
+        },
+        _told_by_fusion,
+    ),
 }
 """By name: path, request, and what an answer says."""
 

@@ -50,9 +50,12 @@ def verify(
 
     Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
     from rocstar.answers.cases import as_row, load_cases, summary
+    from rocstar.data.rows import read_rows
     from rocstar.errors import DataError
 
-    loaded = load_cases(cases, text=text, gold=gold, expected=expected, tolerance=tolerance, limit=limit)
+    loaded = load_cases(
+        cases, read_rows(cases), text=text, gold=gold, expected=expected, tolerance=tolerance, limit=limit
+    )
     if tolerance and not any(case.tolerance for case in loaded):
         raise DataError(f"{cases}: no row has a tolerance in a column {tolerance!r}; check the name or leave it out.")
     found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
@@ -92,6 +95,7 @@ def test(
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
     from rocstar.answers.cases import agreement, load_cases
     from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
+    from rocstar.data.rows import read_rows
     from rocstar.errors import ConfigError
 
     if signature not in (None, TRL, VERL):
@@ -102,7 +106,7 @@ def test(
             raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
-        loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit, graded=True)
+        loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
     scored = score(called, signature or signature_of(called, function), loaded, batch=batch, chat=chat)
     ours = _decide(loaded, strict=strict)
     rows = [

@@ -213,11 +213,11 @@ def _print_funnel(sheet: Datasheet) -> None:
 
 
 def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
-    columns = ("read", "conversations", "refused", "built", "calls", "p50", "p95", "max", "wanted", "taken", "short")
+    columns = ("read", "refused", "built", "calls", "p50", "p95", "max", "wanted", "taken", "short")
     print(f"{'source':16}" + "".join(f"{name:>14}" for name in columns))
     for source in sheet["sources"]:
         lengths = [source["tokens"].get(name, "-") for name in ("p50", "p95", "max")]
-        before = (source["rows_read"], source["conversations"], sum(source["refused"].values()), source["built"])
+        before = (source["rows_read"], sum(source["refused"].values()), source["built"])
         cells = (*before, source["calls_validated"], *lengths, source["wanted"], source["taken"], source["short"])
         print(f"{source['name']:16}" + "".join(f"{value:>14}" for value in cells))
     for source in sheet["sources"]:

@@ -1,5 +1,4 @@
-"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them, or on this machine without one.
-Loads torch for the latter only."""
+"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them. Nothing here loads torch."""
 
 from __future__ import annotations
 
@@ -10,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, Settings, print_json, stoppable
-from rocstar.support.exits import need
+from rocstar.cli.verbs.common import AsJson, Settings, print_json
 
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe, RlStage
-    from rocstar.forecast.cpu import CpuPlan
     from rocstar.forecast.plan import GpuPlan
 
 THRESHOLD_MISSED = 4
-CPU = "cpu"
 ASSUMED = "h200"
 
 
@@ -29,11 +25,7 @@ def plan(
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            help="h200 (assumed where none is named), h100, mi300x, a100 or 4090; cpu: this machine, its parts tried "
-            "for a moment.",
-            show_default=False,
-        ),
+        typer.Option(help="h200 (assumed where none is named), h100, mi300x, a100 or 4090.", show_default=False),
     ] = None,
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
@@ -46,7 +38,7 @@ def plan(
 ) -> None:
     """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
 
-    Ends with 4 where it cannot run on these GPUs. With --gpu cpu: seconds by part and memory on this machine.
+    Ends with 4 where it cannot run on these GPUs.
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
@@ -55,20 +47,14 @@ def plan(
 
     if gpu is None:
         gpu = ASSUMED
-        print(
-            f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu, or this machine: --gpu cpu",
-            file=sys.stderr,
-        )
-    if gpu not in (*GPUS, CPU):
-        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}, {CPU}")
+        print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
+    if gpu not in GPUS:
+        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}")
     loaded = load_recipe(recipe, settings or [])
     for stage in () if placement else loaded.rl_stages:
         if share := stage.rollout.carry_over:
             compare = "plan with rollout.carry_over=0 to compare"
             print(f"{stage.name}: rollout.carry_over {share:g} is counted; {compare}", file=sys.stderr)
-    if gpu == CPU:
-        _here(loaded, length_share, as_json=as_json)
-        return
     if placement:
         table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
         print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))
@@ -125,33 +111,6 @@ def _within(stage: RlStage, pool: int) -> RlStage:
         print(few, file=sys.stderr)
         return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"problems_per_step": pool})})
     return stage
-
-
-def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
-    from rocstar.support.threads import quiet_torch
-
-    need("train")
-    quiet_torch()
-    from rocstar.forecast.trial import predicted
-    from rocstar.support.screen import Screen
-    from rocstar.train import rl_step
-
-    with stoppable("stopped; nothing is left of the trial"), Screen() as screen:
-        made = predicted(recipe, screen, rl_step, length_share=length_share)
-    if as_json:
-        print_json({**asdict(made), "seconds": made.seconds})
-    else:
-        _print_here(made)
-
-
-def _print_here(made: CpuPlan) -> None:
-    print("part                     steps  tokens  rollout s  learning s   seconds")
-    for phase in made.phases:
-        step = f"{phase.steps:7}{phase.tokens:8.0f}{phase.rollout_seconds:11.2f}{phase.learning_seconds:12.2f}"
-        print(f"{phase.name:23}{step if phase.steps else '':38}{phase.seconds:10.1f}")
-    print(f"\n{made.seconds:,.0f} seconds ({_duration(made.seconds / 3600)})")
-    for process, size in made.memory.items():
-        print(f"memory of {process}: {size / 1e6:,.0f} MB")
 
 
 def _print(made: GpuPlan) -> None:

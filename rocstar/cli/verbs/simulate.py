@@ -12,11 +12,10 @@ import typer
 
 from rocstar.cli.verbs.common import AsJson, Runs, options_of, print_json
 from rocstar.errors import ConfigError
-from rocstar.support.exits import need
 
 if TYPE_CHECKING:
     from rocstar.forecast.engine_model import EngineModel
-    from rocstar.forecast.simulate import Moment, StepReport
+    from rocstar.forecast.simulate import StepReport
     from rocstar.forecast.workload import PlannedAttempt
 
 # Qwen3-14B in bf16 on two MI300X at 60% of their bandwidth: 28 GB of weights, 160 KiB of KV a token, 6.4 TB/s.
@@ -92,7 +91,6 @@ class SimulateSpec:
     carry_over: Annotated[
         float, typer.Option(min=0, max=0.99, help="Also do all --steps, at least 4, with this rollout.carry_over.")
     ] = 0.0
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time lines; needs matplotlib.")] = None
     runs: Runs = Path("runs")
 
     def given(self, names: Mapping[str, str]) -> dict[str, Any]:
@@ -111,8 +109,6 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
-    if spec.picture is not None:
-        need("plot")
     costs, sizes, drawn = spec.given(COSTS), spec.given(SIZES), spec.given({name: name for name in DRAWN})
     if spec.run is not None and drawn:
         raise ConfigError(
@@ -151,7 +147,7 @@ def _drawn(
 def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple[Steps, EngineModel, int]:
     """The same of a run; what its engines cost is fitted where it is not all given."""
     from rocstar.forecast.engine_model import COSTS as FITTED
-    from rocstar.forecast.replay import recorded
+    from rocstar.forecast.fit import recorded
 
     found = recorded(run, spec.runs, last=spec.step, steps=spec.steps, cap=spec.cap)
     model = found.model
@@ -165,20 +161,13 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple
 
 
 def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, list[StepReport]]:
-    """Of each step, by policy; the last one drawn where a picture is wanted."""
+    """Of each step, by policy."""
     from rocstar.forecast.policies import POLICIES, scheduler
-    from rocstar.forecast.simulate import draw, simulate_steps
+    from rocstar.forecast.simulate import simulate_steps
 
-    names = [name.strip() for name in spec.policies.split(",")] if spec.policies else list(POLICIES)
-    moments: dict[str, list[Moment]] = {name: [] for name in names}
+    names = [name.strip() for name in spec.policies.split(",")] if spec.policies else POLICIES
     deaths = None if spec.dies is None else {max(fleet): spec.dies}
-    found = {}
-    for name in names:
-        watch = moments[name].append if spec.picture else None
-        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)
-    if spec.picture is not None:
-        draw(moments, fleet, spec.picture)
-    return found
+    return {name: simulate_steps(work, fleet, scheduler(name, work), deaths=deaths) for name in names}
 
 
 def _with_carry_over(

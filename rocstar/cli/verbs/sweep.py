@@ -70,7 +70,7 @@ def run(
     if slurm:
         print(slurm_script([recipe, *given], all_runs), end="")
     elif dry_run:
-        _list(chosen, recipe, as_json=as_json)
+        _list(chosen, as_json=as_json)
     else:
         need("train")
         failed = _make(chosen, recipe)
@@ -80,14 +80,14 @@ def run(
             stop(FAILED, f"{told}; give the command again to go on with them")
 
 
-def _list(runs: Sequence[SweptRun], recipe: str, *, as_json: bool) -> None:
+def _list(runs: Sequence[SweptRun], *, as_json: bool) -> None:
     rows = [{"name": one.recipe.run.name, "state": one.state, "settings": list(one.swept)} for one in runs]
     if as_json:
         print_json({"sweep": runs[0].recipe.run.sweep, "runs": rows})
         return
     for number, row in enumerate(rows):
         print(f"{number:3}  {row['state']:9} {row['name']}")
-    print(f"{len(rows)} runs; what one takes on this machine: rocstar plan {recipe} --gpu cpu", file=sys.stderr)
+    print(f"{len(rows)} runs", file=sys.stderr)
 
 
 def _make(runs: Sequence[SweptRun], recipe: str) -> list[str]:

@@ -268,7 +268,10 @@ class Judges:
             return None
         if not match.exact:
             return self._drop("near_duplicate", match.evidence)
-        same = match.same_answer or self._equal(match.answer, answer)
+        # Where only integers, fractions and roots are left, two answers of different form are never equal.
+        same = match.same_answer or (
+            not self._holds("not_integer") and self.check(match.answer, f"\\boxed{{{answer}}}")[0]
+        )
         if same and match.name not in self.conflicts:
             return self._drop("duplicate", match.evidence)
         if not same:
@@ -279,10 +282,6 @@ class Judges:
                 "conflicting_labels", f"{match.name} has the same text and the answer {match.answer}, not {answer}"
             )
         return self._drop("conflicting_labels", f"same text as {match.name}; {self.conflicts[match.name]}")
-
-    def _equal(self, gold: str, other: str) -> bool:
-        """Whether two answers of different form are equal; where only integers, fractions and roots are left, never."""
-        return not self._holds("not_integer") and self.check(gold, f"\\boxed{{{other}}}")[0]
 
     def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
         """The problem without what it shares with a benchmark, where that is an instruction; else with the evidence."""

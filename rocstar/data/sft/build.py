@@ -25,7 +25,7 @@ from rocstar.data.sft.check import check, check_tokens
 from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
 from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
-from rocstar.data.sft.layouts import LAYOUTS, conversations
+from rocstar.data.sft.layouts import LAYOUTS, conversation
 from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
 from rocstar.data.sft.render import encoded, pieces
@@ -63,9 +63,7 @@ class SourceCounts:
     """Counts of the rows of one source by what became of them."""
 
     rows: int = 0
-    """Lines read."""
-    conversations: int = 0
-    """Conversations that the layout made of the lines; each is built or refused, and so is a line that gives none."""
+    """Lines read; each is built or refused."""
     calls: int = 0
     """Tool calls of the built rows, each validated."""
     refused: Counter[Refusal] = field(default_factory=Counter)
@@ -110,7 +108,7 @@ def build(
     up; `note` hears one sentence a source. Starts an event loop of its own. Raises ConfigError, DataError,
     EngineUnavailable; the files in `out` are then those of the build before, and `refused.jsonl.tmp` tells how far
     this one came."""
-    refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files, *s.answer_files))
+    refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files))
     output_folder(out, "--out ")
     # Files are written under another name until all of them are done.
     partial = {name: out / f"{name}.tmp" for name in (ROWS, REFUSED, DATASHEET)}
@@ -178,7 +176,7 @@ async def _endpoint(
         settings = part.model_dump(exclude={"key_variable", "cache"})
         async with ChatEndpoint(**settings, key=key, cache=cache) as endpoint:
             yield endpoint
-            note(f"endpoint: {endpoint.asked} requests sent, {endpoint.remembered} answered from {part.cache}")
+            note(f"endpoint: {endpoint.http.sent} requests sent, {endpoint.remembered} answered from {part.cache}")
     finally:
         cache.close()
 
@@ -189,7 +187,6 @@ def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed:
     context = LayoutContext(
         files=files,
         tool_files=tuple(Path(file) for file in source.tool_files),
-        answer_files=tuple(Path(file) for file in source.answer_files),
         other_tools=source.other_tools,
         seed=seed,
         code_tool=code_tool,
@@ -197,13 +194,11 @@ def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed:
     try:
         reader = LAYOUTS[source.layout](context)
     except Refused as refused:  # the layout looks through files before the first row
-        raise DataError(f"source {source.name!r}: tool_files or answer_files: {refused}") from None
+        raise DataError(f"source {source.name!r}: tool_files: {refused}") from None
     for file in files:
         for line, row in islice(rows_and_faults(file), source.limit):
             counts.rows += 1
-            for made in conversations(reader, row):
-                counts.conversations += 1
-                yield Draft(source=source.name, file=str(file), line=line, row=row, made=made)
+            yield Draft(source=source.name, file=str(file), line=line, row=row, made=conversation(reader, row))
 
 
 async def _checked_drafts(drafts: Iterable[Draft], source: SourcePart, checks: Checks) -> AsyncIterator[Draft]:
@@ -313,13 +308,12 @@ def _datasheet(
 
 def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: RowStore) -> dict[str, Any]:
     positions = store.positions(source.name)
-    files = (*source.files, *source.tool_files, *source.answer_files)
+    files = (*source.files, *source.tool_files)
     return {
         "name": source.name,
         "layout": source.layout,
         "files": [{"path": file, "sha256": _sha256(file)} for file in files],
         "rows_read": counts.rows,
-        "conversations": counts.conversations,
         "refused": {str(reason): count for reason, count in sorted(counts.refused.items())},
         "built": len(positions),
         "calls_validated": counts.calls,

@@ -37,8 +37,8 @@ from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
-RowReader = Callable[[Row], Chat | Iterable[Chat | Refused]]
-"""One row of a file in, the conversations it holds out. Raises Refused when the whole row is of no use."""
+RowReader = Callable[[Row], Chat]
+"""One row of a file in, the conversation it holds out. Raises Refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,6 @@ class LayoutContext:
     """The source's own files, for layouts that must look through all rows first."""
     tool_files: tuple[Path, ...] = ()
     """Where tools are described apart from the rows."""
-    answer_files: tuple[Path, ...] = ()
-    """Where answers stand apart from the questions."""
     other_tools: int = 0
     """Tools offered besides those that are called, where a source describes them apart; number a conversation."""
     seed: int = 0

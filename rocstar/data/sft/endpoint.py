@@ -1,33 +1,30 @@
-"""Ask an OpenAI-compatible chat endpoint, with retries and a cache, and rewrite conversations with it. A request ends
-in one of three ways:
+"""Ask a chat endpoint (`support/chat_http.py`) with a cache, and rewrite conversations with it. A request ends in one
+of three ways:
 
 - an answer, which is written to the cache before it is used;
 - `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out;
 - a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
-  retried with growing pauses, then EngineUnavailable. A fault never becomes a row."""
+  tried again, then EngineUnavailable; answers so far are kept, so a build started again goes on. A fault never becomes
+  a row."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import random
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
+import httpx
+
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
-from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.errors import ConfigError
+from rocstar.support.chat_http import ChatHttp, NoAnswer
 
-if TYPE_CHECKING:
-    import httpx
-
-FIRST_PAUSE_SECONDS = 0.5  # doubled after each try
-LONGEST_PAUSE_SECONDS = 30.0  # also of what a Retry-After header may ask for
-SETTINGS_WRONG = (401, 403, 404, 405)  # no row can be blamed: key, model or address
 ROW_REFUSED = (400, 413, 422)
 REWORD = (
     "Rewrite the message below so that it asks for the same thing in clear and natural words. Keep every fact, number, "
@@ -62,43 +59,33 @@ class AnswerCache:
         self._base.close()
 
 
-@dataclass(slots=True, kw_only=True)
 class ChatEndpoint:
     """Answers chat messages, from the cache where it can. Use it as an async context manager, inside one loop."""
 
-    url: str
-    """Base address; `/chat/completions` is appended."""
-    model: str
-    key: str | None = None
-    """Sent as bearer token."""
-    concurrency: int = 16
-    """Requests under way at once."""
-    timeout_seconds: float = 120.0
-    """Limit on one request, seconds."""
-    attempts: int = 6
-    """Tries of one request."""
-    parameters: Mapping[str, Any]
-    """Sent along with every request."""
-    cache: AnswerCache
-    asked: int = 0
-    """Requests sent, repeated ones included."""
-    remembered: int = 0
-    """Requests answered from the cache."""
-    _free: asyncio.Semaphore = field(init=False)
-    _alone: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _client: httpx.AsyncClient = field(init=False)
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        key: str | None,
+        concurrency: int,
+        timeout_seconds: float,
+        attempts: int = 6,
+        parameters: Mapping[str, Any],
+        cache: AnswerCache,
+    ) -> None:
+        """url: base address. attempts: tries of one request. parameters: sent along with every request."""
+        self.model, self.parameters, self.cache, self.concurrency = model, parameters, cache, concurrency
+        self.http = ChatHttp(url, key=key, parallel=concurrency, seconds=timeout_seconds, tries=attempts)
+        self.remembered = 0
+        """Requests answered from the cache."""
+        self._alone = WeakValueDictionary[str, asyncio.Lock]()
 
     async def __aenter__(self) -> ChatEndpoint:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        limits = httpx.Limits(max_connections=self.concurrency)
-        self._free = asyncio.Semaphore(self.concurrency)
-        self._client = httpx.AsyncClient(headers=headers, timeout=self.timeout_seconds, limits=limits)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        await self.http.close()
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
         """What the model answers, stripped. Raises Refused, EngineUnavailable, ConfigError."""
@@ -108,8 +95,8 @@ class ChatEndpoint:
         async with self._alone.setdefault(key, asyncio.Lock()):
             choice = self.cache.get(key)
             if choice is None:
-                async with self._free:
-                    choice = await self._asked(request)
+                async with self.http.free:
+                    choice = await self.http.post(request, self._read)
                 self.cache.put(key, choice)
             else:
                 self.remembered += 1
@@ -120,46 +107,21 @@ class ChatEndpoint:
             raise Refused(Refusal.REWRITE, "messages", "the endpoint's answer is empty")
         return text
 
-    async def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        told = ""
-        for attempt in range(self.attempts):
-            self.asked += 1
-            answer, told, wished = await self._try(request)
-            if answer is not None:
-                return answer
-            own = FIRST_PAUSE_SECONDS * 2.0**attempt * random.uniform(0.75, 1.25)
-            if attempt + 1 < self.attempts:
-                await asyncio.sleep(min(max(own, wished), LONGEST_PAUSE_SECONDS))
-        raise EngineUnavailable(
-            f"{self.url} failed {self.attempts} times, last with {told}; "
-            "answers so far are kept, so start the build again when it is back"
-        )
-
-    async def _try(self, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, float]:
-        """(the part of an answer that is kept: text and why it ended; or None, what failed through no doing of the row,
-        and how long the service asks to wait). Raises Refused, ConfigError."""
-        import httpx
-
-        try:
-            response = await self._client.post(f"{self.url.rstrip('/')}/chat/completions", json=request)
-        except httpx.HTTPError as error:
-            return None, f"{type(error).__name__} {error}".strip(), 0.0
-        if response.status_code in SETTINGS_WRONG:
-            raise ConfigError(
-                f"{self.url} answers {response.status_code} for model {self.model!r} "
-                f"({response.text[:120]}); check endpoint.url, endpoint.model and endpoint.key_variable"
-            )
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
+        """The part of an answer that is kept: text and why it ended. Raises NoAnswer, Refused, ConfigError."""
         if response.status_code in ROW_REFUSED:
             raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {response.status_code}")
-        if response.status_code != 200:
-            wished = response.headers.get("retry-after", "")
-            return None, f"status {response.status_code}", float(wished) if wished.isdigit() else 0.0
+        if not response.is_success:  # no row can be blamed: key, model or address
+            raise ConfigError(
+                f"{self.http.url} answers {response.status_code} for model {self.model!r} "
+                f"({response.text[:120]}); check endpoint.url, endpoint.model and endpoint.key_variable"
+            )
         try:
             choice = json.loads(response.content)["choices"][0]
             text = choice["message"].get("content")
-            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}, "", 0.0
+            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}
         except (ValueError, LookupError, TypeError, AttributeError):
-            return None, f"a body that is no chat completion ({response.content[:60]!r})", 0.0
+            raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
 
 
 async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:

@@ -51,8 +51,6 @@ class SourcePart(Section):
     files: list[str] = Field(min_length=1)
     tool_files: list[str] = []
     """seal_tools: descriptions of the tools."""
-    answer_files: list[str] = []
-    """bfcl: the possible_answer files."""
     other_tools: int = Field(default=4, ge=0)
     """seal_tools: tools offered besides the called ones."""
     limit: int | None = Field(default=None, ge=1)

@@ -330,7 +330,8 @@ class Sessions:
             self.make_room_for(session, call.branches, branches)  # what is refused has cost no other session
             for branch in branches:
                 session.forked += 1
-                branch.seed = seed_of(session.seed, session.forked)
+                told = f"{session.seed} {session.forked}".encode()  # the same for the same session's branch
+                branch.seed = int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
             begun = [self.become(branch, snapshot) for branch in branches]
             for problem in filter(None, await asyncio.gather(*begun, return_exceptions=True)):
                 raise problem
@@ -422,8 +423,3 @@ class Sessions:
             is_old = now > session.used + self.settings.session_idle_seconds
             if session.is_idle() and (is_old or session.has_overspent()):
                 self.end(session)
-
-
-def seed_of(seed: int, branch: int) -> int:
-    """Of a session's branch: the same for the same session's, another for each."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {branch}".encode(), digest_size=7).digest())

@@ -77,7 +77,8 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     compiled = compiled_part() if settings["compiled"] else None
     gc.collect()
     gc.freeze()
-    memory = base_memory()
+    with open("/proc/self/statm") as file:  # in use before any program; limits come on top of it
+        memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     facts = {"fork_path": "c", "arena": compiled.arena} if compiled else {"fork_path": "python", "arena": None}
     commands.send(json.dumps({"problem": "", **facts}).encode())
     slot = Zygote(commands, settings["workdirs"]).obey()
@@ -141,12 +142,6 @@ def compiled_part() -> ModuleType | None:
         return importlib.import_module("rocstar.sandbox.slot._fork")
     except ImportError:
         return None
-
-
-def base_memory() -> int:
-    """Address space in use before any program, bytes; limits come on top of it."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Zygote:

@@ -1,0 +1,105 @@
+"""Requests to an OpenAI-compatible chat endpoint, with bounds and bounded retries. Not here: what an answer says, and
+what a refusal means (`evaluation/chat_client.py`, `data/sft/endpoint.py`).
+
+Tried again: a lost connection, 408, 409, 429 and 5xx, with waits that double, or as long as the server says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from rocstar.errors import ConfigError, EngineUnavailable
+
+FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
+LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
+CONNECT_SECONDS = 20.0
+AGAIN = (408, 409, 429)
+MOST_BYTES = 64 * 2**20  # of one answer; 30,000 tokens take well under one
+
+Sleep = Callable[[float], Awaitable[None]]
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """What came back is none: it is asked for again."""
+
+
+class ChatHttp:
+    """One endpoint. At most `parallel` requests are under way at once."""
+
+    def __init__(
+        self, url: str, *, key: str | None, parallel: int, seconds: float, tries: int, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        """url: up to and with `/v1`. key: sent as a bearer token, never shown. seconds: limit on one request. Raises
+        ConfigError for a URL that is none."""
+        check_address(url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), pool=None)
+        self.url, self.seconds, self.tries, self.sleep = url.rstrip("/"), seconds, tries, sleep
+        self.free = asyncio.Semaphore(parallel)
+        self.sent = 0
+        """Requests, repeated ones included."""
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=httpx.Limits(max_connections=parallel))
+
+    async def post(self, body: Mapping[str, Any], read: Callable[[httpx.Response], T]) -> T:
+        """What `read` makes of the answer, or of a refusal (4xx); where it raises NoAnswer it is tried again. To be
+        awaited inside `free`. Raises EngineUnavailable, and what else `read` raises."""
+        said, wait = "", 0.0
+        for attempt in range(self.tries):
+            if attempt:
+                await self.sleep(min(LONGEST_WAIT_SECONDS, wait))
+            wait = FIRST_WAIT_SECONDS * 2**attempt
+            self.sent += 1
+            try:
+                async with asyncio.timeout(self.seconds):
+                    response = await self._whole(body)
+                if response.status_code < 500 and response.status_code not in AGAIN:
+                    return read(response)
+            except (httpx.HTTPError, TimeoutError) as error:
+                said = f"{type(error).__name__}: {error}"
+            except NoAnswer as error:
+                said = str(error)
+            else:
+                said = f"status {response.status_code}: {response.text[:300]}"
+                wait = _asked_to_wait(response) or wait
+        raise EngineUnavailable(
+            f"{self.url} gave no answer in {self.tries} tries ({said}); answers so far are kept, so give the command "
+            "again when it is back"
+        )
+
+    async def _whole(self, body: Mapping[str, Any]) -> httpx.Response:
+        """Raises EngineUnavailable for an answer without an end."""
+        async with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
+            parts, size = [], 0
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
+        # Without those that speak of bytes that are decoded by now.
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-encod")}
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def check_address(url: str) -> None:
+    """Raises ConfigError."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    usable = parsed.host and (parsed.port is None or 0 < parsed.port < 65536)
+    if not usable or not re.fullmatch(r"https?://[^\s?#]+", url):
+        raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
+
+
+def _asked_to_wait(response: httpx.Response) -> float | None:
+    """Seconds of a Retry-After header; its form as a date is not read."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if re.fullmatch(r"\d{1,6}(\.\d+)?", said) else None
