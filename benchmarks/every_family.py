@@ -58,7 +58,7 @@ sizes known to the benchmark make no tiny model of it, so nothing is known.
 HYBRID: Mapping[str, Any] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What the defaults of a config leave out of its published models."""
 MOST_WEIGHTS = 20_000_000
-LENGTHS = (3, 17, 40, 150)
+LENGTHS = (3, 17, 40, 120)
 TINY: Mapping[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "n_embd": 32, "n_layer": 2, "n_head": 4,

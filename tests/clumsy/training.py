@@ -371,7 +371,7 @@ MODELS = [
         for word, changes in {
             "kv_lora_rank 512": {"kv_lora_rank": 512},  # DeepSeek-V3
             "values of another width": {"v_head_dim": 999},
-            "linear_attention": {"layer_types": ["linear_attention", "full_attention"]},  # Qwen3-Next
+            "indexed_attention": {"layer_types": ["indexed_attention", "full_attention"]},  # DeepSeek-V3.2
             "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
             "alibi": {"alibi": True},
         }.items()

@@ -296,11 +296,8 @@ def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0; the learner trains"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
         ({"logits_scaling": 8.0}, "logits_scaling 8.0"),  # Granite
-        ({"model_type": "gpt_oss"}, "attention sinks"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of kind linear_attention"),  # Qwen3-Next
     ],
 )
 def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_engine_writes(
@@ -310,7 +307,7 @@ def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_en
     windows at the first longer attempt."""
     rollout = {"rollout": {"template": "compact", "max_turns": 1}}
     server = {"engine": [{"name": "v", "kind": "vllm", "url": "http://127.0.0.1:8000"}]}
-    harmless = {"logits_scaling": 1.0, "layer_types": ["sliding_attention"], "sliding_window": 16}
+    harmless = {"logits_scaling": 1.0, "layer_types": ["sliding_attention", "linear_attention"], "sliding_window": 16}
     for written in (harmless, changes):
         file = Path(pretrained["model"]["path"], "config.json")
         file.write_text(json.dumps({**json.loads(file.read_text()), **written}))
