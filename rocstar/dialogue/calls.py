@@ -1,5 +1,6 @@
-"""Tool calls in text, read and written: as JSON between `<tool_call>` tags (Hermes, Qwen), and as Llama 3 writes them,
-JSON objects with `name` and `parameters`, with `<|python_tag|>` before them or without it. Nothing is run here."""
+"""Tool calls in text, read and written: as JSON between `<tool_call>` tags (Hermes, Qwen), as tags for each argument
+between them (Qwen3.5), and as Llama 3 writes them, JSON objects with `name` and `parameters`, with `<|python_tag|>`
+before them or without it. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -210,3 +211,68 @@ def _found(text: str) -> Iterator[Found]:
 def _field(body: Any) -> str:
     """The key of the arguments: `parameters`, or `arguments` where only that is there."""
     return "arguments" if isinstance(body, dict) and "arguments" in body and "parameters" not in body else "parameters"
+
+
+# Qwen3.5 and Qwen3-Coder
+
+FUNCTION, END = "<function=", "</function>"
+_FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f"{CLOSE}|{FUNCTION}", rf"\s*{CLOSE}"))
+_PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
+
+
+class XmlCalls:
+    """`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
+    vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
+    begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
+
+    reserved = (OPEN, CLOSE)
+
+    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
+        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_functions(text))]
+
+    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
+        parts = [ours(f"{OPEN}\n"), Segment(f"{FUNCTION}{tool}>\n", Author.ASSISTANT)]
+        for name, value in arguments.items():
+            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            parts.append(Segment(f"<parameter={name}>\n{written}\n</parameter>\n", Author.ASSISTANT))
+        return *parts, Segment(END, Author.ASSISTANT), ours(f"\n{CLOSE}")
+
+    def strip(self, text: str) -> str:
+        return without(text, _functions(text))
+
+
+XML = XmlCalls()
+
+
+def _functions(text: str) -> Iterator[Found]:
+    place = 0
+    while begin := _FIRST.search(text, place):
+        found = _function(text, begin)
+        yield found
+        place = found.end
+
+
+def _function(text: str, first: re.Match[str]) -> Found:
+    """The call that begins with this tag."""
+    begin = start = first.start()
+    if first[0] == OPEN:
+        inside = _INSIDE.search(text, first.end())
+        if inside is None or inside[0] == CLOSE:
+            close, end = inside.span() if inside else (len(text), len(text))
+            return Found(begin, end, text[first.end() : close], complaint=f"no {FUNCTION}NAME>")
+        start = inside.start()
+    end = text.find(END, start)
+    if end < 0:
+        return Found(begin, len(text), text[start:], complaint=f"no {END} after {FUNCTION}")
+    end += len(END)
+    outer = _OUTER.match(text, end)
+    raw, outside = text[start:end], outer.end() if outer else end
+    name, closes, rest = raw[len(FUNCTION) : -len(END)].partition(">")
+    if not name.strip() or not closes or "<" in name:
+        return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
+    arguments = {each[1]: _without_newlines(each[2]) for each in _PARAMETER.finditer(rest)}
+    return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
+
+
+def _without_newlines(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")

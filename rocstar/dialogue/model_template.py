@@ -24,7 +24,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rocstar.dialogue.calls import HERMES, LLAMA, CallSyntax
+from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
@@ -219,7 +219,7 @@ def _call_syntax(source: ChatSource, folder: Path) -> CallSyntax:
     function = {"name": "probe", "arguments": arguments}
     calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     text = source.render([_USER, calling], (), header=False)
-    known: tuple[CallSyntax, ...] = (HERMES, LLAMA)
+    known: tuple[CallSyntax, ...] = (HERMES, LLAMA, XML)
     for syntax in known:
         if text_of(syntax.render("probe", arguments)) in text:
             return syntax
@@ -232,8 +232,7 @@ def _call_syntax(source: ChatSource, folder: Path) -> CallSyntax:
 def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
     """Two rounds of calls, some of them parallel, with and without thoughts: opening, completions and replies put
     together are what the template renders for the whole conversation."""
-    thoughts = ["", "So.", *(["<think>\nSo.\n</think>\n\n"] if template.source.mentions_thinking else [])]
-    for thought in thoughts:
+    for thought in _thoughts(template, tools):
         for width in (1, 2):
             opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
@@ -245,6 +244,16 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
                     f"{said[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
                 )
+
+
+def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
+    """What a completion may begin with: nothing of thoughts where the opening holds an empty one, their end where it
+    has begun one."""
+    opening = text_of(template.opening("Q", tools)).rstrip()
+    if opening.endswith("<think>"):
+        return ["So.\n</think>\n\n"]
+    thinks = template.source.mentions_thinking and not opening.endswith("</think>")
+    return ["", "So.", *(["<think>\nSo.\n</think>\n\n"] if thinks else [])]
 
 
 def _rendered(template: ModelTemplate, thought: str, said: str, width: int) -> list[str]:

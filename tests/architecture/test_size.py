@@ -21,8 +21,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (737, 8),
     "config": (2022, 11),
     "data": (4582, 24),
-    "dialogue": (1405, 10),
-    "engines": (4044, 20),
+    "dialogue": (1480, 10),
+    "engines": (4042, 20),
     "errors": (48, 1),
     "evaluation": (3657, 21),
     "forecast": (1948, 9),
@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (544, 1),
     "view": (1538, 8),
 }
-CLASSES, FUNCTIONS = 582, 3996
+CLASSES, FUNCTIONS = 583, 4003
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
