@@ -5,9 +5,10 @@ here as it does there, or is it refused, when and why?
     python benchmarks/every_family.py llama gemma3     # some
     python benchmarks/every_family.py --write docs/families.md
 
-`learner` and `engine` are the parts of a run. "runs" means: log-probabilities of rows of 3 to 40 tokens, packed and in
-pages, differ from transformers' own by at most 1e-5 nats (fp32). Refused "by its config" is refused by `--dry-run`;
-refused "by its weights" when the model is loaded, before the first step. Anything else is a fault and ends this with 1.
+`learner` and `engine` are the parts of a run. "runs" means: log-probabilities of rows of 3 to 120 tokens, learnt from
+together and in pages, differ from transformers' own by at most 1e-5 nats (fp32), or 1e-4 where it says so. Refused
+"by its config" is refused by `--dry-run`; refused "by its weights" when the model is loaded, before the first step.
+Anything else is a fault and ends this with 1.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from rocstar.learning.pack import pack
 from rocstar.parts.modelfolder import model_facts
 
 TOLERANCE = 1e-5  # nats
+COARSE = 1e-4  # where transformers' own steps with a cache differ by as much from its passes without (Nemotron-H)
 OTHERWISE: tuple[Mapping[str, Any], ...] = (
     {},
     {"head_dim": None},
@@ -48,11 +50,12 @@ OTHERWISE: tuple[Mapping[str, Any], ...] = (
 PAGE_HEAD = """\
 # Model families
 
-Every causal language model of transformers {version}, made tiny with random weights (`python benchmarks/every_family.py
---write docs/families.md`). *Runs* means that log-probabilities are transformers' own to 1e-5 nats, by rows that exceed
-sliding windows. *Refused by its config* is refused by `--dry-run`; *refused by its weights* when the model is loaded,
-before the first step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too. *Not made*: the
-sizes known to the benchmark make no tiny model of it, so nothing is known.
+Every causal language model of transformers {version}, made tiny with random weights (`python
+benchmarks/every_family.py --write docs/families.md`). *Runs* means that log-probabilities are transformers' own to
+1e-5 nats (or 1e-4, where it says so), by rows that exceed sliding windows and the chunks of recurrent layers.
+*Refused by its config* is refused by `--dry-run`; *refused by its weights* when the model is loaded, before the first
+step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too. *Not made*: the sizes known to
+the benchmark make no tiny model of it, so nothing is known.
 
 """
 HYBRID: Mapping[str, Any] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
@@ -177,7 +180,9 @@ def tried(
     gap = max(
         abs(a - b) for mine, theirs in zip(found, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
     )
-    return "runs" if gap <= TOLERANCE else f"FAULT: differs by {gap:.2g} nats"
+    if gap <= TOLERANCE:
+        return "runs"
+    return "runs to 1e-4" if gap <= COARSE else f"FAULT: differs by {gap:.2g} nats"
 
 
 @torch.no_grad()
