@@ -91,6 +91,10 @@ def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_pat
     shutil.rmtree(place / "runs")
     moved = tmp_path / "elsewhere" / "step"
     shutil.move(tmp_path / "bundle", moved)
+    settings = json.loads((moved / "config.resolved.json").read_text())
+    settings["model"]["path"] = "/nowhere"  # as if the run had begun with a model that is not here
+    (moved / "config.resolved.json").unlink()  # it may be a hard link
+    (moved / "config.resolved.json").write_text(json.dumps(settings))
     found = replayed(tmp_path, str(moved), "--step", str(step))
     assert all(not one["differs"] for one in found["steps"]) and found["steps"][-1]["step"] == step
     assert {path.name for path in moved.iterdir()} == {

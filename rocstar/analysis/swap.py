@@ -35,7 +35,7 @@ from rocstar.evaluation.subject import LocalModel
 from rocstar.parts.build import as_evaluated
 from rocstar.parts.modelfolder import model_facts
 from rocstar.record.evaluations import SAMPLES
-from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, trajectory_of
+from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, problem_of, trajectory_of
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
@@ -149,9 +149,8 @@ def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Star
         if last is None or made.fault is not None or made.problem_id in seen:
             continue
         seen.add(made.problem_id)
-        asked = Problem(id=made.problem_id, question=row["question"], answer=row["gold"], source=row["source"])
         attempt = replace(made, turns=made.turns[: last + 1])
-        yield StartedAttempt(problem=problems.get(made.problem_id, asked), attempt=attempt)
+        yield StartedAttempt(problem=problems.get(made.problem_id, problem_of(row)), attempt=attempt)
 
 
 def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[Variant]:

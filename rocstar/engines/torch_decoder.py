@@ -13,7 +13,6 @@ whatever stretches and beside whatever sequences a token is fed, so results do n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +168,6 @@ class PagedDecoder:
     def _feed(self, rows: Ints, counts: Ints, wanted: Ints) -> torch.Tensor:
         """The logits of the tokens at `wanted` in the list, which come first, and of fillers."""
         columns, device = self._table.columns, self._cache.keys.device
-        columns.begins[rows, columns.cached[rows]] = True
         rows_T = np.repeat(rows, counts)
         offsets = np.arange(len(rows_T)) - np.repeat(np.cumsum(counts) - counts, counts)
         positions_T = columns.cached[rows_T] + offsets
@@ -179,10 +177,14 @@ class PagedDecoder:
         if lacking > 0:  # fillers write to page 0, and read what the last token does
             rows_T, positions_T, ids_T = (np.pad(each, (0, lacking), "edge") for each in (rows_T, positions_T, ids_T))
             pages_T = np.pad(pages_T, (0, lacking))
+        begins = None
+        if self._recurrent:
+            columns.begins[rows, columns.cached[rows]] = True
+            begins = torch.from_numpy(columns.begins[rows_T, positions_T])
         wanted = np.pad(wanted, (0, self._filled(len(wanted)) - len(wanted)))
-        aim = (torch.from_numpy(each).to(device) for each in (rows_T, positions_T, pages_T, columns.tables))
-        begins = torch.from_numpy(columns.begins[rows_T, positions_T]) if self._recurrent else None
-        self._cache.aim = replace(Aim(*aim), begins=begins)
+        arrays = rows_T, positions_T, pages_T, columns.tables
+        row, position, page, tables = (torch.from_numpy(each).to(device) for each in arrays)
+        self._cache.aim = Aim(row, position, page, tables, begins)
         return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(wanted).to(device))
 
     def _filled(self, count: int) -> int:

@@ -265,8 +265,9 @@ class SequenceTable:
     def _release(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._leave_pages(sequence, 0)
-            self.columns.begins[sequence.row, self.columns.cached[sequence.row]] = True  # of what would have come next
-            sequence.begins = self.columns.begins[sequence.row].copy() if self._recurrent else None
+            if self._recurrent:
+                begins = sequence.begins = self.columns.begins[sequence.row].copy()
+                begins[self.columns.cached[sequence.row]] = True  # of what would have come next
             self.columns.free(sequence.row)
             sequence.row = None
 

@@ -121,6 +121,12 @@ def identity(group: int, place: int) -> str:
     return f"{group}/{place}"
 
 
+def place_of(row: BatchRow) -> tuple[int, int]:
+    """The (group, place) that its identity was made of."""
+    group, _, place = row.identity.partition("/")
+    return int(group), int(place)
+
+
 def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
     """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
     is; the mean over tokens is 1. None where tokens do. Source: paper, eq. 6, which divides by the tokens of each

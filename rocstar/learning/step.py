@@ -73,8 +73,8 @@ def learn_step(
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
     updates = []
     for batch in batches:
-        batch_seen = top_entropy(batch, settings.top_entropy_share) if narrow else batch
-        updates.append(learner.update(batch_seen, traced=seen is not None))
+        learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
+        updates.append(learner.update(learnt_from, traced=seen is not None))
         if seen:
             seen(updates[-1])
     rows = [row for part in (batches if narrow else updates) for row in part.rows]

@@ -382,13 +382,19 @@ def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     return run, step
 
 
+def copy_metrics(source: RunFolder, target: RunFolder, step: int) -> list[dict[str, Any]]:
+    """Give `target` the rows of metrics up to `step`, and return them. Raises OSError."""
+    rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
+    write_atomic(target.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    return rows
+
+
 def fill_branch(
     fresh: RunFolder, source: RunFolder, step: int, *, anew: Set[str], changes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: SFT stages whose
     rows differ here. Raises OSError."""
-    rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
-    write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    rows = copy_metrics(source, fresh, step)
     imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)
     for path in (*_kept(source, step), *imitated):
         share(path, fresh.path / path.relative_to(source.path))

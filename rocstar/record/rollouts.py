@@ -277,6 +277,11 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """The problem of a row; its metadata is not kept."""
+    return Problem(id=row["problem_id"], question=row["question"], answer=row["gold"], source=row["source"])
+
+
 def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[float]) -> Turn:
     sampled, replied = turn["sampled_tokens"], turn["reply_tokens"]
     completion = Completion(

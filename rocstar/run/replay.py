@@ -8,7 +8,6 @@ same weights. Source: ours."""
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import verifier_named
 from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
+from rocstar.learning.advantages import place_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
@@ -32,10 +31,9 @@ from rocstar.learning.step import Gradient, LearnedStep, Seen, cosine, learn_ste
 from rocstar.learning.threads import use_threads
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
-from rocstar.record.atomic import write_atomic
-from rocstar.record.folder import RunFolder, read_json, share
+from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
 from rocstar.record.journal import read_journal
-from rocstar.record.rollouts import attempts_table, read_rollouts, read_table, trajectory_of
+from rocstar.record.rollouts import attempts_table, problem_of, read_rollouts, read_table, trajectory_of
 from rocstar.run.continued import THREADS
 from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
@@ -124,8 +122,8 @@ class Tried:
 
 
 def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
-    number, _, place = row.identity.partition("/")
-    one = groups[int(number)].trajectories[int(place)]
+    number, place = place_of(row)
+    one = groups[number].trajectories[place]
     return {"problem_id": one.problem_id, "index": one.index}
 
 
@@ -141,6 +139,8 @@ class Span:
     begun: int
     """The step before the first one of these, whose checkpoint the run keeps; 0 for the run's beginning."""
     last: int
+    recorded: Mapping[int, Mapping[str, Any]]
+    """The run's rows of metrics, by step."""
 
     @property
     def steps(self) -> range:
@@ -154,28 +154,36 @@ class Span:
 def spans_of(run: RunFolder) -> list[Span]:
     """One for each RL stage, from its first step on that can be replayed, to its last one. Raises ConfigError,
     DataError."""
-    last = {row["stage"]: row["step"] for row in read_journal(run.metrics)}
+    recorded = _recorded(run)
+    last = {row["stage"]: step for step, row in recorded.items()}
     stages = [stage.name for stage in resolved_from_json(run.resolved).rl_stages if stage.name in last]
     if not stages:
         raise ConfigError(f"run {run.name} has made no RL step yet")
-    return [_span(run, last[name], min) for name in stages]
+    return [_span(run, recorded, last[name], min) for name in stages]
 
 
 def span_of(run: RunFolder, step: int) -> Span:
     """The steps from the newest checkpoint before this one to it. Raises ConfigError, DataError."""
-    return _span(run, step, max)
+    return _span(run, _recorded(run), step, max)
 
 
-def _span(run: RunFolder, last: int, choose: Callable[[list[int]], int]) -> Span:
+def _recorded(run: RunFolder) -> dict[int, Mapping[str, Any]]:
+    return {row["step"]: row for row in read_journal(run.metrics)}
+
+
+def _span(
+    run: RunFolder, recorded: Mapping[int, Mapping[str, Any]], last: int, choose: Callable[[list[int]], int]
+) -> Span:
     """choose: one of the checkpoints' steps."""
-    recipe, stage_of = resolved_from_json(run.resolved), {r["step"]: r["stage"] for r in read_journal(run.metrics)}
-    if last not in stage_of:
-        there = f"its steps go to {max(stage_of)}" if stage_of else "it has made none"
+    recipe = resolved_from_json(run.resolved)
+    if last not in recorded:
+        there = f"its steps go to {max(recorded)}" if recorded else "it has made none"
         raise ConfigError(f"run {run.name} has no step {last}; {there}")
-    stage = next((one for one in recipe.stage if one.name == stage_of[last]), None)
+    name = recorded[last]["stage"]
+    stage = next((one for one in recipe.stage if one.name == name), None)
     if not isinstance(stage, RlStage):
-        raise ConfigError(f"step {last} of run {run.name} is of stage {stage_of[last]}; only RL steps are replayed")
-    stage_begun = min(step for step, name in stage_of.items() if name == stage.name) - 1
+        raise ConfigError(f"step {last} of run {run.name} is of stage {name}; only RL steps are replayed")
+    stage_begun = min(step for step, row in recorded.items() if row["stage"] == name) - 1
     kept = [step for step in run.checkpoint_steps() if stage_begun <= step < last]
     if not kept and (stage_begun or recipe.model.path is None):
         raise DataError(
@@ -190,18 +198,17 @@ def _span(run: RunFolder, last: int, choose: Callable[[list[int]], int]) -> Span
                 f"{change['setting']} is another one after step {change['step']} of run {run.name}, and the replay "
                 f"begins at step {begun}; replay a step that a later checkpoint comes before"
             )
-    return Span(run=run, recipe=recipe, stage=stage, stage_begun=stage_begun, begun=begun, last=last)
+    return Span(run=run, recipe=recipe, stage=stage, stage_begun=stage_begun, begun=begun, last=last, recorded=recorded)
 
 
 def write_bundle(span: Span, target: Path) -> None:
-    """A run folder with no more than the replay needs; where the run began with `model.path` and no checkpoint or with
-    adapters, that model as well. Raises ConfigError where `target` is there, OSError."""
+    """A run folder with no more than the replay needs, but for the model of `model.path`, which has to be at hand where
+    the replay begins with it or it has adapters. Raises ConfigError where `target` is there, OSError."""
     if target.exists():
         raise ConfigError(f"{target} is there already; give another name")
     target.mkdir(parents=True)
-    run, fresh = span.run, RunFolder(target)
-    rows = [row for row in read_journal(run.metrics) if row["step"] <= span.last]
-    write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    run = span.run
+    copy_metrics(run, RunFolder(target), span.last)
     parts = [run.resolved, *map(run.rollout_file, span.steps)]
     checkpoints = [step for step in run.checkpoint_steps() if span.begun <= step <= span.last]
     for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # the last one makes it a run
@@ -214,7 +221,6 @@ class Replay:
     def __init__(self, span: Span, variants: Sequence[Sequence[str]] = ()) -> None:
         """variants: other settings, to learn from the last step with. Raises ConfigError, DataError, OSError."""
         self.span, self.run, self.recipe, self.stage = span, span.run, span.recipe, span.stage
-        self._recorded = {row["step"]: row for row in read_journal(span.run.metrics)}
         self._variants = [(", ".join(settings), self._with(settings)) for settings in variants]
         use_threads(self.run.identity.get("threads", {}).get("count", 1))
         cluster = self.recipe.cluster.model_copy(update={"launcher": "processes"})
@@ -256,17 +262,20 @@ class Replay:
             if last is None or row["problem_id"] != last["problem_id"] or row["index"] <= last["index"]:
                 members.append([])
             members[-1].append(row)
-        return [Group(problem=_problem(some[0]), trajectories=tuple(map(trajectory_of, some))) for some in members]
+        return [Group(problem=problem_of(some[0]), trajectories=tuple(map(trajectory_of, some))) for some in members]
 
     def _open(self) -> None:
         recipe, checkpoint, inside = self.recipe, self.span.checkpoint, self.span.begun > self.span.stage_begun
-        base = find_model(recipe.model.path) if recipe.model.path is not None else None
+        base = None
+        if checkpoint is None or recipe.model.lora_rank:
+            assert recipe.model.path is not None  # the span and the recipe ask for it
+            base = find_model(recipe.model.path)
         if checkpoint is not None:
-            made = opened(checkpoint, base if recipe.model.lora_rank else None)
+            made = opened(checkpoint, base)
         else:
-            assert base is not None  # `span_of` asks for it
+            assert base is not None
             made = OpenedModel(model=load_model(base), codec=Codec.load(base))
-        self.template = AttemptParts(recipe).template(base)
+        self.template = AttemptParts(recipe).template(checkpoint / "model" if checkpoint else base)
         seed = seed_for(recipe.run.seed, "adapters")
         self.policy = Policy(made.model, made.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
         if checkpoint:
@@ -296,8 +305,9 @@ class Replay:
         if self._decides and (count := self._other_outcomes(groups)):
             differs["rewards"] = f"those of {plural(count, 'attempt')}"
         metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **self._means(learnt)}
-        for name in (name for name, value in metrics.items() if self._recorded[step].get(name) != value):
-            differs[name] = f"{metrics[name]!r}, recorded {self._recorded[step].get(name)!r}"
+        row = self.span.recorded[step]
+        for name in (name for name, value in metrics.items() if row.get(name) != value):
+            differs[name] = f"{metrics[name]!r}, recorded {row.get(name)!r}"
         kept = step in self.run.checkpoint_steps()
         if kept and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
@@ -317,16 +327,10 @@ class Replay:
         return sum(outcome != one.outcome for (_, one), outcome in zip(pairs, found, strict=True))
 
     async def _verified(self, pairs: Sequence[tuple[Problem, Trajectory]]) -> Sequence[Outcome | VerifierUnavailable]:
-        evaluate, grader = self.recipe.evaluate, Grader()
+        grader = Grader()
         try:
-            return await verifier_named(
-                evaluate.verifier,
-                self.policy.codec,
-                grader,
-                truncated=self.stage.rollout.truncated,
-                calls=self.template.calls,
-                right_above=evaluate.right_above,
-            ).verify_all(pairs)
+            judge = AttemptParts(self.recipe).verifier(self.stage.rollout, self.policy.codec, self.template, grader)
+            return await judge.verify_all(pairs)
         finally:
             await grader.close()
 
@@ -349,7 +353,3 @@ class Replay:
 
 def _note(made: Tried, learner: GrpoLearner, update: Update) -> None:
     made.add(update, learner.gradient())
-
-
-def _problem(row: Mapping[str, Any]) -> Problem:
-    return Problem(id=row["problem_id"], question=row["question"], answer=row["gold"], source=row["source"])

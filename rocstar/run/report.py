@@ -17,7 +17,7 @@ from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
-from rocstar.learning.advantages import identity
+from rocstar.learning.advantages import identity, place_of
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import Carried
@@ -154,8 +154,8 @@ def _by_age(
     fresh: list[BatchRow] = []
     stale: list[BatchRow] = []
     for row in rows:
-        number, _, place = row.identity.partition("/")
-        completions = [turn.completion for turn in groups[int(number)].group.trajectories[int(place)].turns]
+        number, place = place_of(row)
+        completions = [turn.completion for turn in groups[number].group.trajectories[place].turns]
         spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
         if all(span.version == version for span in spans):
             fresh.append(row)

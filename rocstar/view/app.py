@@ -40,10 +40,9 @@ from rocstar.record.differences import settings_that_differ, varying
 from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
-from rocstar.record.rollouts import SHORT_COLUMNS
+from rocstar.record.rollouts import SHORT_COLUMNS, problem_of
 from rocstar.record.table import BadFilter, Where
 from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
-from rocstar.types import Problem
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
@@ -418,8 +417,7 @@ def _recorded(state: AppState, index: Index, request: Request) -> RecordedGroup:
         columns = [*SHORT_COLUMNS, *(("prompt_ids", "token_ids") if with_tokens else ())]
         return index.bodies(file, siblings[0]["row"], siblings[-1]["row"], columns)
 
-    found = query.problem_of(index, siblings[0]["problem_id"])
-    problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])
+    problem = problem_of(query.problem_of(index, siblings[0]["problem_id"]))
     repeats = bool(request.query_params.get("repetition_weight"))
     return recorded_group(index.source.run, stage, step, problem, read, repeats=repeats)
 

@@ -16,7 +16,7 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
 if TYPE_CHECKING:
-    from rocstar.run.replay import Span
+    from rocstar.run.replay import Replay, Span
 
 SHOWN = 48  # characters before a token
 FORKS = "of forks: share of the gradient that the fifth of tokens with the highest entropy carries"
@@ -85,15 +85,21 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
             with closing(Replay(span, variants)) as replay:
                 for number in span.steps:
                     if variants and number == span.last:
-                        tried = list(replay.tried(number))
-                        found["tried"] = [one.told(tried[0].gradient) for one in tried]
-                        found["tokens"] = tried[0].heaviest(replay.groups(number), replay.policy.codec.decode)
+                        found |= _tried(replay, number)
                     found["steps"].append(asdict(replay.step(number)))
                     if not as_json:
                         print(_line(found["steps"][-1]))
     if not as_json:
         print("\n".join([*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"])]))
     return found
+
+
+def _tried(replay: Replay, step: int) -> dict[str, Any]:
+    """One set of settings at a time: each holds a gradient of the model's size."""
+    made = replay.tried(step)
+    own = next(made)  # the run's own settings
+    told = [own.told(own.gradient), *(one.told(own.gradient) for one in made)]
+    return {"tried": told, "tokens": own.heaviest(replay.groups(step), replay.policy.codec.decode)}
 
 
 def _line(step: Mapping[str, Any]) -> str:
