@@ -498,6 +498,9 @@ class EndSection(Section):
     reward_loss: float | None = Field(default=None, gt=0, le=1)
     """The reward falls: the mean reward of the last window is at least this far below that of the stage's best
     window."""
+    sampled_tokens: Count | None = None
+    """The budget is used up: the stage's attempts have this many tokens of the model. Looked at after each step,
+    whatever window says."""
 
     def complaints(self) -> Iterator[str]:
         if self.truncated_share is not None and self.reward_gain is None:

@@ -3,7 +3,8 @@ means over the last steps that alarms look at too.
 
 The paper changed stages by hand (§4.3): from 1 to 2 when the share of truncated attempts was stable near 10% and the
 reward flat, from 2 to 3 when over 70% of the groups were solved by every attempt, and it stopped when the reward had
-saturated and began to fall. The rules here say the same in numbers. Their form is ours.
+saturated and began to fall. The rules here say the same in numbers, and a budget of tokens ends a stage too. Their form
+is ours.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from rocstar.support.screen import plural
 
 Row = Mapping[str, float | None]
 """Metrics of one step."""
-REWARD, TRUNCATED, SOLVED = "reward/mean", "len/truncated", "group/solved_share"
+REWARD, TRUNCATED, SOLVED, SAMPLED = "reward/mean", "len/truncated", "group/solved_share", "step/tokens"
 
 
 def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
     """Why a stage with these steps is over, in words; None while it goes on. rows: its metrics, one a step."""
-    return _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+    return _spent(rule, rows) or _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+
+
+def _spent(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    sampled = sum(row.get(SAMPLED) or 0 for row in rows)
+    if rule.sampled_tokens is None or sampled < rule.sampled_tokens:
+        return None
+    return f"its attempts have {sampled:,.0f} tokens of the model (end.sampled_tokens is {rule.sampled_tokens:,})"
 
 
 def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:

@@ -19,7 +19,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3563, 20),
     "cli": (3381, 22),
     "cluster": (737, 8),
-    "config": (2022, 11),
+    "config": (2025, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
     "engines": (4045, 20),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2697, 15),
     "rollout": (2059, 12),
-    "run": (3627, 21),
+    "run": (3635, 21),
     "sandbox": (9373, 44),
     "serving": (878, 6),
     "support": (1443, 12),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (544, 1),
     "view": (1536, 8),
 }
-CLASSES, FUNCTIONS = 583, 4007
+CLASSES, FUNCTIONS = 583, 4008
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8278
+BENCHMARK_LINES = 8469
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

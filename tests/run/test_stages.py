@@ -85,3 +85,10 @@ def test_every_cell_of_the_ablation_has_all_its_steps(name: str) -> None:
     recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "ablations" / f"{name}.toml")
     stages = [stage for stage in recipe.stage if isinstance(stage, RlStage) and stage.steps]
     assert stages and all(length(stage.end, [row(1.0, solved=0.1)] * stage.steps) is None for stage in stages)
+
+
+def test_a_stage_ends_with_the_step_that_uses_up_its_budget_of_tokens() -> None:
+    rows: list[Row] = [{"step/tokens": tokens} for tokens in (400.0, 599.0, 1.0, 7.0)]
+    assert length(EndSection(sampled_tokens=1000), rows) == 3
+    assert length(EndSection(sampled_tokens=1008), rows) is None
+    assert "1,000 tokens" in (why_over(EndSection(sampled_tokens=1000), rows[:3]) or "")
