@@ -6,8 +6,9 @@ with the sentence that each stands in as a comment. A question whose program doe
 demonstrated; it is still asked in RL.
 
 `[data.options]`: `holdout` sets aside so many training questions to choose settings by, in place of test files;
-`cold_start = "form"` demonstrates how to call and to answer on sums that say their own program, and no question of the
-files; `"programs"` (the default) demonstrates the programs.
+`cold_start = "programs"` (the default) demonstrates the programs; `"form"` only how to call and to answer: its programs
+have the question's numbers under signs drawn at random, so one in several is right by chance, and RL has to find out
+which.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 WORKED = re.compile(r"(?:[$\d(][\d\s+\-*/x().,$%]*)?=\s*\$?\s*<<[^<>]*>>\s*[\d.,]*\d|<<[^<>]*>>\s*[\d.,]*\d")
 OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}
+BACKWARDS = 0.25  # share of guesses that name the question's numbers from the last one on
 
 
 class Options(BaseModel):
@@ -52,7 +54,7 @@ class Options(BaseModel):
     holdout: int = Field(default=0, ge=0)
     """Questions of the training files that are set aside and evaluated in place of the test files; 0: none."""
     cold_start: Literal["programs", "form"] = "programs"
-    """What SFT shows: programs made from the published solutions, or only how calls and answers are written."""
+    """What SFT shows: programs made from the published solutions, or the questions' numbers under random signs."""
     variants: int = Field(default=0, ge=0)
     """Most variants of each word problem that has a program, of those set aside too (`word_variants.py`)."""
 
@@ -81,10 +83,8 @@ class Published(Task):
         return order[: self._count]
 
     def demonstrations(self, count: int) -> list[Demonstration]:
-        if self._options.cold_start == "form":
-            rng = random.Random(seed_for(self._seed, "form"))
-            return [self._shown(*_sum(rng)) for _ in range(count)]
-        pairs = [(problem, str(problem.metadata["program"])) for problem in self._parts[0]]
+        rng, guesses = random.Random(seed_for(self._seed, "form")), self._options.cold_start == "form"
+        pairs = [(one, _guess(one, rng) if guesses else str(one.metadata["program"])) for one in self._parts[0]]
         shown = [self._shown(problem, program) for problem, program in pairs if program]
         random.Random(seed_for(self._seed, "demonstrations")).shuffle(shown)
         return shown
@@ -280,10 +280,13 @@ def _shortest(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else str(int(number))
 
 
-def _sum(rng: random.Random) -> tuple[Problem, str]:
-    """A sum that says its own program, to show how calls and answers are written and nothing else."""
-    numbers = [rng.randrange(2, 100) for _ in range(rng.choice((2, 2, 3)))]
-    signs = [rng.choice("+-*") for _ in numbers[1:]]
-    program = "".join(f"{number}{sign}" for number, sign in zip(numbers, [*signs, ""], strict=True))
-    question = rng.choice(("What is {}?", "Work out {}.", "How much is {}?")).format(program)
-    return Problem(id=problem_id(question), question=question, answer="", source="form"), f"print({program})"
+def _guess(problem: Problem, rng: random.Random) -> str:
+    """A program of two or three of the question's numbers, mostly in their order, under signs drawn at random: how a
+    question becomes a program, and nothing of which one is right. "" where the question gives fewer than two."""
+    given = NUMBER.findall(problem.question.replace(",", ""))
+    count = min(len(given), rng.choice((2, 2, 2, 3)))
+    if count < 2:
+        return ""
+    places = sorted(rng.sample(range(len(given)), count), reverse=rng.random() < BACKWARDS)
+    first, *others = (_shortest(given[place]) for place in places)
+    return f"print({first}{''.join(rng.choice('+-*/') + number for number in others)})"
