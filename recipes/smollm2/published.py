@@ -282,11 +282,13 @@ def _shortest(number: str) -> str:
 
 def _guess(problem: Problem, rng: random.Random) -> str:
     """A program of two or three of the question's numbers, mostly in their order, under signs drawn at random: how a
-    question becomes a program, and nothing of which one is right. "" where the question gives fewer than two."""
+    question becomes a program, and nothing of which one is right. "" where the question gives fewer than two, or the
+    program divides by 0."""
     given = NUMBER.findall(problem.question.replace(",", ""))
     count = min(len(given), rng.choice((2, 2, 2, 3)))
     if count < 2:
         return ""
     places = sorted(rng.sample(range(len(given)), count), reverse=rng.random() < BACKWARDS)
     first, *others = (_shortest(given[place]) for place in places)
-    return f"print({first}{''.join(rng.choice('+-*/') + number for number in others)})"
+    program = f"print({first}{''.join(rng.choice('+-*/') + number for number in others)})"
+    return program if _run(program) else ""

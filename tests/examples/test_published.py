@@ -14,6 +14,7 @@ import pytest
 from rocstar.config.sections import DataSection
 from rocstar.config.shipped import recipes_folder
 from rocstar.support.plugins import load
+from rocstar.types import Problem
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 GSM8K = DATA / "gsm8k" / "train.jsonl.gz"
@@ -53,6 +54,15 @@ def test_marks_become_lines_and_results_keep_their_names() -> None:
     assert published("marked_program")(question, solution) == (
         "# Natalia sold clips in May.\na = 48/2\n# Natalia sold clips altogether.\nb = 48+a\nprint(b)"
     )
+
+
+def test_a_cold_start_of_form_alone_knows_the_numbers_and_not_the_signs() -> None:
+    guess, problem = published("_guess"), Problem(id="1", question="6 hens lay 4 eggs . 3 are sold .", answer="21")
+    programs = {guess(problem, random.Random(seed)) for seed in range(200)}
+    assert {"print(6+4)", "print(6*4)", "print(3-6)", "print(6*4-3)"} < programs
+    assert all(re.fullmatch(r"print\([643]([-+*/][643]){1,2}\)", program) for program in programs)
+    nothing = Problem(id="2", question="5 hens lay 0 eggs .", answer="0")
+    assert "" in {guess(nothing, random.Random(seed)) for seed in range(50)}
 
 
 @pytest.mark.parametrize("mark", ["<<__import__('os')=1>>1", "<<9**9**9=1>>1", "<<4/0=0>>0", "<<x+1=2>>2"])
