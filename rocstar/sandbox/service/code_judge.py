@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.service import core
@@ -36,15 +35,12 @@ class Submission(Struct, frozen=True, gc=False):
     type: Annotated[Literal["python", "cpp", "math"], says("Only python is run.")]
     solution: Annotated[str, says("The program.")]
     sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
-    options: Annotated[Raw, says("Not read.", extra_json_schema={"type": "object"})] = msgspec.field(
-        default_factory=Raw
-    )
     input: Annotated[str | None, says("Standard input.")] = None
     expected_output: Annotated[str | None, says("Compared with stdout, white space at both ends left out.")] = None
 
 
 class BatchSubmission(Struct, frozen=True):
-    submissions: Annotated[list[Submission], says("Answered in this order.", min_length=1)]
+    submissions: Annotated[list[Submission], says("Answered in this order.", min_length=1, max_length=core.MAX_BATCH)]
     sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
     type: Literal["batch"] = "batch"
 
@@ -56,7 +52,6 @@ async def single(keep_output: bool, asked: Asked) -> HttpReply:
 
 
 async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> HttpReply:
-    core.refuse_long_batch(asked.body, b"solution")
     submitted = decode(asked.body, BatchSubmission, 422)
     results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
     return HttpReply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))

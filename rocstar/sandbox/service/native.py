@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from msgspec import Meta, Raw, Struct, structs
+from msgspec import Meta, Struct, structs
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rocstar.sandbox import check, wire
@@ -52,7 +52,6 @@ from rocstar.sandbox.wire import FrameKind
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
-MAX_NAMES = check.MAX_FILES  # or paths to fetch
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
@@ -63,12 +62,10 @@ STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOut
 
 Seconds = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-STRINGS = {"type": "array", "items": {"type": "string"}}
 Code = Annotated[str, says("Python source; what it leaves as last expression is the `value`.")]
 Id = Annotated[str, says("Comes back in the response.")]
 IN = 'Put into the working directory: relative path to text, or to `{"base64": text}`.'
-Files = Annotated[Raw, says(IN, extra_json_schema={"type": "object"})]
-Fetch = Annotated[Raw, says("Files to send back, relative to the working directory.", extra_json_schema=STRINGS)]
+BACK = "Files to send back, relative to the working directory."
 GivenLimits = Annotated[
     dict[str, int | float],
     says("Any of wall_seconds, cpu_seconds, memory_bytes, output_bytes, processes; others are the service's own."),
@@ -78,13 +75,21 @@ Patience = Annotated[Seconds | None, says("How long it may wait for its turn bef
 Replay = Annotated[bool, says("When the service lost the session, run its cells again (`replayed_cells`).")]
 
 
+class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
+    base64: bytes
+
+
+Files = Annotated[dict[str, str | Base64], says(IN, max_length=check.MAX_FILES)]
+Fetch = Annotated[tuple[str, ...], says(BACK, max_length=check.MAX_FETCH)]
+
+
 class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
     """One cell of a session."""
 
     code: Code
     id: Id = ""
-    files: Files = msgspec.field(default_factory=Raw)
-    fetch: Fetch = msgspec.field(default_factory=Raw)
+    files: Files = msgspec.field(default_factory=dict)
+    fetch: Fetch = ()
     patience_seconds: Patience = None
 
 
@@ -97,7 +102,7 @@ class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True
 
 
 class CallBatch(Struct, forbid_unknown_fields=True, frozen=True):
-    calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1)]
+    calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1, max_length=core.MAX_BATCH)]
 
 
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -113,14 +118,8 @@ class ForkSession(Struct, forbid_unknown_fields=True, frozen=True):
     branches: Annotated[int, says("How many sessions to make of this one.", ge=1, le=MAX_BRANCHES)]
 
 
-class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
-    base64: bytes
-
-
 async def run(asked: Asked) -> HttpReply:
     service, shape = asked.service, decode(asked.body, CallShape)
-    if shape.files:
-        await asyncio.sleep(0)  # others first: decoding files takes a while
     call = call_of(shape, service.settings, service.settings.patience_seconds)
     return answer(service, await service.run(call))
 
@@ -141,7 +140,6 @@ def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
 
 
 async def batch(asked: Asked) -> HttpReply:
-    core.refuse_long_batch(asked.body, b"code")
     size = 0
 
     def told(shape: CallShape, response: Response) -> bytes:
@@ -170,26 +168,19 @@ def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Ca
         code=shape.code,
         stdin=shape.stdin,
         files=files_of(shape.files),
-        fetch=fetch_of(shape.fetch),
+        fetch=shape.fetch,
         seed=shape.seed,
         limits=limits_of(shape.limits, settings),
         patience_seconds=shape.patience_seconds or patience_seconds,
     )
 
 
-def files_of(raw: Raw) -> dict[str, bytes]:
-    """Raises BadRequest, as do the next two."""
-    if not raw:
-        return {}
-    files = core.decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
-    return {name: given.encode() if isinstance(given, str) else given.base64 for name, given in files.items()}
-
-
-def fetch_of(raw: Raw) -> tuple[str, ...]:
-    return core.decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch") if raw else ()
+def files_of(given: Mapping[str, str | Base64]) -> dict[str, bytes]:
+    return {name: each.encode() if isinstance(each, str) else each.base64 for name, each in given.items()}
 
 
 def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
+    """Raises BadRequest."""
     return limits_within(settings, **given)
 
 
@@ -306,14 +297,14 @@ class HeldSessions:
     async def run(self, held: Held, shape: CellShape) -> Response:
         """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
         Raises BadRequest."""
-        files, fetch = files_of(shape.files), fetch_of(shape.fetch)
+        files = files_of(shape.files)
         size = (len(shape.code) + sum(map(len, files.values()))) if held.replay else 0
         if sum(each.remembered_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
             raise BadRequest("the sessions with replay remember too many cells and files; close some", 503, 5)
         if held.under_way >= MAX_CELLS_WAITING:
             raise BadRequest(f"{held.under_way} cells of this session wait already; come again in 1 s", 503, 1)
         patience = shape.patience_seconds or self.service.settings.patience_seconds
-        running = held.session.run(shape.code, files=files, fetch=fetch, patience_seconds=patience)
+        running = held.session.run(shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
         held.under_way += 1
         held.remembered_bytes += size
         try:

@@ -15,8 +15,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import Struct, structs
 
 from rocstar.sandbox import check
 from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost
@@ -28,7 +27,6 @@ from rocstar.sandbox.service.core import (
     HttpReply,
     Service,
     decode,
-    decode_part,
     encode,
     failed,
     says,
@@ -36,6 +34,7 @@ from rocstar.sandbox.service.core import (
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after it asked: be earlier
 NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell
+MAX_CELLS = 1000
 MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
 MEBIBYTE = 2**20
 TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
@@ -50,12 +49,10 @@ CHAINED = (
 
 class Common(Struct, frozen=True, kw_only=True):
     memory_limit_MB: Annotated[int, says("On top of what is preloaded, MiB; -1 is the service's default.")] = -1
-    files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = msgspec.field(
-        default_factory=Raw
-    )
-    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=native.STRINGS)] = (
-        msgspec.field(default_factory=Raw)
-    )
+    files: Annotated[dict[str, bytes | None], says("Path to base64.", max_length=check.MAX_FILES)] = {}
+    fetch_files: Annotated[
+        tuple[str, ...], says("To send back; missing ones are left out.", max_length=check.MAX_FETCH)
+    ] = ()
 
     def limits(self, service: Service, wall_seconds: float) -> Limits:
         """What is asked for, within what the operator allows: nobody is refused for asking too much."""
@@ -65,14 +62,11 @@ class Common(Struct, frozen=True, kw_only=True):
         return structs.replace(settings.limits, wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
 
     def contents(self) -> dict[str, bytes]:
-        """Raises BadRequest."""
-        files = decode_part(self.files or b"{}", dict[str, bytes | None], 2 * native.MAX_NAMES, "files", 422)
-        return {OUR_PLACES.sub("", path): content for path, content in files.items() if content is not None}
+        return {OUR_PLACES.sub("", path): content for path, content in self.files.items() if content is not None}
 
     def fetched(self) -> dict[str, str]:
-        """Path as asked for -> path in the working directory. Raises BadRequest."""
-        paths = decode_part(self.fetch_files or b"[]", list[str], native.MAX_NAMES, "fetch_files", 422)
-        inside = {path: OUR_PLACES.sub("", path) for path in paths}
+        """Path as asked for -> path in the working directory."""
+        inside = {path: OUR_PLACES.sub("", path) for path in self.fetch_files}
         return {path: name for path, name in inside.items() if not name.startswith("/")}
 
 
@@ -85,7 +79,7 @@ class RunCode(Common, frozen=True, kw_only=True):
 
 
 class RunJupyter(Common, frozen=True, kw_only=True):
-    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=native.STRINGS)]
+    cells: Annotated[list[str], says("Run one after another.", max_length=MAX_CELLS)]
     cell_timeout: Annotated[float, says("Ignored, as there.")] = 0.0
     total_timeout: Annotated[native.Seconds, says("Wall time of the notebook, seconds.")] = 45.0
     kernel: Literal["python3"] = "python3"
@@ -114,9 +108,8 @@ async def run_jupyter(asked: Asked) -> HttpReply:
     service, shape = asked.service, decode(asked.body, RunJupyter, 422)
     limits = shape.limits(service, shape.total_timeout)
     fetched = shape.fetched()
-    cells = decode_part(shape.cells, list[str], native.MAX_NAMES, "cells", 422)
     limits = structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES))
-    responses = await play(asked, cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
+    responses = await play(asked, shape.cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
     last = responses[-1] if responses else Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
     bad = next((each for each in responses if each.state_lost or each.outcome in TIMEOUTS), None)
     summary = bad or Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
