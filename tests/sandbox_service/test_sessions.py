@@ -159,10 +159,13 @@ def test_too_many_sessions_are_refused_with_a_time_to_come_back() -> None:
 
 
 async def test_forks_made_together_make_no_more_sessions_than_one_caller_may_hold() -> None:
-    """What came too late, or of a session that was closed meanwhile, is closed."""
+    """Those under way count; what is made of a session that was closed meanwhile is closed."""
 
     class Stub:
         replay, closed = False, False
+
+        def __init__(self) -> None:
+            self.name = f"{id(self)}"
 
         async def fork(self, count: int) -> list[Stub]:
             await asyncio.sleep(0.01)
@@ -178,7 +181,7 @@ async def test_forks_made_together_make_no_more_sessions_than_one_caller_may_hol
     first, second = (sessions.hold(cast(Any, Stub()), 60.0) for _ in range(2))
     told = await asyncio.gather(*(sessions.fork(each, 4) for each in (first, second)), return_exceptions=True)
     assert [isinstance(each, BadRequest) for each in told] == [False, True] and len(sessions.held) == 6
-    assert [each.closed for each in made] == [False] * 4 + [True] * 4
+    assert [each.closed for each in made] == [False] * 4
     for branch in told[0] if isinstance(told[0], list) else []:
         await sessions.close(branch)
     gone, _ = await asyncio.gather(sessions.fork(first, 1), sessions.close(first), return_exceptions=True)

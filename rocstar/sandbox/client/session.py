@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, client: SandboxClient, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
         """limits: of each cell. seed: of the whole session; None draws one."""
-        self.name = os.urandom(12).hex()
+        self.name = os.urandom(16).hex()
         self.closed = False
         self.cells = 0
         """Cells whose state the daemon holds, as far as we know."""

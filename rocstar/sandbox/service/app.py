@@ -144,7 +144,7 @@ class Application:
                 await self.reply(refused(BadRequest(sentence, 503, 1)), scope, send)
         except Exception as error:
             self.metrics.refused += 1
-            await self.reply(refused(meant(error)), scope, send)
+            await self.reply(refused(error), scope, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises BadRequest."""
@@ -257,22 +257,18 @@ def too_long() -> BadRequest:
     return BadRequest(f"the body is longer than {core.MAX_BODY_BYTES} bytes; send it in parts", 413)
 
 
-def refused(error: BadRequest) -> HttpReply:
-    """`{"error": sentence}`; 422, which only the other services' paths answer, names it `detail` as they do."""
+def refused(error: Exception) -> HttpReply:
+    """`{"error": sentence}`; 422, which only the other services' paths answer, names it `detail` as they do. What is
+    neither the caller's nor the client's error is a bug of ours: its traceback goes to the log."""
+    if isinstance(error, SandboxDown):
+        error = BadRequest(str(error), 503, 1)
+    elif not isinstance(error, BadRequest):
+        core.LOG.error("a request failed", exc_info=error)
+        error = BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
     headers = {"connection": "close"} if error.status in (413, 503) else {}  # the rest of the body is not read
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
     return HttpReply(encode({"detail" if error.status == 422 else "error": str(error)}), error.status, headers)
-
-
-def meant(error: Exception) -> BadRequest:
-    """What an error of the client means, or a bug of ours: its traceback goes to the log."""
-    if isinstance(error, BadRequest):
-        return error
-    if isinstance(error, SandboxDown):
-        return BadRequest(str(error), 503, 1)
-    core.LOG.error("a request failed", exc_info=error)
-    return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
 
 
 class Joining(Struct, forbid_unknown_fields=True):

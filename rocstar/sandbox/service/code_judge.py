@@ -54,7 +54,7 @@ async def single(keep_output: bool, asked: Asked) -> HttpReply:
 async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> HttpReply:
     submitted = decode(asked.body, BatchSubmission, 422)
     results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
-    return HttpReply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))
+    return HttpReply(encode({"sub_id": submitted.sub_id or str(uuid.uuid4()), "results": results}))
 
 
 async def judged(
@@ -76,7 +76,7 @@ def result_of(submission: Submission, response: Response, keep_output: bool) -> 
     ran = isinstance(response.outcome, ProgramOutcome)
     reason = REASONS.get(response.outcome, "")
     result: dict[str, Any] = {
-        "sub_id": submission.sub_id or fresh_id(),
+        "sub_id": submission.sub_id or str(uuid.uuid4()),
         "success": run_success and (expected is None or response.stdout.strip() == expected.strip()),
         "run_success": run_success,
         "cost": response.run_seconds if ran else response.queue_seconds,
@@ -87,10 +87,6 @@ def result_of(submission: Submission, response: Response, keep_output: bool) -> 
         result["stdout"] = stdout[:MAX_OUTPUT_CHARACTERS] if ran else None
         result["stderr"] = (response.stderr or response.message)[:MAX_OUTPUT_CHARACTERS] if ran else None
     return result
-
-
-def fresh_id() -> str:
-    return str(uuid.uuid4())
 
 
 async def status(asked: Asked) -> HttpReply:

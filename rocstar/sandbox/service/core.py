@@ -400,9 +400,12 @@ class Service:
             await asyncio.gather(*workers, return_exceptions=True)
         return [results[index] for index in range(len(items))]
 
-    def retry_after_seconds(self) -> int:
+    def retry_headers(self, outcome: Outcome) -> Mapping[str, str]:
         """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
-        return min(1 + self.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
+        if outcome is not ServiceOutcome.OVERLOADED:
+            return {}
+        seconds = 1 + self.usage().waiting // (10 * self.client.info().slots)
+        return {"retry-after": str(min(seconds, MAX_RETRY_SECONDS))}
 
 
 def failed(name: str, outcome: Outcome, message: str) -> Response:

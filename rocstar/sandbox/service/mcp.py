@@ -65,7 +65,7 @@ def server_of(service: Service, sessions: HeldSessions) -> "MCPServer[None]":
             response = await sessions.run(held, CellShape(code=code))
         except BadRequest as error:
             raise ToolError(str(error)) from None
-        return shown(response) | {"session": held.name, "state_lost": response.state_lost}
+        return shown(response) | {"session": held.session.name, "state_lost": response.state_lost}
 
     async def close_python_session(session: Annotated[str, Field(description="As python_session returned it.")]) -> str:
         """End a notebook and forget it."""

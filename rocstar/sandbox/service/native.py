@@ -7,7 +7,6 @@ with a Retry-After. A batch is always 200: its calls have outcomes of their own.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +25,6 @@ from rocstar.sandbox.call import (
     Call,
     ForkRefused,
     Limits,
-    Outcome,
     ProgramOutcome,
     Response,
     SandboxDown,
@@ -56,7 +54,7 @@ MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
-USAGE_SECONDS = 0.25  # between reports of our load, while calls run
+USAGE_SECONDS = 0.25  # between looks at our load
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
 
@@ -126,17 +124,12 @@ async def run(asked: Asked) -> HttpReply:
 
 def answer(service: Service, response: Response) -> HttpReply:
     """The response to one program or cell, with the HTTP status that goes with its outcome."""
-    return HttpReply(full(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
+    return HttpReply(full(response), STATUS.get(response.outcome, 200), service.retry_headers(response.outcome))
 
 
 def full(response: Response) -> bytes:
     """All its fields as JSON, also those that have their default."""
     return core.encode(structs.asdict(response))
-
-
-def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
-    overloaded = outcome is ServiceOutcome.OVERLOADED
-    return {"retry-after": str(service.retry_after_seconds())} if overloaded else {}
 
 
 async def batch(asked: Asked) -> HttpReply:
@@ -204,12 +197,12 @@ def limits_within(settings: Settings, /, **given: int | float) -> Limits:
 class Held:
     """A session that a caller holds over HTTP."""
 
-    name: str
-    """Its id: 128 random bits. Who knows it owns the session; nothing lists ids."""
     session: Session
+    """Its name is its id: 128 random bits. Who knows it owns the session; nothing lists ids."""
     idle_seconds: float
-    replay: bool
     owner: int
+    branches: int = 0
+    """That are being made of it."""
     cells: int = 0
     """Run so far."""
     under_way: int = 0
@@ -257,19 +250,19 @@ class HeldSessions:
 
     def refuse_more_than(self, most: int) -> None:
         """Raises BadRequest where this caller has more sessions."""
-        if sum(held.owner == CALLER.get() for held in self.held.values()) > most:
+        if sum(1 + held.branches for held in self.held.values() if held.owner == CALLER.get()) > most:
             most = self.service.settings.max_sessions
             raise BadRequest(f"{most} sessions are open, which is all that is held; close one", 503, 5)
 
-    def hold(self, session: Session, idle_seconds: float) -> Held:
-        held = Held(secrets.token_hex(16), session, idle_seconds, session.replay, CALLER.get())
-        self.held[held.name] = held
+    def hold(self, session: Session, idle_seconds: float, cells: int = 0) -> Held:
+        held = self.held[session.name] = Held(session, idle_seconds, CALLER.get(), cells=cells)
         return held
 
     async def fork(self, held: Held, branches: int) -> list[Held]:
         """Raises BadRequest."""
         self.refuse_more_than(self.service.settings.max_sessions - branches)
         held.under_way += 1
+        held.branches += branches
         try:
             made = await held.session.fork(branches)
         except ForkRefused as error:
@@ -281,24 +274,19 @@ class HeldSessions:
             raise BadRequest(f"the session could not be forked: {error}", 503, 5) from None
         finally:
             held.under_way -= 1
+            held.branches -= branches
             held.used = time.monotonic()
-        try:
-            await self.find(held.name)
-            self.refuse_more_than(self.service.settings.max_sessions - branches)  # others may have come meanwhile
-        except BadRequest:
+        if held.session.name not in self.held:  # it was closed meanwhile
             for session in made:
                 await session.close()
-            raise
-        found = [self.hold(session, held.idle_seconds) for session in made]
-        for branch in found:
-            branch.cells = held.cells
-        return found
+        await self.find(held.session.name)
+        return [self.hold(session, held.idle_seconds, held.cells) for session in made]
 
     async def run(self, held: Held, shape: CellShape) -> Response:
         """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
         Raises BadRequest."""
         files = files_of(shape.files)
-        size = (len(shape.code) + sum(map(len, files.values()))) if held.replay else 0
+        size = (len(shape.code) + sum(map(len, files.values()))) if held.session.replay else 0
         if sum(each.remembered_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
             raise BadRequest("the sessions with replay remember too many cells and files; close some", 503, 5)
         if held.under_way >= MAX_CELLS_WAITING:
@@ -314,13 +302,13 @@ class HeldSessions:
         finally:
             held.under_way -= 1
             held.used = time.monotonic()
-        await self.find(held.name)  # it may have been closed meanwhile
+        await self.find(held.session.name)  # it may have been closed meanwhile
         held.cells += 1
         return structs.replace(response, id=shape.id)
 
     async def close(self, held: Held) -> None:
         """End its process, a cell that runs too, and forget it."""
-        if self.held.pop(held.name, None) is not None:
+        if self.held.pop(held.session.name, None) is not None:
             await held.session.close()
 
     async def serve_open(self, asked: Asked) -> HttpReply:
@@ -335,15 +323,15 @@ class HeldSessions:
 
     async def serve_fork(self, asked: Asked) -> HttpReply:
         made = await self.fork(await self.find(asked.name), decode(asked.body, ForkSession).branches)
-        return HttpReply(core.encode({"sessions": [branch.name for branch in made]}), 201)
+        return HttpReply(core.encode({"sessions": [branch.session.name for branch in made]}), 201)
 
     async def serve_close(self, asked: Asked) -> HttpReply:
         await self.close(await self.find(asked.name))
         return HttpReply(b"", 204)
 
     def state(self, held: Held, status: int) -> HttpReply:
-        state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
-        return HttpReply(core.encode(state), status)
+        state = {"session": held.session.name, "cells": held.cells, "idle_seconds": held.idle_seconds}
+        return HttpReply(core.encode(state | {"replay": held.session.replay}), status)
 
     def endpoints(self) -> list[Endpoint]:
         root, one = "/v1/sessions", "/v1/sessions/{id}"
@@ -388,18 +376,16 @@ class FrameConnection:
         self.sessions: set[str] = set()
         self.unsent = bytearray()
         self.wake = asyncio.Event()
-        self.usage_timer: asyncio.TimerHandle | None = None
         self.close: Callable[[], object] = socket.scope["state"]["abort"]
         self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:
         await self.socket.accept()
-        sender = asyncio.create_task(self._send())
+        tasks = [asyncio.create_task(work()) for work in (self._send, self._report)]
         reader = wire.FrameReader()
         self.service.connections.add(self)
         try:
             self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
-            self._report_usage()
             with self.arriving, self.unread:
                 while True:
                     for frame in reader.feed(await self.socket.receive_bytes()):
@@ -418,8 +404,10 @@ class FrameConnection:
             core.LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
             await self.socket.close(1002)
         finally:
-            sender.cancel()
-            self._end()
+            for task in (*tasks, *self.calls.values()):
+                task.cancel()
+            for name in self.sessions:
+                self.client.close_session(name)
             self.service.connections.discard(self)
 
     def push(self, kind: FrameKind, number: int, body: bytes) -> None:
@@ -457,7 +445,6 @@ class FrameConnection:
         match frame.kind:
             case FrameKind.CALL if frame.number not in self.calls:
                 self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
-                self._report_later()
             case FrameKind.CANCEL:
                 if frame.number in self.calls:
                     self.calls[frame.number].cancel()
@@ -466,7 +453,7 @@ class FrameConnection:
                 self.sessions.discard(name)
                 self.client.close_session(name)
             case FrameKind.PING:
-                self._report_usage()
+                self.push(FrameKind.USAGE, 0, wire.encode(self.service.usage()))
             case _:
                 raise ValueError(f"{frame.kind.name} with number {frame.number}")
 
@@ -484,7 +471,6 @@ class FrameConnection:
         finally:
             del self.calls[number]
         self.push(kind, number, reply)
-        self._report_later()
 
     async def _outcome(self, body: bytes, held: Hold) -> tuple[FrameKind, bytes]:
         peek = CallPeek()
@@ -518,26 +504,13 @@ class FrameConnection:
             problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
         return failed(peek.id, ProgramOutcome.REJECTED, problem) if problem else None
 
-    def _report_later(self) -> None:
-        if self.usage_timer is None:
-            self.usage_timer = asyncio.get_running_loop().call_later(USAGE_SECONDS, self._report_usage)
-
-    def _report_usage(self) -> None:
-        if self.usage_timer is not None:
-            self.usage_timer.cancel()
-            self.usage_timer = None
-        usage = self.service.usage()
-        self.push(FrameKind.USAGE, 0, wire.encode(usage))
-        if self.calls or usage.running:  # a daemon may not have said yet that a call runs, or that it has ended
-            self._report_later()
-
-    def _end(self) -> None:
-        if self.usage_timer is not None:
-            self.usage_timer.cancel()
-        for task in self.calls.values():
-            task.cancel()
-        for name in self.sessions:
-            self.client.close_session(name)
+    async def _report(self) -> None:
+        """Our load, as often as it changes."""
+        told = None
+        while True:
+            await asyncio.sleep(USAGE_SECONDS)
+            if (usage := self.service.usage()) != told:
+                self.push(FrameKind.USAGE, 0, wire.encode(told := usage))
 
 
 ENDPOINTS = [

@@ -166,7 +166,7 @@ def answer(
         body |= {"status": "SandboxError", **not_run}
         status = 504
     body |= {"message": last.message, "executor_pod_name": None, "files": files}
-    return HttpReply(encode(body), status, native.retry_headers(service, outcome))
+    return HttpReply(encode(body), status, service.retry_headers(outcome))
 
 
 def command_result(response: Response, run_seconds: float) -> dict[str, Any]:
