@@ -191,6 +191,16 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
         structs.force_setattr(self, "outcome", kind(self.outcome))  # ValueError for what is neither
 
 
+def failed(name: str, outcome: Outcome, message: str) -> Response:
+    """The response to a call whose program was not run."""
+    return Response(id=name, outcome=outcome, message=message)
+
+
+def fault(name: str, message: str) -> Response:
+    """Our failure, which says nothing about the program."""
+    return failed(name, ServiceOutcome.INTERNAL, message)
+
+
 class DaemonInfo(Struct, frozen=True, kw_only=True):
     """What a daemon says of itself when a client connects."""
 

@@ -1,6 +1,6 @@
 """Why a call cannot be run, as one sentence. What is refused here never runs; what passes is obeyed as it stands.
 
-`frame` looks at the bytes of a call before anything is built of them, `complaint` at the call.
+`decoded` looks at the bytes of a call before anything is built of them, `complaint` at the call.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rocstar.sandbox import wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits
 
 MAX_NAME = 10_000  # characters of an id; it comes back in the response
@@ -37,12 +38,17 @@ INPUT_COPIES = 2  # of a program's text, standard input and files in its process
 MAX_PATIENCE_SECONDS = 10**9
 
 
-def frame(body: bytes) -> str:
-    """Why the body of a CALL may not even be decoded, else empty. The decoder bounds each of its fields (`call.FEW`);
-    here it is seen to that none comes a million times."""
+def decoded(body: bytes) -> tuple[Call, str]:
+    """The call in the body of a CALL, or why there is none. The decoder bounds each of its fields (`call.FEW`); here it
+    is seen to that none comes a million times."""
     head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # bytes of it; a short map of msgpack has 15 fields at most
     count, most = int.from_bytes(body[1:head]) if head else 0, len(Call.__struct_fields__)
-    return f"the call has {count} fields; there are only {most}" if count > most else ""
+    if count > most:
+        return Call(id="", code=""), f"the call has {count} fields; there are only {most}"
+    try:
+        return wire.decode_call(body), ""
+    except (ValueError, RecursionError) as error:
+        return Call(id="", code=""), f"the call cannot be read ({error})"[:1000]
 
 
 def complaint(call: Call) -> str:

@@ -190,33 +190,31 @@ async def test_a_caller_whose_own_loop_stood_still_blames_nobody(daemon: Scripte
         task.cancel()
 
 
-async def test_a_forwarded_body_goes_as_it_came_and_so_does_its_answer(daemon: ScriptedDaemon) -> None:
-    body = wire.encode(Call(id="theirs", code="ok"))
+async def test_what_is_passed_on_for_another_client_is_sent_once(daemon: ScriptedDaemon) -> None:
     with connected(daemon) as client:
-        frame = await client.forward(body)
-        assert frame.kind is FrameKind.RESPONSE and wire.decode_response(frame.body).id == "theirs"
-        assert daemon.frames[0].body == body
-        internal = await client.forward(wire.encode(Call(id="theirs", code="internal")))
-        assert wire.decode_response(internal.body).outcome is ServiceOutcome.INTERNAL
+        assert (await client.run(Call(id="theirs", code="ok"), again=False)).id == "theirs"
+        internal = await client.run(Call(id="theirs", code="internal"), again=False)
+        assert internal.outcome is ServiceOutcome.INTERNAL
         with pytest.raises(SandboxDown, match="was lost"):
-            await client.forward(wire.encode(Call(id="theirs", code="die")))
+            await client.run(Call(id="theirs", code="die"), again=False)
     assert [call.code for call in daemon.calls] == ["ok", "internal", "die"], "nothing is sent again"
 
 
-async def test_forwarded_cells_stay_with_their_session(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
-    def cell(number: int) -> bytes:
-        return wire.encode(Call(id=f"{number}", code="ok", session="s", cell=number))
+async def test_cells_that_are_passed_on_stay_with_their_session(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
+    def cell(number: int) -> Call:
+        return Call(id=f"{number}", code="ok", session="s", cell=number)
 
     with connected(*pair) as client:
-        assert (await client.forward(cell(5), session="s")).kind is FrameKind.LOST
-        kinds = [(await client.forward(cell(number), session="s")).kind for number in range(1, 12)]
-        assert set(kinds) == {FrameKind.RESPONSE}
+        with pytest.raises(Lost):
+            await client.run(cell(5), again=False)
+        outcomes = [(await client.run(cell(number), again=False)).outcome for number in range(1, 12)]
+        assert set(outcomes) == {ProgramOutcome.OK}
         assert sorted(len(daemon.sessions) for daemon in pair) == [0, 1]
         home = next(daemon for daemon in pair if daemon.sessions)
         client.close_session("s")
         await until(lambda: sent_calls(home, FrameKind.CLOSE))
         with pytest.raises(Lost):
-            await client.forward(wire.encode(Call(id="x", code="die", session="t", cell=1)), session="t")
+            await client.run(Call(id="x", code="die", session="t", cell=1), again=False)
 
 
 async def test_daemons_come_and_go(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:

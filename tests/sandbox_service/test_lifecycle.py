@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome
-from rocstar.sandbox.service.core import Service, Settings, failed
+from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
+from rocstar.sandbox.service.core import Service, Settings
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, settle
 

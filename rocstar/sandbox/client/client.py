@@ -31,6 +31,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
     Usage,
+    failed,
 )
 from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
 from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_of
@@ -38,7 +39,6 @@ from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
 SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for so long has stopped or hangs
-PATIENCE_SECONDS = 60.0  # of a call that is forwarded
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
 
@@ -46,11 +46,8 @@ RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 class Pending(Entry[Node]):
     """A call whose caller waits."""
 
-    call: Call | None = None
-    """None when the call is forwarded undecoded."""
-    body: bytes = b""
-    """Body of the frame, when the call is forwarded."""
-    future: asyncio.Future[Any] = field(kw_only=True)
+    call: Call = field(kw_only=True)
+    future: asyncio.Future[Response] = field(kw_only=True)
 
 
 class SandboxClient:
@@ -176,34 +173,48 @@ class SandboxClient:
         """CPU of the daemons, slots and programs so far, seconds; that of other clients' programs included."""
         return self._past_cpu_seconds + sum(node.cpu_seconds for node in self.nodes)
 
-    async def run(self, call: Call, *, waits: bool = True) -> Response:
+    async def run(self, call: Call, *, waits: bool = True, again: bool = True) -> Response:
         """Run one program or cell. Cancelling the awaiting task ends the program. waits: for room where all daemons
-        are full; else it is `overloaded` at once.
+        are full; else it is `overloaded` at once. again: send it once more when the service has lost it.
 
         Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died
         twice while they held the call; SessionLost for a cell whose session is gone."""
         try:
             body = wire.encode(call)
         except (UnicodeEncodeError, OverflowError) as error:
-            return _rejected(call, f"the call cannot be sent ({error})")
+            return failed(call.id, ProgramOutcome.REJECTED, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
-            return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
-        first, branches = call.cell <= 1, call.branches
-        pending = self._pending(call.patience_seconds, call.session, branches, first=first, call=call, waits=waits)
-        response: Response = await self._answer(pending, body)
+            why = f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken"
+            return failed(call.id, ProgramOutcome.REJECTED, why)
+        if self.closed:
+            raise SandboxDown("the sandbox client is closed")
+        loop = self.attach()
+        pending = Pending(
+            CALLER.get() << wire.CALLER_SHIFT | next(self._numbers),
+            call.patience_seconds,
+            call.session,
+            call.branches,
+            first=call.cell <= 1,
+            again=again,
+            waits=waits,
+            call=call,
+            future=loop.create_future(),
+        )
+        node = self._dispatch.submit(pending, time.monotonic())
+        if node is None:
+            self._settle()
+        else:
+            node.send(FrameKind.CALL, pending.number, body)
+        try:
+            response = await pending.future
+        except asyncio.CancelledError:
+            holder = self._dispatch.cancel(pending)
+            if holder is not None:
+                holder.send(FrameKind.CANCEL, pending.number)
+            raise
         if pending.attempt > 1 or response.id != call.id:
             response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
         return response
-
-    async def forward(
-        self, body: bytes, session: str = "", branches: tuple[str, ...] = (), patience_seconds: float = PATIENCE_SECONDS
-    ) -> Frame:
-        """Send the body of a CALL and return its RESPONSE or LOST, both unchanged. Nothing is decoded or sent twice:
-        the client that it came from has a dispatch. Raises SandboxDown, and SessionLost when the daemon dies while it
-        holds a cell."""
-        pending = self._pending(patience_seconds, session, branches, first=True, again=False, body=body)
-        frame: Frame = await self._answer(pending, body)
-        return frame
 
     def open_session(self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False) -> Session:
         """A notebook: cells that share their names and files; see Session. Nothing is started before its first
@@ -241,35 +252,6 @@ class SandboxClient:
     def _use(self, place: Place) -> None:
         self._dispatch.nodes.append(Node(place, self._silent_seconds, self._on_frames, self._on_end))
 
-    def _pending(self, patience: float, session: str, branches: tuple[str, ...], **values: Any) -> Pending:
-        """Raises SandboxDown when closed."""
-        if self.closed:
-            raise SandboxDown("the sandbox client is closed")
-        loop = self.attach()
-        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
-        return Pending(number, patience, session, branches, future=loop.create_future(), **values)
-
-    async def _answer(self, pending: Pending, body: bytes) -> Any:
-        node = self._dispatch.submit(pending, time.monotonic())
-        if node is None:
-            self._settle()
-        else:
-            node.send(FrameKind.CALL, pending.number, body)
-        try:
-            return await pending.future
-        except asyncio.CancelledError:
-            holder = self._dispatch.cancel(pending)
-            if holder is not None:
-                holder.send(FrameKind.CANCEL, pending.number)
-            raise
-
-    def _send_after_wait(self, pending: Pending, node: Node) -> None:
-        body = pending.body
-        if pending.call is not None:
-            left = max(0.0, pending.deadline - time.monotonic())
-            body = wire.encode(replace(pending.call, patience_seconds=left))
-        node.send(FrameKind.CALL, pending.number, body)
-
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
         """Raises ValueError for a response that cannot be read; its call is then still held by the node."""
         for frame in frames:
@@ -284,15 +266,12 @@ class SandboxClient:
             elif frame.kind is FrameKind.LOST:
                 self._dispatch.answered(node, frame.number)
                 self._dispatch.forget(pending.session)
-                if pending.call is None:
-                    _resolve(pending, frame)
-                else:
-                    _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
+                _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
-                response = None if pending.call is None else wire.decode_response(frame.body)
+                response = wire.decode_response(frame.body)
                 self._dispatch.answered(node, frame.number)
-                if response is None or not self._is_sent_again(node, pending, response.outcome):
-                    _resolve(pending, response or frame)
+                if not self._is_sent_again(node, pending, response.outcome):
+                    _resolve(pending, response)
 
     def _is_sent_again(self, node: Node, pending: Pending, outcome: str) -> bool:
         if outcome not in RETRIED:
@@ -323,24 +302,20 @@ class SandboxClient:
         for decision in self._dispatch.decide(time.monotonic()):
             match decision:
                 case Send(pending, node):
-                    self._send_after_wait(pending, node)
+                    left = max(0.0, pending.deadline - time.monotonic())
+                    node.send(FrameKind.CALL, pending.number, wire.encode(replace(pending.call, patience_seconds=left)))
                 case Open(node):
                     node.open(self._loop)
                 case GiveUp(pending, error):
                     _fail(pending, error)
                 case Overloaded(pending):
-                    self._tell_overloaded(pending)
+                    waited = f"no sandbox took the call within {pending.patience:g} seconds"
+                    full = "every queue is full; try again later"
+                    why = waited if time.monotonic() >= pending.deadline else full
+                    _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, why))
         at = self._dispatch.next_at()
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
-
-    def _tell_overloaded(self, pending: Pending) -> None:
-        waited = f"no sandbox took the call within {pending.patience:g} seconds"
-        why = waited if time.monotonic() >= pending.deadline else "every queue is full; try again later"
-        if pending.call is None:
-            _fail(pending, SandboxDown(why))
-        else:
-            _resolve(pending, Response(id=pending.call.id, outcome=ServiceOutcome.OVERLOADED, message=why))
 
     def _tick(self) -> None:
         self._set_timer("tick", self._silent_seconds / TICKS, self._tick)
@@ -379,11 +354,7 @@ class SandboxClient:
         return found
 
 
-def _rejected(call: Call, why: str) -> Response:
-    return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why)
-
-
-def _resolve(pending: Pending, answer: Any) -> None:
+def _resolve(pending: Pending, answer: Response) -> None:
     if not pending.future.done():
         pending.future.set_result(answer)
 

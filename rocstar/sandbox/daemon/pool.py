@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import subprocess
@@ -76,15 +77,15 @@ class Pool:
         settings = {"preload": self.tier.modules, "workdirs": workdirs, "compiled": compiled}
         try:
             self.commands, self.zygote = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
+            hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
         except OSError as error:
-            self.problem = f"the sandbox zygote could not be started ({error})"
-            return
-        hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
+            hello = {"problem": f"the sandbox zygote could not be started ({error})"}
         self.problem, self.fork_path = hello["problem"], hello.get("fork_path", "")
         self.arena = hello.get("arena")
         self.up = not self.problem
-        if self.up:
+        if self.up and self.zygote:
             self.pools.spawn(self.await_end(self.zygote))
+        self.pools.changed()
 
     async def await_end(self, zygote: subprocess.Popen[bytes]) -> None:
         """Wait for the zygote's end, which takes its slots along; start another."""
@@ -100,7 +101,7 @@ class Pool:
             await self.start()
         else:
             self.problem = f"the sandbox zygote died {self.zygotes} times"
-        self.pools.changed()
+            self.pools.changed()
 
     def want(self, number: int) -> None:
         """Start workers for so many waiting calls, as far as there is room."""
@@ -109,27 +110,33 @@ class Pool:
         for _ in range(min(number - len(self.starting), room)):
             free = self.free_number()
             self.starting.add(free)
-            self.pools.spawn(self.open_until_it_works(free))
+            self.pools.spawn(self.add(free))
 
     def free_number(self, *, from_the_end: bool = False) -> int:
         numbers = range(MAX_SLOTS - 1, -1, -1) if from_the_end else range(MAX_SLOTS)
         taken = self.workers.keys() | self.starting | self.for_sessions
         return next(n for n in numbers if n not in taken)
 
-    async def open_until_it_works(self, number: int) -> None:
+    async def add(self, number: int) -> None:
         """Start a worker; wait without end while the machine is full."""
-        failures, problem = 0, ""
-        while self.up and failures < MAX_FAILED_STARTS:
-            worker, problem = await self.open(self.pools.plan, number)
-            if worker is not None:
-                self.idle.append(worker)
-                break
-            failures += not self.full
-            await asyncio.sleep(RETRY_SECONDS if self.full else 0.1 * failures)
-        else:
-            self.problem = problem if self.up else self.problem
+        problem = await self.open_idle(self.pools.plan, number, MAX_FAILED_STARTS, math.inf)
+        self.problem = problem or self.problem
         self.starting.discard(number)
         self.pools.changed()
+
+    async def open_idle(self, plan: Plan, number: int, tries: int, busy_tries: float) -> str:
+        """What went wrong so often, or so often because the machine was full."""
+        failures = busy = 0
+        while self.up:
+            worker, problem = await self.open(plan, number)
+            if worker is not None:
+                self.idle.append(worker)
+                return ""
+            failures, busy = failures + (not self.full), busy + self.full
+            if failures >= tries or busy >= busy_tries:
+                return problem
+            await asyncio.sleep(RETRY_SECONDS if self.full else 0.1 * failures)
+        return self.problem
 
     async def open(self, plan: Plan, number: int) -> tuple[Worker | None, str]:
         """A new worker, or what went wrong; `full` then says whether a later try may succeed."""
@@ -232,30 +239,19 @@ class Pools:
                 raise SandboxDown(pool.problem)
         bare = self.pools[tiers.BARE]
         for plan in permitted:
-            problem = await self.try_plan(bare, plan)
+            problem = await bare.open_idle(plan, 0, 1, MAX_BUSY_TRIES)
             if not problem:
                 self.plan = plan
                 return bare
             self.problems.append(problem)
         raise SandboxDown(f"no sandbox slot can be started here: {'; '.join(self.problems)}")
 
-    async def try_plan(self, pool: Pool, plan: Plan) -> str:
-        """What went wrong."""
-        for _ in range(MAX_BUSY_TRIES):
-            worker, problem = await pool.open(plan, 0)
-            if worker is not None:
-                pool.idle.append(worker)
-            if not pool.full:
-                break
-            await asyncio.sleep(RETRY_SECONDS)
-        return problem
-
     def choose(self, code: str) -> Pool:
         """The pool that should run a program; its zygote may still be coming up."""
         tier = self.chooser.choose(code[:CHOSEN_BY])
         while True:
             if tier not in self.pools:
-                self.spawn(self.bring_up(self.pool(tier)))
+                self.spawn(self.pool(tier).start())
             pool = self.pools[tier]
             if not pool.problem or tier is tiers.BARE:
                 return pool
@@ -263,10 +259,6 @@ class Pools:
 
     def pool(self, tier: Tier) -> Pool:
         return self.pools.setdefault(tier, Pool(tier, self))
-
-    async def bring_up(self, pool: Pool) -> None:
-        await pool.start()
-        self.changed()
 
     def changed(self) -> None:
         if self.pools[tiers.BARE].problem:

@@ -18,8 +18,16 @@ from functools import partial
 from msgspec import structs
 
 from rocstar.sandbox import check, wire
-from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, ProgramOutcome, Response, ServiceOutcome, Usage
-from rocstar.sandbox.daemon import verdict
+from rocstar.sandbox.call import (
+    DaemonInfo,
+    DaemonSettings,
+    ProgramOutcome,
+    Response,
+    ServiceOutcome,
+    Usage,
+    failed,
+    fault,
+)
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.sessions import NotebookSession, Sessions
 from rocstar.sandbox.daemon.worker import ProgramRun, Queued
@@ -59,7 +67,7 @@ class Queue(asyncio.Protocol):
         self.running = self.bytes = 0
         self.blocked = False
         self.usage_timer: asyncio.TimerHandle | None = None
-        self.sessions = Sessions(settings, pools.open_for_session, self.finish, self.leave, self.report_later)
+        self.sessions = Sessions(settings, pools, self.finish, self.leave, self.report_later)
         pools.on_change = self.rearrange
 
     # The connection
@@ -102,14 +110,8 @@ class Queue(asyncio.Protocol):
 
     def accept(self, number: int, body: bytes) -> None:
         """Queue a call, or say why it is not run."""
-        call = Call(id="", code="")
-        try:
-            why = check.frame(body)
-            if not why:
-                call = wire.decode_call(body)
-                why = check.complaint(call)
-        except (ValueError, RecursionError) as error:
-            why = f"the call cannot be read ({error})"[:1000]
+        call, why = check.decoded(body)
+        why = why or check.complaint(call)
         if number in self.calls:
             why = f"number {number} is that of another call on this connection"
         outcome: ProgramOutcome | ServiceOutcome = ProgramOutcome.REJECTED
@@ -117,7 +119,7 @@ class Queue(asyncio.Protocol):
         if not why and (waiting >= self.settings.max_queue or self.bytes + len(body) > MAX_WAITING_BYTES):
             outcome, why = ServiceOutcome.OVERLOADED, f"{waiting} calls are waiting already; try again later"
         if why:
-            self.send(number, Response(id=call.id, outcome=outcome, message=why))
+            self.send(number, failed(call.id, outcome, why))
             return
         queued = self.calls[number] = Queued(number, self.order(wire.caller_of(number)), call, len(body))
         self.bytes += queued.size
@@ -150,11 +152,11 @@ class Queue(asyncio.Protocol):
         if queued is not None and queued.run is not None:
             queued.run.stop("cancelled")
         elif queued is not None:
-            self.finish(queued, Response(id=queued.call.id, outcome=ServiceOutcome.CANCELLED))
+            self.finish(queued, failed(queued.call.id, ServiceOutcome.CANCELLED, ""))
 
     def expire(self, queued: Queued) -> None:
         why = f"its turn did not come within its patience of {queued.call.patience_seconds:g} seconds"
-        self.finish(queued, Response(id=queued.call.id, outcome=ServiceOutcome.OVERLOADED, message=why))
+        self.finish(queued, failed(queued.call.id, ServiceOutcome.OVERLOADED, why))
 
     # Their turn
 
@@ -203,7 +205,7 @@ class Queue(asyncio.Protocol):
         queued.moves += 1
         # Each slot may turn out to be stale: one whose program has started processes starts no other.
         if response is None and queued.moves > MAX_MOVES + self.settings.slots:
-            response = verdict.fault(queued.call.id, f"{queued.moves} slots in a row could not start it")
+            response = fault(queued.call.id, f"{queued.moves} slots in a row could not start it")
         if response is not None:
             self.finish(queued, response)
         else:
@@ -252,7 +254,7 @@ class Queue(asyncio.Protocol):
             body = wire.encode(whole)
         except Exception as error:
             traceback.print_exc()
-            body = wire.encode(verdict.fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
+            body = wire.encode(fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
         self.write(FrameKind.RESPONSE, number, body)
         self.report_later()
 

@@ -15,10 +15,9 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from msgspec import structs
 
@@ -31,8 +30,11 @@ from rocstar.sandbox.call import (
     Response,
     SandboxDown,
     ServiceOutcome,
+    failed,
+    fault,
 )
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.pool import Pools
 from rocstar.sandbox.daemon.snapshot import Snapshot, Unforkable
 from rocstar.sandbox.daemon.worker import Pipes, Queued, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
@@ -155,7 +157,7 @@ class CellRun(RunningCall):
             )
         usage = (ended.cpu_seconds, ended.peak_memory_bytes) if ended else (0.0, 0)
         seen = self.seen(self.reason, self.age(), *usage)
-        died = verdict.fault(self.call.id, "the slot of its session died")
+        died = fault(self.call.id, "the slot of its session died")
         response = died if ended is None and not seen.reason else verdict.program(self.call, seen, ended)
         self.answer(structs.replace(response, state_lost=True))
 
@@ -167,18 +169,16 @@ class Sessions:
     def __init__(
         self,
         settings: DaemonSettings,
-        open_worker: Callable[[str], Awaitable[Worker]],
+        pools: Pools,
         finish: Callable[[Queued, Response | None], None],
         leave: Callable[[], None],
         fewer: Callable[[], None],
     ) -> None:
-        """open_worker: starts a slot for a session that begins with this code; raises SandboxDown. finish: answers,
-        with None that the session is lost; harmless for what is answered. leave: a cell that was started runs no more.
-        fewer: one of `alive` has ended."""
-        self.settings, self.open_worker = settings, open_worker
+        """finish: answers, with None that the session is lost; harmless for what is answered. leave: a cell that was
+        started runs no more. fewer: one of `alive` has ended."""
+        self.settings, self.pools = settings, pools
         self.finish, self.leave, self.fewer = finish, leave, fewer
         self.alive: dict[str, NotebookSession] = {}
-        self.opening: set[asyncio.Task[None]] = set()
 
     def find(self, cell: Queued) -> NotebookSession | None:
         """The session that a cell must wait for; None when the cell was answered instead. Cell 1 starts a new session
@@ -191,13 +191,13 @@ class Sessions:
             owner = wire.caller_of(cell.number)
             if not self.make_room(owner):
                 full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
-                self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
+                self.finish(cell, failed(call.id, ServiceOutcome.OVERLOADED, full))
                 return None
             session = self.alive[call.session] = NotebookSession(call.session, call.code, call.limits, owner)
         if session is None:
             self.finish(cell, None)
         elif why := session.complaint(call.limits):
-            self.finish(cell, Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why))
+            self.finish(cell, failed(call.id, ProgramOutcome.REJECTED, why))
             return None
         return session
 
@@ -223,16 +223,11 @@ class Sessions:
         """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""
         session.free = False
         if cell.call.branches:
-            self.spawn(self.fork(session, cell))
+            self.pools.spawn(self.fork(session, cell))
         elif session.pipes is not None:
             self.run(session, cell)
         else:
-            self.spawn(self.open(session, cell))
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self.opening.add(task)
-        task.add_done_callback(self.opening.discard)
+            self.pools.spawn(self.open(session, cell))
 
     async def open(self, session: NotebookSession, cell: Queued) -> None:
         """Start the session's slot and process; then its first cell."""
@@ -241,13 +236,13 @@ class Sessions:
             await self.begin(session, NotebookPayload(session.seed, limits.memory_bytes, limits.processes))
         except (OSError, SandboxDown) as error:
             self.stop(session)
-            self.done(session, cell, structs.replace(verdict.fault(cell.call.id, str(error)), state_lost=True))
+            self.done(session, cell, structs.replace(fault(cell.call.id, str(error)), state_lost=True))
         else:
             self.run(session, cell)
 
     async def begin(self, session: NotebookSession, payload: Payload, zygote: int = 0) -> None:
         """Start its slot and process; of this zygote, if one is named. Raises OSError and SandboxDown."""
-        session.worker = worker = await self.open_worker(session.code)
+        session.worker = worker = await self.pools.open_for_session(session.code)
         if self.alive.get(session.name) is not session:
             raise SandboxDown("its session was closed")
         if zygote and (worker.origin is None or worker.origin.zygote != zygote):
@@ -279,11 +274,11 @@ class Sessions:
         try:
             response = await self.copy(session, cell, branches)
         except Unforkable as error:
-            response = Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=str(error))
+            response = failed(call.id, ProgramOutcome.REJECTED, str(error))
         except Exception as error:
             if not isinstance(error, (OSError, SandboxDown)):
                 traceback.print_exc()
-            response = verdict.fault(call.id, f"the session could not be forked ({error})")
+            response = fault(call.id, f"the session could not be forked ({error})")
         if response.outcome is not ProgramOutcome.OK or cell.answered:
             for branch in branches:
                 self.end(branch)
@@ -318,7 +313,7 @@ class Sessions:
             channel.send_descriptors(pipes.control.fd, [snapshot.files])
             response = await waits
             if response is None or response.outcome is not ProgramOutcome.OK:
-                return response or verdict.fault(call.id, "its slot died")
+                return response or fault(call.id, "its slot died")
             session.run = cell.run = None  # cancelled from now on, it is answered at once
             try:
                 await asyncio.to_thread(snapshot.take, session.limits.memory_bytes + MAX_PRELOADED_BYTES)
@@ -398,9 +393,7 @@ class Sessions:
         for cell in session.queue:
             self.finish(cell, None)
         if session.run is not None:
-            closed = Response(
-                id=session.run.call.id, outcome=ServiceOutcome.CANCELLED, message="its session was closed"
-            )
+            closed = failed(session.run.call.id, ServiceOutcome.CANCELLED, "its session was closed")
             session.run.answer(structs.replace(closed, state_lost=True))
         self.stop(session)
 

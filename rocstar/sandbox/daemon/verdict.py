@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct, json, structs
 
-from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome, failed, fault
 from rocstar.sandbox.slot.channel import Ended
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
@@ -80,11 +80,6 @@ NOTHING = ProgramReport(status=1)
 decode = json.Decoder(ProgramReport).decode
 
 
-def fault(call_id: str, message: str) -> Response:
-    """Our failure, which says nothing about the program."""
-    return Response(id=call_id, outcome=ServiceOutcome.INTERNAL, message=message)
-
-
 def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
     """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
     if seen.reason == "starved":
@@ -116,7 +111,7 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
     if (
         code == 1 and report.refused and call.session and (call.files or call.branches)
     ):  # what a session did decides what can be written
-        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
+        return failed(call.id, ProgramOutcome.REJECTED, report.refused[:MAX_MESSAGE])
     failure = None
     if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0
         kind, message, line = report.exception

@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec import structs
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, fault
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
@@ -367,7 +367,7 @@ class RunningCall:
         except Exception as error:
             traceback.print_exc()
             self.worker.give_up()
-            self.answer(verdict.fault(self.call.id, f"the answer could not be made ({type(error).__name__}: {error})"))
+            self.answer(fault(self.call.id, f"the answer could not be made ({type(error).__name__}: {error})"))
 
     def finish(self, ended: Ended | None) -> None:
         raise NotImplementedError
@@ -379,7 +379,7 @@ class RunningCall:
             disk = self.worker.disk
             if response is not None and response.outcome in FAILED and disk and watch.is_full(disk):
                 # by whomever: the program might have ended otherwise
-                full = verdict.fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
+                full = fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
                 response = structs.replace(full, state_lost=response.state_lost)
             self.done(response)
 
@@ -462,7 +462,7 @@ class ProgramRun(RunningCall):
             self.fetched(*self.program, ended)
         elif ended is None:
             seen = self.seen(self.reason if self.has_begun else "", self.age(), 0.0, 0)
-            died = verdict.fault(self.call.id, "the slot that ran it died, or did not answer")
+            died = fault(self.call.id, "the slot that ran it died, or did not answer")
             self.answer(verdict.program(self.call, seen, None) if seen.reason else died)
         elif ended.stale:
             self.answer(None)
@@ -488,7 +488,7 @@ class ProgramRun(RunningCall):
     def fetched(self, seen: Seen, program: Ended, ended: Ended | None) -> None:
         self.worker.passed()  # as in `seen`: what the kernel killed while it fetched is nothing of the next call's
         if ended is None:
-            self.answer(verdict.fault(self.call.id, "the slot died, or did not answer, before it sent the files back"))
+            self.answer(fault(self.call.id, "the slot died, or did not answer, before it sent the files back"))
         else:
             self.judge(seen, program, ended.reusable, self.pipes.taken_report())
 

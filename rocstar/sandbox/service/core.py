@@ -36,6 +36,7 @@ from rocstar.sandbox.call import (
     SessionLost,
     Usage,
     caller_named,
+    fault,
 )
 
 if TYPE_CHECKING:
@@ -356,12 +357,10 @@ class Service:
         except SessionLost:
             raise
         except SandboxDown as error:
-            response = failed(name, ServiceOutcome.INTERNAL, str(error))
-        except (
-            Exception
-        ) as error:  # a bug of ours: its traceback goes to the log, and the caller does not wait for ever
+            response = fault(name, str(error))
+        except Exception as error:  # a bug of ours, for which no caller waits without end
             LOG.exception("a call failed")
-            response = failed(name, ServiceOutcome.INTERNAL, f"the service failed: {type(error).__name__}")
+            response = fault(name, f"the service failed: {type(error).__name__}")
         self.ended(response)
         return response
 
@@ -406,11 +405,6 @@ class Service:
             return {}
         seconds = 1 + self.usage().waiting // (10 * self.client.info().slots)
         return {"retry-after": str(min(seconds, MAX_RETRY_SECONDS))}
-
-
-def failed(name: str, outcome: Outcome, message: str) -> Response:
-    """The response to a call whose program was not run."""
-    return Response(id=name, outcome=outcome, message=message)
 
 
 class Asked(NamedTuple):

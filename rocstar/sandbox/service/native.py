@@ -31,6 +31,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
     caller_named,
+    failed,
 )
 from rocstar.sandbox.service import core
 from rocstar.sandbox.service.core import (
@@ -42,7 +43,6 @@ from rocstar.sandbox.service.core import (
     Service,
     Settings,
     decode,
-    failed,
     says,
 )
 from rocstar.sandbox.wire import FrameKind
@@ -344,28 +344,6 @@ class HeldSessions:
         ]
 
 
-class CallPeek(Struct, frozen=True):
-    """What the service reads of a call that it passes on."""
-
-    id: str = ""
-    session: str = ""
-    branches: tuple[str, ...] = ()
-    limits: Limits = Limits()
-    patience_seconds: float = 3600.0
-
-
-class ResponsePeek(Struct, frozen=True):
-    """What it reads of the response, for its metrics."""
-
-    outcome: str
-    queue_seconds: float = 0.0
-    run_seconds: float = 0.0
-
-
-decode_call = msgspec.msgpack.Decoder(CallPeek).decode
-decode_response = msgspec.msgpack.Decoder(ResponsePeek).decode
-
-
 class FrameConnection:
     """Speaks `wire` on a WebSocket. Consumes frames, one task for each call, and produces theirs; `_send` is unblocked
     by `push`. When the connection ends, its calls and sessions end."""
@@ -473,36 +451,30 @@ class FrameConnection:
         self.push(kind, number, reply)
 
     async def _outcome(self, body: bytes, held: Hold) -> tuple[FrameKind, bytes]:
-        peek = CallPeek()
+        call = Call(id="", code="")
         try:
             if len(body) > core.SMALL_BYTES:
                 held.resize(len(body))
-            peek = decode_call(body)
-            if refusal := self._refusal(peek, len(body)):
-                return FrameKind.RESPONSE, wire.encode(refusal)
-            if peek.session:
-                self.sessions |= {peek.session, *peek.branches}
-            with self.service.counted():
-                frame = await self.client.forward(body, peek.session, peek.branches, peek.patience_seconds)
-            if frame.kind is FrameKind.RESPONSE:
-                self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
-            return frame.kind, frame.body
+            call, why = check.decoded(body)
+            if why := why or self._complaint(call, len(body)):
+                return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, why))
+            if call.session:
+                self.sessions |= {call.session, *call.branches}
+            with self.service.counted() as has_room:  # who sent it sends it again, not we
+                running = self.client.run(call, waits=has_room, again=False)
+                return FrameKind.RESPONSE, wire.encode(await self.service.outcome_of(call.id, running))
         except BadRequest as error:
-            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.OVERLOADED, str(error)))
+            return FrameKind.RESPONSE, wire.encode(failed(call.id, ServiceOutcome.OVERLOADED, str(error)))
         except SessionLost as error:
             return FrameKind.LOST, wire.encode(str(error))
-        except SandboxDown as error:
-            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.INTERNAL, str(error)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ProgramOutcome.REJECTED, f"no call: {error}"))
 
-    def _refusal(self, peek: CallPeek, size: int) -> Response | None:
+    def _complaint(self, call: Call, size: int) -> str:
+        """Why a call is not run, else empty. Raises BadRequest when none is taken any more."""
         if self.service.draining:
-            return failed(peek.id, ServiceOutcome.OVERLOADED, "the service is shutting down; send it elsewhere")
-        problem = core.over_limits(peek.limits, self.service.settings)
+            raise BadRequest("the service is shutting down; send it elsewhere")
         if size > MAX_CALL_BYTES:
-            problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
-        return failed(peek.id, ProgramOutcome.REJECTED, problem) if problem else None
+            return f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
+        return core.over_limits(call.limits, self.service.settings)
 
     async def _report(self) -> None:
         """Our load, as often as it changes."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct, structs
 
 from rocstar.sandbox import check
-from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost
+from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost, fault
 from rocstar.sandbox.service import native
 from rocstar.sandbox.service.core import (
     Asked,
@@ -28,7 +28,6 @@ from rocstar.sandbox.service.core import (
     Service,
     decode,
     encode,
-    failed,
     says,
 )
 
@@ -140,7 +139,7 @@ async def play(
             try:
                 last = await service.outcome_of("", running)
             except SessionLost as error:
-                last = failed("", ServiceOutcome.INTERNAL, str(error))
+                last = fault("", str(error))
             responses.append(last)
             left -= last.run_seconds
             size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
