@@ -189,10 +189,10 @@ def test_what_is_not_a_file_below_the_working_directory_is_not_read(
 
 def test_more_than_the_bound_is_left_out_and_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = {"huge": files.MAX_BYTES + 1, "most": files.MAX_BYTES - 1, "two": 2, "one": 1}
+    sizes = {"huge": files.MAX_FILES_BYTES + 1, "most": files.MAX_FILES_BYTES - 1, "two": 2, "one": 1}
     files.write({name: bytes(size) for name, size in sizes.items()})
     found = files.read(list(sizes))
-    assert {name: len(content) for name, content in found.items()} == {"most": files.MAX_BYTES - 1, "one": 1}
+    assert {name: len(content) for name, content in found.items()} == {"most": files.MAX_FILES_BYTES - 1, "one": 1}
 
 
 NUMPY = Tier("numpy", ("numpy",))

@@ -135,8 +135,14 @@ class SandboxClient:
     def attach(self) -> asyncio.AbstractEventLoop:
         """Read and write the connections in the running loop from now on, instead of from the first call on."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._attach(loop)
+        if loop is not self._loop:  # calls of an earlier loop ended with it
+            self._detach()
+            self._forget_all()
+            self._loop = loop
+            for node in self.nodes:
+                node.attach(loop)
+            self._tick()
+            self._settle()
         return loop
 
     def await_hello(self) -> None:
@@ -327,16 +333,6 @@ class SandboxClient:
             if name in self._timers:
                 self._timers[name].cancel()
             self._timers[name] = self._loop.call_later(max(0.0, seconds), then)
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Work in this loop. Calls of an earlier loop ended with it."""
-        self._detach()
-        self._forget_all()
-        self._loop = loop
-        for node in self.nodes:
-            node.attach(loop)
-        self._tick()
-        self._settle()
 
     def _detach(self) -> None:
         self._loop, self._settling = None, False

@@ -241,28 +241,15 @@ def gather(root: Path = Path("/")) -> Evidence:
 
 
 def kernel_named(evidence: Evidence) -> str:
-    tests = {"gvisor": is_gvisor, "kata": is_kata, "firecracker": is_firecracker, "microvm": is_microvm}
-    return next((found for found, test in tests.items() if test(evidence)), "")
-
-
-def is_gvisor(evidence: Evidence) -> bool:
-    """Its kernel log is made up and begins with its name; a real log holds times and may quote any text later on."""
-    return b"Starting gVisor" in evidence.get("log", b"").split(b"\n", 1)[0]
-
-
-def is_kata(evidence: Evidence) -> bool:
-    """The guest's kernel is told to start its agent, or the root comes over the agent's shared file system."""
-    has_agent = b"systemd.unit=kata-containers.target" in evidence.get("proc/cmdline", b"").split()
-    return has_agent or b"\nkataShared " in b"\n" + evidence.get("proc/mounts", b"")
-
-
-def is_firecracker(evidence: Evidence) -> bool:
-    """The tables of its hardware bear its name, in the field for their maker."""
-    return any(evidence[path][10:16] == b"FIRECK" for path in evidence if "/acpi/" in path)
-
-
-def is_microvm(evidence: Evidence) -> bool:
-    """It has neither such tables nor a maker's name, and its devices stand on the kernel's command line: the smallest
-    of machines, which are made for one workload."""
-    lists_devices = b"virtio_mmio.device=" in evidence.get("proc/cmdline", b"")
-    return lists_devices and not any(path.startswith("sys/") for path in evidence)
+    log, arguments, mounts = (evidence.get(name, b"") for name in ("log", "proc/cmdline", "proc/mounts"))
+    if b"Starting gVisor" in log.split(b"\n", 1)[0]:  # made up; a real one may quote any text later on
+        return "gvisor"
+    # the guest's kernel is told to start the agent, or its root comes over the agent's shared file system
+    if b"systemd.unit=kata-containers.target" in arguments.split() or b"\nkataShared " in b"\n" + mounts:
+        return "kata"
+    # the tables of its hardware bear its name, in the field for their maker
+    if any(evidence[path][10:16] == b"FIRECK" for path in evidence if "/acpi/" in path):
+        return "firecracker"
+    # neither such tables nor a maker's name: the smallest of machines, which are made for one workload
+    is_bare = not any(path.startswith("sys/") for path in evidence)
+    return "microvm" if is_bare and b"virtio_mmio.device=" in arguments else ""

@@ -102,7 +102,8 @@ class Snapshot:
             theirs = [each for each in mappings(f"{self.process}/maps") if each.path != "[vsyscall]"]
             self.clear([(each.start, each.end) for each in theirs])
             for mapping in theirs:
-                if mapping.path not in KERNEL and not self.arena_holds(mapping):
+                first, last = self.arena()
+                if mapping.path not in KERNEL and not (mapping.start < last and first < mapping.end):
                     self.copy(mapping, mapping.line in known, pages.fileno(), memory.fileno(), most)
         self.end()
 
@@ -120,10 +121,6 @@ class Snapshot:
                 )
             facts = fields(f"{self.process}/fdinfo/{number}")
             yield Opened(number, path, int(facts["flags"], 8), int(facts["pos"]))
-
-    def arena_holds(self, mapping: Mapping) -> bool:
-        start, end = self.arena()
-        return mapping.start < end and start < mapping.end
 
     def arena(self) -> tuple[int, int]:
         """Where the steps are taken, with the pages that keep it apart."""

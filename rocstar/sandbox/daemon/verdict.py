@@ -16,16 +16,18 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct, json, structs
 
 from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome, failed, fault
-from rocstar.sandbox.slot.channel import Ended
+from rocstar.sandbox.slot.channel import (
+    MAX_FILES_BYTES,
+    MAX_IMAGES_BYTES,
+    MAX_MESSAGE,
+    MAX_TYPE,
+    MAX_VALUE_BYTES,
+    Ended,
+)
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
 MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a fetch or a session's cell, which may bring files and images
 MAX_HEAD_BYTES = 2**20  # of JSON: the paths of files are most of it
-MAX_VALUE_BYTES = 192 * 2**10
-MAX_TYPE = 500  # characters of an exception's name
-MAX_MESSAGE = 2_000  # characters of its message
-MAX_FETCHED_BYTES = 16 * 2**20
-MAX_IMAGES_BYTES = 8 * 2**20
 PNG = b"\x89PNG\r\n\x1a\n"
 CPU_SHARE = 0.5  # of the limit: the kernel enforces it by ticks, which on a busy machine run ahead of the clock
 
@@ -185,7 +187,7 @@ def files(fetched: bytes, asked: Collection[str]) -> dict[str, bytes]:
     """Those that were asked for, as far as there is room."""
     report, tail = parse(fetched)
     found: dict[str, bytes] = {}
-    start, room = report.value or 0, MAX_FETCHED_BYTES
+    start, room = report.value or 0, MAX_FILES_BYTES
     for path, size in report.files:
         if path in asked and size <= room:
             found[path] = tail[start : start + size]

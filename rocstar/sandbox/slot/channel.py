@@ -32,6 +32,11 @@ CONTROL = 3
 
 LENGTH = struct.Struct("=I")
 
+MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are kept apart from the traceback
+MAX_VALUE_BYTES = 192 * 2**10  # leaves room for the exception in a report of 256 KiB
+MAX_FILES_BYTES = 16 * 2**20  # of files that are read back, together
+MAX_IMAGES_BYTES = 8_000_000  # together
+
 GO = b"g"
 """A byte to a notebook that waits, or one that descriptors come with."""
 
@@ -148,16 +153,11 @@ def pack(payload: Payload) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def parse(body: bytes) -> Any:
-    """The payload, without its length. Only ever applied to what the daemon sent."""
-    name, values = marshal.loads(body)
-    return PAYLOADS[name](*values)
-
-
 def receive(control: int) -> Any:
-    """The next payload, in the program's process. Raises EOFError where the daemon has gone."""
+    """The next payload, in the program's process, from the daemon alone. Raises EOFError where that has gone."""
     (size,) = LENGTH.unpack(read(control, LENGTH.size))
-    return parse(read(control, size))
+    name, values = marshal.loads(read(control, size))
+    return PAYLOADS[name](*values)
 
 
 def read(control: int, size: int) -> bytes:

@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-MAX_BYTES = 16 * 2**20  # of content read back together
+from rocstar.sandbox.slot.channel import MAX_FILES_BYTES
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not keep us waiting
 
@@ -35,9 +36,9 @@ def sizes(files: Mapping[str, bytes]) -> list[tuple[str, int]]:
 
 
 def read(paths: Sequence[str]) -> dict[str, bytes]:
-    """Each that is there and fits into what is left of MAX_BYTES. Relative to the working directory."""
+    """Each that is there and fits into what is left of MAX_FILES_BYTES. Relative to the working directory."""
     found: dict[str, bytes] = {}
-    room = MAX_BYTES
+    room = MAX_FILES_BYTES
     for path in paths:
         with suppress(OSError, ValueError):
             found[path] = content(path, room)

@@ -24,6 +24,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rocstar.sandbox.slot import channel, files, program
+from rocstar.sandbox.slot.channel import MAX_IMAGES_BYTES
 from rocstar.sandbox.slot.program import Base, Execution
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
 LOOP_STARTS = ("asyncio.run(", ".run_until_complete(")
 MAX_IMAGES = 16
-MAX_IMAGES_BYTES = 8_000_000  # together
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
 FORK_CPU_SECONDS = 5.0  # for packing files
 IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the session ends
@@ -132,7 +132,9 @@ class Notebook:
         self.allow_cpu(FORK_CPU_SECONDS)
         try:
             if self.loop is not None:
-                if asyncio_tasks(self.loop):
+                import asyncio
+
+                if any(not task.done() for task in asyncio.all_tasks(self.loop.get_loop())):
                     return "tasks of its event loop are under way; await or cancel them first"
                 self.loop.close()
                 self.loop = None
@@ -250,13 +252,6 @@ def open_anew(file: channel.Opened) -> None:
         os.lseek(file.number, file.position, os.SEEK_SET)
 
 
-def asyncio_tasks(loop: Runner) -> bool:
-    """Whether any is under way."""
-    import asyncio
-
-    return any(not task.done() for task in asyncio.all_tasks(loop.get_loop()))
-
-
 def figures() -> list[bytes]:
     """Those that matplotlib holds open, as PNG; they are closed."""
     pyplot = sys.modules.get("matplotlib.pyplot")
@@ -266,19 +261,12 @@ def figures() -> list[bytes]:
     room = MAX_IMAGES_BYTES
     with suppress(Exception):  # the cell may have made anything of the module
         for number in pyplot.get_fignums()[:MAX_IMAGES]:
-            image = drawn(pyplot.figure(number))
-            if image and len(image) <= room:
-                images.append(image)
-                room -= len(image)
+            buffer = io.BytesIO()
+            with suppress(Exception):
+                pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
+                if len(image := buffer.getvalue()) <= room:
+                    images.append(image)
+                    room -= len(image)
     with suppress(Exception):
         pyplot.close("all")
     return images
-
-
-def drawn(figure: Any) -> bytes:
-    """Empty where it cannot be drawn."""
-    buffer = io.BytesIO()
-    with suppress(Exception):
-        figure.savefig(buffer, format="png", bbox_inches="tight")
-        return buffer.getvalue()
-    return b""

@@ -23,13 +23,12 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rocstar.sandbox.slot import channel, files, seeds
+from rocstar.sandbox.slot.channel import MAX_MESSAGE, MAX_TYPE, MAX_VALUE_BYTES
 from rocstar.sandbox.slot.seeds import Hooks, Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
-MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are kept apart from the traceback
-MAX_VALUE_BYTES = 192 * 1024  # leaves room for the exception in a report of 256 KiB
 MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
 MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
@@ -58,7 +57,7 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     status = 1
     try:
         enter(base, task.seed)
-        cpu = whole_seconds(task.cpu_seconds)
+        cpu = max(1, -int(-task.cpu_seconds // 1))  # the kernel knows no parts of a second: rounded up
         bounds = limits(base, task.memory_bytes, task.processes)
         status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
         finish()
@@ -138,11 +137,6 @@ def limits(base: Base, memory_bytes: int, processes: int) -> list[Limit]:
 def limit(bounds: Sequence[Limit]) -> None:
     for which, soft, hard in bounds:
         resource.setrlimit(which, (soft, hard))
-
-
-def whole_seconds(seconds: float) -> int:
-    """The kernel knows no parts of a second: rounded up."""
-    return max(1, -int(-seconds // 1))
 
 
 class Execution:
@@ -263,8 +257,9 @@ def explained(error: BaseException, frames: int) -> list[Any]:
     told = traceback.TracebackException(
         type(error), error, error.__traceback__, limit=-frames, lookup_lines=False, compact=True
     )
-    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last_line(told)
     keep_own_frames(told)
+    last = told.stack[-1].lineno if told.stack else None
+    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last
     write_stderr("".join(told.format()))
     module, name = type(error).__module__, type(error).__qualname__
     shown = name if module in ("builtins", "__main__") else f"{module}.{name}"
@@ -282,22 +277,12 @@ def exit_status(error: SystemExit) -> int:
     return 1
 
 
-def is_own(filename: str) -> bool:
-    """Whether a line is the program's, or of a cell."""
-    return filename == FILENAME or filename.startswith("<cell ")
-
-
-def last_line(told: traceback.TracebackException) -> int | None:
-    lines = [frame.lineno for frame in told.stack if is_own(frame.filename)]
-    return lines[-1] if lines else None
-
-
 def keep_own_frames(told: traceback.TracebackException) -> None:
     """Leave only lines of the program in this traceback and in those it is chained to."""
     chain = [told]
     while chain:
         part = chain.pop()
-        part.stack[:] = [frame for frame in part.stack if is_own(frame.filename)]
+        part.stack[:] = [frame for frame in part.stack if frame.filename.startswith((FILENAME, "<cell "))]
         chain += [other for other in (part.__cause__, part.__context__) if other is not None]
         chain += part.exceptions or []
 

@@ -46,15 +46,8 @@ class Shield(NamedTuple):
         except OSError:
             return cls()
 
-    def lower(self) -> None:
-        """Before the fork of a program: set the score that it inherits."""
-        self._write(FIRST_TO_KILL)
-
-    def lift(self) -> None:
-        """After the fork: set the slot's own score again."""
-        self._write(self.ordinary)
-
-    def _write(self, score: int) -> None:
+    def set(self, score: int) -> None:
+        """FIRST_TO_KILL before the fork of a program, which inherits it; `ordinary` afterwards."""
         if self.fd >= 0:
             with suppress(OSError):  # nothing is lost but the order
                 os.pwrite(self.fd, b"%d" % score, 0)

@@ -77,19 +77,14 @@ def empty(folder: str) -> None:
                 continue
             if state.st_mode & stat.S_IRWXU != stat.S_IRWXU:
                 os.chmod(path, 0o700)
-            subfolders.append(moved_up(path, folder))
+            subfolders.append(f"{folder}/.removed-{os.urandom(8).hex()}")
+            os.rename(path, subfolders[-1])
         if subfolders:
             waiting += subfolders
         else:
             waiting.pop()
             if current != folder:
                 os.rmdir(current)
-
-
-def moved_up(path: str, folder: str) -> str:
-    target = f"{folder}/.removed-{os.urandom(8).hex()}"
-    os.rename(path, target)
-    return target
 
 
 def make_locked(folder: Path) -> int:

@@ -257,13 +257,9 @@ def processes_beside(plan: Plan, outside: int) -> int | None:
     outside is never limited."""
     if plan.needs_root:
         return 1
-    return 2 if outside != 0 and counts_processes_by_namespace() else None
-
-
-def counts_processes_by_namespace() -> bool:
-    """Before Linux 5.14, RLIMIT_NPROC counted all processes of the outside user, whatever the user namespace."""
     major, minor = os.uname().release.split(".")[:2]
-    return (int(major), int(minor)) >= (5, 14)
+    # before, RLIMIT_NPROC counted all processes of the outside user, whatever the user namespace
+    return 2 if outside != 0 and (int(major), int(minor)) >= (5, 14) else None
 
 
 def become(user: int) -> None:

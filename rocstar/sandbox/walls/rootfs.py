@@ -131,15 +131,15 @@ def bind_read_only(old: str, path: str) -> None:
     linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
     try:
         linux.make_read_only(path)
-    except OSError:
+    except OSError:  # before Linux 5.12
         remount_read_only(path)
 
 
-def remount_read_only(path: str) -> None:
-    """Before Linux 5.12: this mount alone; what is mounted below it keeps its own flags."""
+def remount_read_only(path: str, without: int = 0) -> None:
+    """This mount alone; what is mounted below it keeps its own flags. without: flags."""
     now = os.statvfs(path).f_flag
     inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if now & seen)
-    linux.mount("none", path, flags=READ_ONLY | inherited)
+    linux.mount("none", path, flags=(READ_ONLY | inherited) & ~without)
 
 
 def hide_package(covered: Mapping[str, str]) -> None:
@@ -161,8 +161,7 @@ def make_devices() -> None:
         with suppress(OSError):  # a missing device is the operator's choice; urandom has a system call beside it
             write(path, b"")
             linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
-            inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if os.statvfs(path).f_flag & seen)
-            linux.mount("none", path, flags=(READ_ONLY | inherited) & ~linux.MS_NODEV)
+            remount_read_only(path, linux.MS_NODEV)
 
 
 def make_etc() -> None:

@@ -108,12 +108,10 @@ def tables() -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for section in re.split(r"^\[", re.sub(r"#.*", "", TABLES), flags=re.MULTILINE)[1:]:
         heading, rows = section.split("]", 1)
-        found[heading] = {row[0]: (optional(row[1]), optional(row[2])) for row in map(str.split, rows.split(","))}
+        for name, *numbers in map(str.split, rows.split(",")):
+            first, second = (None if number == "-" else int(number) for number in numbers)
+            found.setdefault(heading, {})[name] = first, second
     return found
-
-
-def optional(number: str) -> int | None:
-    return None if number == "-" else int(number)
 
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
@@ -184,10 +182,6 @@ def load_argument(index: int) -> bytes:
     return instruction(LOAD, AT_ARGUMENTS + 8 * index)
 
 
-def load_high_half(index: int) -> bytes:
-    return instruction(LOAD, AT_ARGUMENTS + 8 * index + 4)
-
-
 def switch(index: int, cases: Iterable[tuple[int, Code]], otherwise: Code, mask: int | None = None) -> Code:
     """What is done for each value of an argument, or of its bits in `mask`."""
     body = [load_argument(index)] if mask is None else [load_argument(index), instruction(AND, mask)]
@@ -228,20 +222,9 @@ def fcntl_rule(machine: str) -> Code:
 
 def asking(index: int, otherwise: bytes) -> Code:
     """Allowed with a null pointer, by which a call asks and changes nothing."""
-    is_null = instruction(JUMP_EQUAL, 0, 1, 0)
-    return (load_argument(index), is_null, otherwise, load_high_half(index), is_null, otherwise, ALLOWING)
-
-
-def action_rule() -> Code:
-    """A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory of
-    children that their parent ignores."""
-    return switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,))
-
-
-def prctl_rule(private_files: bool) -> Code:
-    """Where signals are not kept in by a namespace, each program gets a filter of its own: see `deny_signals`."""
-    options = PRCTL_ALLOWED if private_files else (*PRCTL_ALLOWED, PR_SET_SECCOMP)
-    return one_of(0, options, answer(errno.EINVAL))
+    is_null = instruction(JUMP_EQUAL, 0, 1, 0), otherwise
+    high_half = instruction(LOAD, AT_ARGUMENTS + 8 * index + 4)
+    return (load_argument(index), *is_null, high_half, *is_null, ALLOWING)
 
 
 def priority_rule(slot: int) -> Code:
@@ -280,7 +263,8 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
     codes |= {
         "fcntl": fcntl_rule(machine),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
-        "prctl": prctl_rule(private_files),
+        # Where signals are not kept in by a namespace, each program gets a filter of its own: see `deny_signals`.
+        "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
         "getsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_FACTS_ALLOWED, REFUSING))], (REFUSING,)),
         "setsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_OPTIONS_ALLOWED, REFUSING))], (REFUSING,)),
         "open": without_bits(1, O_TMPFILE, no_tmpfile),
@@ -289,7 +273,9 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
-        "rt_sigaction": action_rule(),
+        # A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory
+        # of children that their parent ignores.
+        "rt_sigaction": switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,)),
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
         # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
