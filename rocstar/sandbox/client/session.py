@@ -98,8 +98,6 @@ class Session:
         async with self._turn:
             if self.closed:
                 raise SandboxDown("this session is closed; open another")
-            if not self.cells:
-                raise ForkRefused("a session is forked after its first cell; run one")
             cells = self.cells
             call = Call(id=f"{self.name}-fork", code="", limits=self._limits, seed=self._seed, session=self.name)
             try:

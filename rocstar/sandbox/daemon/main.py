@@ -50,51 +50,39 @@ PROBE_LIMITS = Limits(wall_seconds=20.0)
 PROBE = r"""
 import ctypes, os, socket, sys
 
-def readable(path):
+def can(act, *values):
     try:
-        with open(path) as file:
-            file.read(1)
+        act(*values)
         return True
     except OSError:
         return False
 
-def writable(folder):
-    try:
-        os.close(os.open(f"{folder}/.probe", os.O_CREAT | os.O_WRONLY))
-    except OSError:
-        return False
-    os.unlink(f"{folder}/.probe")
-    return True
+def read(path):
+    with open(path) as file:
+        file.read(1)
 
-def network():
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))
-        return True
-    except OSError:
-        return False
+def write(path):
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
 
-def may_signal(pid):
-    try:
-        os.kill(pid, 0)
-        return True
-    except OSError:
-        return False
+def connect():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
 
-if any(readable(path) for path in ("/etc/hosts", "/etc/group", "/etc/hostname", "/etc/fstab")):
-    print("files_visible")
-if any(writable(folder) for folder in ("/", "/usr", "/var/tmp", "/dev", sys.prefix, sys.base_prefix)):
-    print("files_writable")
-if readable(f"/proc/{os.getppid()}/stat"):
-    print("proc_visible")
-if network():
-    print("network_reachable")
-if may_signal(os.getppid()):
-    print("processes_signalable")
-if ctypes.CDLL(None).unshare(0x10000000) == 0:
-    print("namespaces_allowed")
+folders = ("/", "/usr", "/var/tmp", "/dev", sys.prefix, sys.base_prefix)
+written = [folder for folder in folders if can(write, f"{folder}/.probe")]
+for folder in written:
+    can(os.unlink, f"{folder}/.probe")
+found = {
+    "files_visible": any(can(read, path) for path in ("/etc/hosts", "/etc/group", "/etc/hostname", "/etc/fstab")),
+    "files_writable": written,
+    "proc_visible": can(read, f"/proc/{os.getppid()}/stat"),
+    "network_reachable": can(connect),
+    "processes_signalable": can(os.kill, os.getppid(), 0),
+    "namespaces_allowed": ctypes.CDLL(None).unshare(0x10000000) == 0,
+}
+print(*(name for name, holds in found.items() if holds))
 """
-"""A program that prints a name for each property that the walls should give and do not, one a line."""
+"""A program that prints a name for each property that the walls should give and do not."""
 EVIDENCE_BYTES = 65536
 EVIDENCE = (
     "proc/version",

@@ -347,16 +347,13 @@ class Pages:
         return HttpReply(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, asked: Asked) -> HttpReply:
-        return HttpReply(encode(self.described()))
-
-    def described(self) -> dict[str, Any]:
         """OpenAPI 3.1."""
         shapes = dict.fromkeys([Response, *(endpoint.shape for endpoint in self.all if endpoint.shape is not None)])
         _, schemas = msgspec.json.schema_components(shapes, ref_template=REF)
         paths: dict[str, Any] = {}
         for endpoint in self.all:
-            described: dict[str, Any] = {"summary": endpoint.says, "responses": {}}
-            described["responses"] = {status: {"description": means} for status, means in STATUSES.items()}
+            responses = {status: {"description": means} for status, means in STATUSES.items()}
+            described: dict[str, Any] = {"summary": endpoint.says, "responses": responses}
             if endpoint.shape is not None:
                 schema = {"schema": {"$ref": REF.format(name=endpoint.shape.__name__)}}
                 described["requestBody"] = {"content": {"application/json": schema}}
@@ -364,7 +361,8 @@ class Pages:
                 described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
             paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = described
         info = {"title": "rocstar sandbox", "version": version("rocstar"), "description": native.__doc__}
-        return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+        components = {"schemas": schemas}
+        return HttpReply(encode({"openapi": "3.1.0", "info": info, "paths": paths, "components": components}))
 
     async def docs(self, asked: Asked) -> HttpReply:
         rows = "".join(

@@ -48,7 +48,7 @@ def server_of(service: Service, sessions: HeldSessions) -> "MCPServer[None]":
         """Run a Python program in a sandbox without network; numpy and sympy are at hand. Nothing is kept."""
         settings = service.settings
         try:
-            limits = limits_of({} if wall_seconds is None else {"wall_seconds": wall_seconds}, settings)
+            limits = limits_of(settings, **({} if wall_seconds is None else {"wall_seconds": wall_seconds}))
         except BadRequest as error:
             raise ToolError(str(error)) from None
         call = Call(id="", code=code, stdin=stdin, limits=limits, patience_seconds=settings.patience_seconds)

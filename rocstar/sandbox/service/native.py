@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -141,17 +141,14 @@ async def batch(asked: Asked) -> HttpReply:
         asked.hold(size)
         return result
 
-    calls, settings = decode(asked.body, CallBatch).calls, asked.service.settings
-    results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
+    def call_or_rejected(shape: CallShape) -> Call | Response:
+        try:
+            return call_of(shape, asked.service.settings, core.BATCH_PATIENCE_SECONDS)
+        except BadRequest as error:  # one bad call does not spoil its batch
+            return failed(shape.id, ProgramOutcome.REJECTED, str(error))
+
+    results = await asked.service.run_all(decode(asked.body, CallBatch).calls, call_or_rejected, told)
     return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
-
-
-def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
-    """One bad call does not spoil its batch."""
-    try:
-        return call_of(shape, settings, core.BATCH_PATIENCE_SECONDS)
-    except BadRequest as error:
-        return failed(shape.id, ProgramOutcome.REJECTED, str(error))
 
 
 def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Call:
@@ -163,7 +160,7 @@ def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Ca
         files=files_of(shape.files),
         fetch=shape.fetch,
         seed=shape.seed,
-        limits=limits_of(shape.limits, settings),
+        limits=limits_of(settings, **shape.limits),
         patience_seconds=shape.patience_seconds or patience_seconds,
     )
 
@@ -172,13 +169,9 @@ def files_of(given: Mapping[str, str | Base64]) -> dict[str, bytes]:
     return {name: each.encode() if isinstance(each, str) else each.base64 for name, each in given.items()}
 
 
-def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
-    """Raises BadRequest."""
-    return limits_within(settings, **given)
-
-
 @lru_cache(maxsize=1024, typed=True)  # most calls of a caller have the same
-def limits_within(settings: Settings, /, **given: int | float) -> Limits:
+def limits_of(settings: Settings, /, **given: int | float) -> Limits:
+    """Raises BadRequest."""
     if unknown := sorted(given.keys() - Limits.__struct_fields__):
         known = " ".join(Limits.__struct_fields__)
         raise BadRequest(f"the request has a wrong field: there is no limit {unknown[0]!r:.80}, only {known}")
@@ -244,7 +237,7 @@ class HeldSessions:
         if idle > most:
             why = "the operator's --session-idle-seconds says so"
             raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
-        limits = limits_of(shape.limits, settings)
+        limits = limits_of(settings, **shape.limits)
         self.refuse_more_than(settings.max_sessions - 1)
         return self.hold(self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay), idle)
 

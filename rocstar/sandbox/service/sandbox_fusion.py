@@ -100,7 +100,7 @@ async def run_code(asked: Asked) -> HttpReply:
     )
     response = await service.run(call)
     ran = {"compile_result": None, "run_result": command_result(response, response.run_seconds)}
-    return answer(service, response, response.outcome, ran, {"run_result": None}, fetched)
+    return answer(service, response, response.outcome, ran, fetched)
 
 
 async def run_jupyter(asked: Asked) -> HttpReply:
@@ -115,7 +115,7 @@ async def run_jupyter(asked: Asked) -> HttpReply:
     driver = command_result(structs.replace(summary, stdout="", stderr=""), sum(each.run_seconds for each in responses))
     ran = {"driver": driver, "cells": [cell_result(response) for response in responses]}
     failure = last.outcome if isinstance(last.outcome, ServiceOutcome) else summary.outcome
-    return answer(service, last, failure, ran, {"driver": None, "cells": []}, fetched)
+    return answer(service, last, failure, ran, fetched)
 
 
 async def play(
@@ -150,22 +150,16 @@ async def play(
 
 
 def answer(
-    service: Service,
-    last: Response,
-    outcome: Outcome,
-    ran: Mapping[str, Any],
-    not_run: Mapping[str, Any],
-    fetched: Mapping[str, str],
+    service: Service, last: Response, outcome: Outcome, ran: Mapping[str, Any], fetched: Mapping[str, str]
 ) -> HttpReply:
-    """`ran` and `not_run` are the dialect's fields in the two cases; the files are those of the last response."""
+    """`ran`: the dialect's fields, empty where we are at fault; the files are those of the last response."""
     files = {path: last.files[name] for path, name in fetched.items() if name in last.files}
-    body = {"status": "Success" if outcome is ProgramOutcome.OK else "Failed", "message": "", **ran}
-    status = 200
+    status, code = "Success" if outcome is ProgramOutcome.OK else "Failed", 200
     if isinstance(outcome, ServiceOutcome):
-        body |= {"status": "SandboxError", **not_run}
-        status = 504
-    body |= {"message": last.message, "executor_pod_name": None, "files": files}
-    return HttpReply(encode(body), status, service.retry_headers(outcome))
+        status, code = "SandboxError", 504
+        ran = {name: [] if isinstance(value, list) else None for name, value in ran.items()}
+    body = {"status": status, **ran, "message": last.message, "executor_pod_name": None, "files": files}
+    return HttpReply(encode(body), code, service.retry_headers(outcome))
 
 
 def command_result(response: Response, run_seconds: float) -> dict[str, Any]:

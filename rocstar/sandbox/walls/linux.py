@@ -40,8 +40,6 @@ MOUNT_ATTR_RDONLY_NOSUID_NODEV = 1 | 2 | 4
 LAST_CAPABILITY = 63  # the kernel answers EINVAL from the first one it does not know
 
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-CAPSET = {"x86_64": 126, "aarch64": 91}
-SYSLOG = {"x86_64": 103, "aarch64": 116}
 MOUNT_SETATTR = 442
 LANDLOCK_CREATE_RULESET = 444
 LANDLOCK_ADD_RULE = 445
@@ -112,7 +110,7 @@ def drop_bounding_set() -> None:
 def drop_capabilities() -> None:
     """Give up all capabilities, and the gaining of privileges by exec."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    syscall(CAPSET[machine()], header, (ctypes.c_uint32 * 6)(), what="capset")
+    checked(libc().capset(header, (ctypes.c_uint32 * 6)()), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
 
 
@@ -136,8 +134,4 @@ def map_user(inside: int, user: int, group: int) -> None:
 def kernel_log(size: int) -> bytes:
     """The last `size` bytes of the kernel's log; empty where it may not be read."""
     buffer = ctypes.create_string_buffer(size)
-    number, read_all = SYSLOG.get(machine()), ctypes.c_int(3)
-    try:
-        return buffer.raw[: syscall(number, read_all, buffer, ctypes.c_int(size), what="syslog")] if number else b""
-    except OSError:
-        return b""
+    return buffer.raw[: max(0, libc().klogctl(3, buffer, size))]
