@@ -30,8 +30,9 @@ from starlette.websockets import WebSocket
 
 from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, HttpReply, Service, Settings, decode, encode
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Hold, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
+from rocstar.sandbox.service.native import HttpReply
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
 TOKEN_PREFIX = "/token/"
@@ -141,10 +142,10 @@ class Application:
                 self.metrics.disconnects += 1
             elif scope["type"] == "http":  # the drain took too long
                 sentence = "the service is shutting down and could not finish this call; send it again"
-                await self.reply(refused(BadRequest(sentence, 503, 1)), scope, send)
+                await self.reply(refused(BadRequest(sentence, 503, 1)), scope, receive, send)
         except Exception as error:
             self.metrics.refused += 1
-            await self.reply(refused(error), scope, send)
+            await self.reply(refused(error), scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises BadRequest."""
@@ -165,24 +166,19 @@ class Application:
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # others first: decoding it takes a while
             reply = await endpoint.serve(Asked(self.service, body, name, held))
-        await self.reply(reply, scope, send)
+        await self.reply(reply, scope, receive, send)
 
     async def counted(self, send: Send, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.metrics.statuses[str(message["status"])] += 1
         await send(message)
 
-    async def reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
-        self.metrics.statuses[str(reply.status)] += 1
-        headers = [(b"content-type", reply.media_type.encode())]
-        headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-        if reply.status != 204:
-            headers.append((b"content-length", b"%d" % len(reply.body)))
+    async def reply(self, reply: HttpReply, scope: Scope, receive: Receive, send: Send) -> None:
+        self.metrics.statuses[str(reply.status_code)] += 1
         if scope["type"] == "http":
-            scope["answer"](reply.status, headers, reply.body)
+            scope["answer"](reply.status_code, reply.raw_headers, reply.body)
         else:
-            await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": reply.body})
+            await reply(scope, receive, send)
 
     def check_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raises BadRequest for one who may not call."""

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome, failed
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, Endpoint, HttpReply, Service, decode, encode, says
+from rocstar.sandbox.service.core import Asked, Endpoint, Service, decode, encode, says
+from rocstar.sandbox.service.native import HttpReply
 
 SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
 MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown

@@ -41,7 +41,7 @@ from rocstar.sandbox.call import (
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
-    from rocstar.sandbox.service.native import FrameConnection
+    from rocstar.sandbox.service.native import FrameConnection, HttpReply
 
 LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
@@ -422,15 +422,6 @@ class Asked(NamedTuple):
             raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls or cells at once", 413)
         if results > SMALL_BYTES:
             self.held.resize(len(self.body) + results)
-
-
-class HttpReply(NamedTuple):
-    """What goes back."""
-
-    body: bytes
-    status: int = 200
-    headers: Mapping[str, str] = {}
-    media_type: str = "application/json"
 
 
 class Endpoint(NamedTuple):

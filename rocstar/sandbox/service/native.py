@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct, structs
+from starlette import responses
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rocstar.sandbox import check, wire
@@ -39,7 +40,6 @@ from rocstar.sandbox.service.core import (
     BadRequest,
     Endpoint,
     Hold,
-    HttpReply,
     Service,
     Settings,
     decode,
@@ -57,6 +57,13 @@ MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
 USAGE_SECONDS = 0.25  # between looks at our load
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
+
+
+class HttpReply(responses.Response):
+    """What goes back."""
+
+    media_type = "application/json"
+
 
 Seconds = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -24,12 +24,12 @@ from rocstar.sandbox.service.core import (
     Asked,
     BadRequest,
     Endpoint,
-    HttpReply,
     Service,
     decode,
     encode,
     says,
 )
+from rocstar.sandbox.service.native import HttpReply
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after it asked: be earlier
 NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell

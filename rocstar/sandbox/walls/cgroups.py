@@ -76,7 +76,6 @@ class ControlGroup:
             is_first = versions["memory"] == 1
             self._open("memory", "memory.limit_in_bytes" if is_first else "memory.max", os.O_WRONLY)
             self._open("kills", "memory.oom_control" if is_first else "memory.events", os.O_RDONLY)
-            self._open("usage", "memory.usage_in_bytes" if is_first else "memory.current", os.O_RDONLY)
             with suppress(OSError):  # not every kernel swaps
                 (folders["memory"] / ("memory.swappiness" if is_first else "memory.swap.max")).write_text("0")
         if "pids" in folders:
@@ -98,10 +97,6 @@ class ControlGroup:
             if what in self._files and self._limits.get(what) != number:
                 os.pwrite(self._files[what], b"%d" % number, 0)
                 self._limits[what] = number
-
-    def usage(self) -> int:
-        """Memory in use, bytes; 0 where it is not counted."""
-        return int(os.pread(self._files["usage"], 64, 0)) if "usage" in self._files else 0
 
     def killed(self) -> bool:
         """Whether the kernel has killed in this group, for want of memory, since the last time."""
