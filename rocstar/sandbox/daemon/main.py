@@ -147,7 +147,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     pools = Pools(settings, workdirs, groups)
     try:
         bare = await pools.start(permitted(settings))
-        info = checked_info(pools, bare, await failed_probes(pools, bare), second_kernel())
+        info = checked_info(pools, bare, await failed_probes(pools, bare), kernel_named(gather()))
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
@@ -185,13 +185,18 @@ async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
 def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kernel: str) -> DaemonInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
     settings = pools.settings
-    level = level_of(pools.plan.level, second_kernel if settings.apart else "")
-    asked = settings.min_isolation
+    level, asked = Isolation(pools.plan.level), settings.min_isolation
+    if settings.apart and second_kernel and level == Isolation.L3:  # L2 in a virtual machine stays L2
+        level = Isolation.L4
     if level < asked:
-        raise SandboxDown(
-            f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}; {advice(level)} "
-            f"({'; '.join(pools.problems) or 'every way to isolate was tried that this machine has'})"
+        advice = (
+            "permit namespaces, or lower min_isolation after reading in docs/sandbox.md what programs can reach then"
         )
+        if level == Isolation.L3:
+            advice = "serve it from a gVisor, Kata or Firecracker guest of its own, or lower min_isolation"
+        tried = "; ".join(pools.problems) or "every way to isolate was tried that this machine has"
+        told = f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}"
+        raise SandboxDown(f"{told}; {advice} ({tried})")
     return DaemonInfo(
         isolation=level,
         failed_probes=tuple(failed),
@@ -204,22 +209,6 @@ def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kerne
     )
 
 
-def level_of(walls: str, second_kernel: str) -> Isolation:
-    """A second kernel adds to namespaces and replaces none of what they promise: L2 in a virtual machine stays L2."""
-    return Isolation.L4 if second_kernel and walls == Isolation.L3 else Isolation(walls)
-
-
-def advice(level: Isolation) -> str:
-    if level == Isolation.L3:
-        return "serve it from a gVisor, Kata or Firecracker guest of its own, or lower min_isolation"
-    return "permit namespaces, or lower min_isolation after reading in docs/sandbox.md what programs can reach then"
-
-
-def second_kernel() -> str:
-    """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
-    return kernel_named(gather())
-
-
 def gather(root: Path = Path("/")) -> Evidence:
     files = {"log": linux.kernel_log(EVIDENCE_BYTES)}
     for path in EVIDENCE:
@@ -229,6 +218,7 @@ def gather(root: Path = Path("/")) -> Evidence:
 
 
 def kernel_named(evidence: Evidence) -> str:
+    """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
     log, arguments, mounts = (evidence.get(name, b"") for name in ("log", "proc/cmdline", "proc/mounts"))
     if b"Starting gVisor" in log.split(b"\n", 1)[0]:  # made up; a real one may quote any text later on
         return "gvisor"

@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         metrics.watch(self.service)
         config = uvicorn.Config(
             Application(settings, self.service, metrics),
-            http=bounded(settings.request_seconds),
+            http=BoundedProtocol,
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,  # those of clients are no longer: half a one is not counted
             ws_ping_timeout=None,  # a caller that learns for minutes reads nothing; TCP finds those that are gone
@@ -146,9 +146,6 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's, with bounds on headers, on the time a request takes to arrive and on connections. Cancels the task of
     a request whose caller leaves."""
 
-    request_seconds: float
-    max_connections: int
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.header_bytes: int | None = 0
@@ -158,9 +155,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.unread = Hold(self.app.service.budget, transport.abort)
         self.leaving = self.ended = False
         """The next answer is the last one here; it was."""
-        if len(self.connections) > self.max_connections + SPARE_DESCRIPTORS // 2:
+        left = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - len(self.connections)
+        if left < SPARE_DESCRIPTORS // 2:
             transport.abort()
-        elif len(self.connections) > self.max_connections:
+        elif left < SPARE_DESCRIPTORS:
             self.end(FULL)
         else:
             self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
@@ -203,7 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.header_bytes is not None and self.header_bytes > MAX_HEADER_BYTES:
             self.end(TOO_LARGE)
         elif not self.whole and self.arriving is None:
-            self.arriving = self.loop.call_later(self.request_seconds, self.end, TOO_SLOW)
+            seconds = self.app.service.settings.request_seconds
+            self.arriving = self.loop.call_later(seconds, self.end, TOO_SLOW)
 
     def on_headers_complete(self) -> None:
         most, self.header_bytes = (self.header_bytes or 0) + self.data_bytes, None
@@ -279,9 +278,3 @@ class BoundedProtocol(HttpToolsProtocol):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as twin:
             return bool(twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         return False
-
-
-def bounded(request_seconds: float) -> type[BoundedProtocol]:
-    """A protocol class of one server's own."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_DESCRIPTORS
-    return type("ServerProtocol", (BoundedProtocol,), {"request_seconds": request_seconds, "max_connections": most})
