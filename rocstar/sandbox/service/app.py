@@ -159,7 +159,7 @@ class Application:
         endpoint, name = (None, "") if is_mcp else self.find(scope.get("method", kind), path)
         with Hold(self.service.budget, scope["too_slow"]) as held:
             is_open = path in OPEN_PATHS  # nobody has said who they are, so nothing is held for them
-            body = b"" if is_open else await read(receive, headers.get(b"content-length", b""), held)
+            body = b"" if is_open else await read(receive, held)
             if endpoint is None:
                 await self.mcp(scope, again(body, receive), partial(self.counted, send))
                 return
@@ -219,11 +219,9 @@ def is_plain(host: str) -> bool:
     return name is None or core.is_loopback(name) or name.replace(".", "").isdigit() or ":" in name
 
 
-async def read(receive: Receive, announced: bytes, held: Hold) -> bytes:
+async def read(receive: Receive, held: Hold) -> bytes:
     """A body. Raises BadRequest: 413 for one over the limit, 503 when others fill the memory set aside. One that comes
     too slowly is ended from below (`server`)."""
-    if announced.isdigit() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
-        raise too_long()
     body, more = bytearray(), True
     while more:
         message = await receive()
@@ -232,7 +230,7 @@ async def read(receive: Receive, announced: bytes, held: Hold) -> bytes:
         more, chunk = message["more_body"], message["body"]
         body += chunk
         if len(body) > core.MAX_BODY_BYTES:
-            raise too_long()
+            raise BadRequest(f"the body is longer than {core.MAX_BODY_BYTES} bytes; send it in parts", 413)
         if len(body) > core.SMALL_BYTES:
             held.resize(len(body))
     held.close = None
@@ -247,10 +245,6 @@ def again(body: bytes, receive: Receive) -> Receive:
         return whole.pop() if whole else await receive()
 
     return given
-
-
-def too_long() -> BadRequest:
-    return BadRequest(f"the body is longer than {core.MAX_BODY_BYTES} bytes; send it in parts", 413)
 
 
 def refused(error: Exception) -> HttpReply:
