@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rocstar.sandbox.call import SessionLost
+from rocstar.sandbox.call import Call, SessionLost
 from rocstar.sandbox.client.dispatch import (
     CELL_PAUSE,
     FIRST_PAUSE,
@@ -45,7 +45,8 @@ class Bench:
 
     def entry(self, **values: Any) -> Entry[NodeFacts]:
         self.numbers += 1
-        return Entry(self.numbers, values.pop("patience", LONG), **values)
+        flags = {name: values.pop(name) for name in ("again", "waits") if name in values}
+        return Entry(self.numbers, Call(id="", code="", **{"patience_seconds": LONG, **values}), **flags)
 
     def sent(self, **values: Any) -> tuple[Entry[NodeFacts], NodeFacts]:
         entry = self.entry(**values)
@@ -105,7 +106,7 @@ def test_one_that_does_not_wait_is_overloaded_where_all_are_full_and_an_answer_m
 
 def test_a_call_waits_for_room_until_its_patience_is_over_and_is_then_given_up() -> None:
     bench = Bench(1)
-    entry, node = bench.sent(patience=1.0)
+    entry, node = bench.sent(patience_seconds=1.0)
     assert bench.fails(entry, node, overloaded=True)
     assert bench.decide() == []
     assert bench.decide(FIRST_PAUSE) == [Send(entry, node)]
@@ -117,7 +118,7 @@ def test_a_call_waits_for_room_until_its_patience_is_over_and_is_then_given_up()
 
 def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
     bench = Bench(1, 1)
-    entry, node = bench.sent(patience=1.0)
+    entry, node = bench.sent(patience_seconds=1.0)
     bench.now += 2.0
     assert not bench.fails(entry, node, overloaded=True)
     assert node.rests_until == 0.0, "a patience that is over is no full queue"
@@ -125,18 +126,18 @@ def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
 
 def test_a_first_cell_without_room_tries_another_node_and_keeps_no_plain_call_back() -> None:
     bench = Bench(1, 1)
-    entry, node = bench.sent(session="s", first=True)
+    entry, node = bench.sent(session="s", cell=1)
     assert bench.fails(entry, node, overloaded=True)
     assert {bench.sent()[1].label for _ in range(30)} == {"n0", "n1"}
     sends = [each for each in bench.decide(CELL_PAUSE) if isinstance(each, Send)]
     assert [send.entry for send in sends] == [entry] and sends[0].node is not node
-    assert bench.sent(session="s")[1] is sends[0].node
+    assert bench.sent(session="s", cell=2)[1] is sends[0].node
 
 
 def test_a_later_cell_without_room_waits_for_its_own_node() -> None:
     bench = Bench(1, 1)
-    _, home = bench.sent(session="s", first=True)
-    entry, _ = bench.sent(session="s")
+    _, home = bench.sent(session="s", cell=1)
+    entry, _ = bench.sent(session="s", cell=2)
     assert bench.fails(entry, home, overloaded=True)
     assert bench.decide(CELL_PAUSE) == [Send(entry, home)]
 
@@ -216,15 +217,15 @@ class Histories(RuleBasedStateMachine):
 
     def take(self, entry: Entry[NodeFacts], node: NodeFacts) -> None:
         assert node.up and node.held[entry.number] is entry
-        assert node.rests_until <= self.bench.now or entry.session or node in self.with_room
+        assert node.rests_until <= self.bench.now or entry.call.session or node in self.with_room
         ready = [each for each in self.dispatch.nodes if each.up and each.rests_until <= self.bench.now]
-        assert node is not entry.avoid or len(ready) < 2 or entry.session, "elsewhere, where there is another"
-        if entry.session:
-            assert self.homes.setdefault(entry.session, node) is node, "a session's node was changed while it was up"
+        assert node is not entry.avoid or len(ready) < 2 or entry.call.session, "elsewhere, where there is another"
+        if session := entry.call.session:
+            assert self.homes.setdefault(session, node) is node, "a session's node was changed while it was up"
 
     def end(self, entry: Entry[NodeFacts]) -> None:
         self.ended.append(entry.number)
-        assert entry.attempt <= (MAX_ATTEMPTS if entry.again and not entry.session else 1)
+        assert entry.attempt <= (MAX_ATTEMPTS if entry.again and not entry.call.session else 1)
 
     @rule(
         count=st.integers(1, 6),
@@ -235,7 +236,8 @@ class Histories(RuleBasedStateMachine):
     )
     def submit(self, count: int, patience: float, session: str, again: bool, waits: bool) -> None:
         for _ in range(count):
-            entry = self.bench.entry(patience=patience, session=session, first=bool(session), again=again, waits=waits)
+            asked = {"patience_seconds": patience, "session": session, "cell": int(session != "")}
+            entry = self.bench.entry(**asked, again=again, waits=waits)
             self.submitted[entry.number] = entry
             node = self.dispatch.submit(entry, self.bench.now)
             if node is not None:
@@ -250,8 +252,8 @@ class Histories(RuleBasedStateMachine):
         node, number = choice.choice(held)
         entry = self.dispatch.answered(node, number)
         assert entry is not None and self.dispatch.answered(node, number) is None
-        if how == "overloaded" and entry.session:
-            self.homes.pop(entry.session, None)
+        if how == "overloaded" and entry.call.session:
+            self.homes.pop(entry.call.session, None)
         if how == "ok" or not self.dispatch.failed(node, entry, self.bench.now, overloaded=how == "overloaded"):
             self.end(entry)
         if how == "ok" and self.dispatch.has_room(node, self.bench.now):
@@ -272,11 +274,11 @@ class Histories(RuleBasedStateMachine):
         up = [node for node in self.dispatch.nodes if node.up]
         if up:
             node = choice.choice(up)
-            cells = {entry.number for entry in node.held.values() if entry.session}
+            cells = {entry.number for entry in node.held.values() if entry.call.session}
             self.dispatch.died(node, "it died", self.bench.now)
             self.homes = {session: home for session, home in self.homes.items() if home is not node}
             self.carry_out()
-            assert cells <= self.lost and all(self.submitted[number].session for number in self.lost)
+            assert cells <= self.lost and all(self.submitted[number].call.session for number in self.lost)
 
     @rule(well=st.booleans())
     def a_node_opens(self, well: bool) -> None:

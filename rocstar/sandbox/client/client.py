@@ -11,8 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -41,12 +40,8 @@ SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is 
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
 
-@dataclass(slots=True, eq=False)
-class Pending(Entry[Node]):
-    """A call whose caller waits."""
-
-    call: Call = field(kw_only=True)
-    future: asyncio.Future[Response] = field(kw_only=True)
+Pending = Entry[Node]
+"""A call whose caller waits."""
 
 
 class SandboxClient:
@@ -193,25 +188,16 @@ class SandboxClient:
             return failed(call.id, ProgramOutcome.REJECTED, why)
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
-        loop = self.attach()
-        pending = Pending(
-            CALLER.get() << wire.CALLER_SHIFT | next(self._numbers),
-            call.patience_seconds,
-            call.session,
-            call.branches,
-            first=call.cell <= 1,
-            again=again,
-            waits=waits,
-            call=call,
-            future=loop.create_future(),
-        )
+        future: asyncio.Future[Response] = self.attach().create_future()
+        number = CALLER.get() << wire.CALLER_SHIFT | next(self._numbers)
+        pending = Pending(number, call, future, again=again, waits=waits)
         node = self._dispatch.submit(pending, time.monotonic())
         if node is None:
             self._settle()
         else:
             node.send(FrameKind.CALL, pending.number, body)
         try:
-            response = await pending.future
+            response = await future
         except asyncio.CancelledError:
             holder = self._dispatch.cancel(pending)
             if holder is not None:
@@ -268,7 +254,7 @@ class SandboxClient:
                 continue
             elif frame.kind is FrameKind.LOST:
                 self._dispatch.answered(node, frame.number)
-                self._dispatch.forget(pending.session)
+                self._dispatch.forget(pending.call.session)
                 _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
                 response = wire.decode_response(frame.body)
@@ -312,7 +298,7 @@ class SandboxClient:
                 case GiveUp(pending, error):
                     _fail(pending, error)
                 case Overloaded(pending):
-                    waited = f"no sandbox took the call within {pending.patience:g} seconds"
+                    waited = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
                     full = "every queue is full; try again later"
                     why = waited if time.monotonic() >= pending.deadline else full
                     _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, why))
@@ -340,8 +326,8 @@ class SandboxClient:
 
     def _forget_all(self) -> list[Pending]:
         """Those that were with a node or waited."""
-        waiting: list[Any] = list(self._dispatch.waiting.values())
-        found: list[Pending] = [*waiting, *(pending for node in self.nodes for pending in node.held.values())]
+        held = (pending for node in self.nodes for pending in node.held.values())
+        found = [*self._dispatch.waiting.values(), *held]
         for pending in found:
             self._dispatch.cancel(pending)
         return found

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rocstar.sandbox.call import SandboxDown, SessionLost
+from rocstar.sandbox.call import Call, SandboxDown, SessionLost
 
 MAX_ATTEMPTS = 2
 FIRST_PAUSE = 0.05  # seconds a node rests after a failure; doubles with each further one
@@ -56,10 +56,8 @@ class Entry(Generic[N]):
     """One call on its way."""
 
     number: int
-    patience: float  # how long it may wait until a node takes it, seconds
-    session: str = ""
-    branches: tuple[str, ...] = ()  # sessions that begin as copies of that one, where it is
-    first: bool = False  # it may start its session, so any node may take it while none has that session
+    call: Call
+    future: Any = None  # its caller's
     again: bool = True  # whether a plain call is sent once more when it is lost
     waits: bool = True  # for room; else it is overloaded as soon as all nodes that are up are full
     attempt: int = 1
@@ -115,7 +113,7 @@ class Dispatch(Generic[N]):
 
     def submit(self, entry: Entry[N], now: float) -> N | None:
         """The node to send it to now; None: it waits, see `decide`."""
-        entry.deadline = now + entry.patience
+        entry.deadline = now + entry.call.patience_seconds
         if not entry.waits and not self._ready and any(node.up for node in self.nodes):
             self._ended.append(Overloaded(entry))
             return None
@@ -130,18 +128,18 @@ class Dispatch(Generic[N]):
         """What came back for this entry is a failure of the service. True: the call is sent again, so its caller is not
         answered yet."""
         if overloaded:
-            if entry.session and entry.first:
-                self._homes.pop(entry.session, None)
+            if entry.call.cell == 1:  # any node may start its session
+                self._homes.pop(entry.call.session, None)
             if now >= entry.deadline - EARLY:
                 return False
-            if not entry.session:
+            if not entry.call.session:
                 self._rest(node, now)
             if not (entry.waits or self._ready):
                 return False
             entry.avoid, entry.not_before = node, now + CELL_PAUSE
             self.waiting[entry.number] = entry
             return True
-        return not entry.session and self._sends_again(node, entry, now)
+        return not entry.call.session and self._sends_again(node, entry, now)
 
     def has_room(self, node: N, now: float) -> bool:
         """It answered a call, so it takes one more in spite of its rest, which is over where none waits. Whether one
@@ -185,7 +183,7 @@ class Dispatch(Generic[N]):
         self._homes = {session: home for session, home in self._homes.items() if home is not node}
         entries, node.held = list(node.held.values()), {}
         for entry in entries:
-            if entry.session:
+            if entry.call.session:
                 self._ended.append(GiveUp(entry, SessionLost(problem)))
             elif not self._sends_again(node, entry, now):
                 self._ended.append(GiveUp(entry, SandboxDown(problem)))
@@ -205,7 +203,7 @@ class Dispatch(Generic[N]):
             sends = [Send(entry, self._place(entry, now)) for entry in list(self.waiting.values())]
             decisions += [send for send in sends if send.node is not None]
         for node in self._with_room:
-            entry = next((entry for entry in self.waiting.values() if not entry.session), None)
+            entry = next((entry for entry in self.waiting.values() if not entry.call.session), None)
             if node.up and entry is not None:
                 node.held[entry.number] = self.waiting.pop(entry.number)
                 decisions.append(Send(entry, node))
@@ -226,7 +224,7 @@ class Dispatch(Generic[N]):
         return min([*times, self._scan_at] if self.waiting else times, default=None)
 
     def _place(self, entry: Entry[N], now: float) -> N | None:
-        node = self._home_of(entry, now) if entry.session else self._choose(self._ready, entry)
+        node = self._home_of(entry, now) if entry.call.session else self._choose(self._ready, entry)
         if node is None:
             self.waiting[entry.number] = entry
             return None
@@ -249,9 +247,10 @@ class Dispatch(Generic[N]):
         to any node: one that does not have the session answers LOST."""
         if now < entry.not_before:
             return None
-        home = self._homes.pop(entry.session, None) or self._choose([node for node in self.nodes if node.up], entry)
+        name, branches = entry.call.session, entry.call.branches
+        home = self._homes.pop(name, None) or self._choose([node for node in self.nodes if node.up], entry)
         if home is not None:
-            self._homes |= dict.fromkeys((entry.session, *entry.branches), home)  # last: those used least come first
+            self._homes |= dict.fromkeys((name, *branches), home)  # last: those used least come first
             while len(self._homes) > MAX_HOMES:
                 del self._homes[next(iter(self._homes))]
         return home
@@ -261,7 +260,7 @@ class Dispatch(Generic[N]):
         if not entry.again or entry.attempt >= MAX_ATTEMPTS:
             return False
         entry.attempt += 1
-        entry.avoid, entry.deadline = node, now + entry.patience
+        entry.avoid, entry.deadline = node, now + entry.call.patience_seconds
         self.waiting[entry.number] = entry
         return True
 
