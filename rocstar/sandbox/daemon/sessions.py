@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -34,11 +35,13 @@ from rocstar.sandbox.call import (
     fault,
 )
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.pool import Pools
 from rocstar.sandbox.daemon.snapshot import Snapshot, Unforkable
 from rocstar.sandbox.daemon.worker import Pipes, Queued, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Become, Branch, CellPayload, Ended, Fork, NotebookPayload, Payload
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.daemon.pool import Pools
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
