@@ -1,14 +1,10 @@
-"""Why a call cannot be run, as one sentence. What is refused here never runs; what passes is obeyed as it stands.
-
-`decoded` looks at the bytes of a call before anything is built of them, `complaint` at the call.
-"""
+"""Why a call cannot be run, as one sentence. What is refused here never runs; what passes is obeyed as it stands."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from rocstar.sandbox import wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits
 
 MAX_NAME = 10_000  # characters of an id; it comes back in the response
@@ -36,19 +32,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
 START_BYTES = 2 * 2**20  # of memory that a process takes before its program runs
 INPUT_COPIES = 2  # of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
-
-
-def decoded(body: bytes) -> tuple[Call, str]:
-    """The call in the body of a CALL, or why there is none. The decoder bounds each of its fields (`call.FEW`); here it
-    is seen to that none comes a million times."""
-    head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # bytes of it; a short map of msgpack has 15 fields at most
-    count, most = int.from_bytes(body[1:head]) if head else 0, len(Call.__struct_fields__)
-    if count > most:
-        return Call(id="", code=""), f"the call has {count} fields; there are only {most}"
-    try:
-        return wire.decode_call(body), ""
-    except (ValueError, RecursionError) as error:
-        return Call(id="", code=""), f"the call cannot be read ({error})"[:1000]
 
 
 def complaint(call: Call) -> str:

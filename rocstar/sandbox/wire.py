@@ -48,12 +48,24 @@ class Frame(NamedTuple):
 encode = msgpack.Encoder().encode
 """A Call, a Response, a DaemonInfo, a Usage or a text as the body of a frame. Raises UnicodeEncodeError for text that
 is no Unicode."""
-decode_call = msgpack.Decoder(Call).decode
-"""The inverse; raises `msgspec.DecodeError` (or UnicodeDecodeError) on anything else, as do the others."""
 decode_response = msgpack.Decoder(Response).decode
+"""The inverse; raises `msgspec.DecodeError` (or UnicodeDecodeError) on anything else, as do the others."""
 decode_info = msgpack.Decoder(DaemonInfo).decode
 decode_usage = msgpack.Decoder(Usage).decode
 decode_text = msgpack.Decoder(str).decode
+
+
+_decode_call = msgpack.Decoder(Call).decode
+
+
+def decode_call(body: bytes) -> Call:
+    """The decoder bounds each field (`call.FEW`); here it is seen to that none comes a million times. Raises ValueError
+    and RecursionError."""
+    head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # bytes of it; a short map of msgpack has 15 fields at most
+    count, most = int.from_bytes(body[1:head]) if head else 0, len(Call.__struct_fields__)
+    if count > most:
+        raise ValueError(f"the call has {count} fields; there are only {most}")
+    return _decode_call(body)
 
 
 def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:

@@ -90,9 +90,14 @@ def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
     """The longest wait is verl's own, of seconds: nobody is waited for here."""
     service: Any = Service(Settings(), cast(Any, ScriptedClient()), lambda response: None)
     overloaded = Response(id="", outcome=ServiceOutcome.OVERLOADED, message="busy")
-    reply = sandbox_fusion.answer(service, overloaded, overloaded.outcome, {}, {"run_result": None}, {})
+    reply = sandbox_fusion.answer(service, overloaded, overloaded.outcome, {"run_result": {}}, {})
     said = json.loads(reply.body)
-    assert (reply.status, said["status"], said["run_result"], said["message"]) == (504, "SandboxError", None, "busy")
+    assert (reply.status_code, said["status"], said["run_result"], said["message"]) == (
+        504,
+        "SandboxError",
+        None,
+        "busy",
+    )
     assert int(dict(reply.headers)["retry-after"]) >= 1
 
 

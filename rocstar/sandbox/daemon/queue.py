@@ -19,6 +19,7 @@ from msgspec import structs
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
+    Call,
     DaemonInfo,
     DaemonSettings,
     ProgramOutcome,
@@ -110,8 +111,12 @@ class Queue(asyncio.Protocol):
 
     def accept(self, number: int, body: bytes) -> None:
         """Queue a call, or say why it is not run."""
-        call, why = check.decoded(body)
-        why = why or check.complaint(call)
+        call = Call(id="", code="")
+        try:
+            call = wire.decode_call(body)
+            why = check.complaint(call)
+        except (ValueError, RecursionError) as error:
+            why = f"the call cannot be read ({error})"[:1000]
         if number in self.calls:
             why = f"number {number} is that of another call on this connection"
         outcome: ProgramOutcome | ServiceOutcome = ProgramOutcome.REJECTED

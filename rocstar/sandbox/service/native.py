@@ -455,8 +455,8 @@ class FrameConnection:
         try:
             if len(body) > core.SMALL_BYTES:
                 held.resize(len(body))
-            call, why = check.decoded(body)
-            if why := why or self._complaint(call, len(body)):
+            call = wire.decode_call(body)
+            if why := self._complaint(call, len(body)):
                 return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, why))
             if call.session:
                 self.sessions |= {call.session, *call.branches}
@@ -467,6 +467,8 @@ class FrameConnection:
             return FrameKind.RESPONSE, wire.encode(failed(call.id, ServiceOutcome.OVERLOADED, str(error)))
         except SessionLost as error:
             return FrameKind.LOST, wire.encode(str(error))
+        except (ValueError, RecursionError) as error:
+            return FrameKind.RESPONSE, wire.encode(failed("", ProgramOutcome.REJECTED, f"no call: {error}"[:1000]))
 
     def _complaint(self, call: Call, size: int) -> str:
         """Why a call is not run, else empty. Raises BadRequest when none is taken any more."""
