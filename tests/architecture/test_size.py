@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2697, 15),
     "rollout": (2059, 12),
     "run": (3635, 21),
-    "sandbox": (9078, 44),
+    "sandbox": (9080, 44),
     "serving": (878, 6),
     "support": (1443, 12),
     "tools": (604, 6),
