@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rocstar.record.folder import RunFolder
+from rocstar.record.replays import replays_of
 from rocstar.record.rollouts import read_table, write_table
 from tests.tiny_run import RL_STEPS, SFT_STEPS, Command, finished_run
 
@@ -45,6 +46,8 @@ def test_every_step_of_every_stage_comes_out_to_the_bit(place: Path) -> None:
     assert all(one["metrics"] > 20 for one in steps)
     kept = RunFolder(place / "runs" / "tiny").checkpoint_steps()
     assert [one["step"] for one in steps if one["weights"]] == [step for step in kept if step > SFT_STEPS] != []
+    record = replays_of(RunFolder(place / "runs" / "tiny"), None)["all"]
+    assert record["steps"] == steps and record["made"] and "rocstar" in record["versions"]
 
 
 def test_what_was_changed_by_hand_is_found_and_named(place: Path) -> None:
@@ -82,6 +85,35 @@ def test_other_methods_learn_from_the_same_weights_and_change_nothing(place: Pat
     first = found["tokens"][0]
     (row,) = [r for r in rows if (r["problem_id"], r["index"]) == (first["problem_id"], first["index"])]
     assert row["kept"] and row["loss_mask"][first["place"]] and row["advantage"] == pytest.approx(first["advantage"])
+
+
+def test_the_run_keeps_what_was_tried_of_a_step_with_the_tokens_of_its_heaviest_attempts(place: Path) -> None:
+    run, last = RunFolder(place / "runs" / "tiny"), ("tiny", "--step", str(LAST))
+    found = replayed(place, *last, "learning.loss=grpo,gspo")
+    replayed(place, *last, "learning.loss=gspo,cispo")
+    kept = json.loads(run.replay(LAST).read_text())["tried"]
+    own = "as the run did"
+    assert [one["settings"] for one in kept] == [own, *(f"learning.loss={loss}" for loss in ("grpo", "gspo", "cispo"))]
+    assert [{**one, "heaviest": None} for one in kept[:3]] == [{**one, "heaviest": None} for one in found["tried"]]
+    rows = read_table(run.rollout_file(LAST)).to_pylist()
+    for attempt in (attempt for one in kept for attempt in one["heaviest"]):
+        row = rows[attempt["row"]]
+        assert (row["problem_id"], row["index"]) == (attempt["problem_id"], attempt["index"])
+        assert attempt["share"] == pytest.approx(sum(attempt["carried"]), rel=0.01) and attempt["share"] > 0
+        assert len(attempt["carried"]) == len(row["token_ids"])
+        assert all(mask or not share for mask, share in zip(row["loss_mask"], attempt["carried"], strict=True))
+    first = found["tokens"][0]
+    heaviest = max((share, attempt["row"]) for attempt in kept[0]["heaviest"] for share in attempt["carried"])
+    assert heaviest == (pytest.approx(first["share"], rel=0.01), first["row"])
+
+
+def test_a_run_folder_that_cannot_be_written_is_told_and_the_table_printed(place: Path) -> None:
+    run = RunFolder(place / "runs" / "tiny")
+    run.replays.write_text("in the way")
+    ended = Command.start(place, "replay", "tiny", "--step", str(LAST), "learning.loss=gspo").wait()
+    assert ended.code == 0 and "learning.loss=gspo" in ended.out
+    assert "cannot be written (File exists), so rocstar view will not show this replay" in ended.told
+    assert run.replays.read_text() == "in the way"
 
 
 def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
+        self.replays = self.path / "replays"
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
         self.problems = self.path / "problems.json"
@@ -151,6 +152,14 @@ class RunFolder:
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
 
+    def replay(self, step: int | None) -> Path:
+        """What `rocstar replay` found of a step under other settings; None: of all RL steps, as they were."""
+        return self.replays / f"{'steps' if step is None else step_name(step)}.json"
+
+    def replayed_steps(self) -> list[int]:
+        """Steps that were tried under other settings, ascending."""
+        return sorted(map(step_of, self.replays.glob("step=*.json")))
+
     def pool(self, stage: str) -> Path:
         """What is known of the problems that a stage chose from."""
         return self.path / "pools" / f"{stage}.json"
@@ -226,12 +235,13 @@ class RunFolder:
         return locked(self.path, f"run {self.name}")
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, summary; and
-        what a kill left half written. Only for the holder of the lock."""
+        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, replays,
+        summary; and what a kill left half written. Only for the holder of the lock."""
         with Journal(self.metrics) as metrics:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
-        for file in self.rollouts.glob("step=*.parquet"):
+        self.replay(None).unlink(missing_ok=True)
+        for file in (*self.rollouts.glob("step=*.parquet"), *self.replays.glob("step=*.json")):
             if step_of(file) > step:
                 file.unlink()
         for folder in self.evals.glob("*/step=*"):

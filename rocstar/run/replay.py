@@ -51,7 +51,7 @@ TRIED = ("learning.", "resample.")
 NEVER = ("learning.optimizer", "learning.kl_coefficient")
 """What a step takes over from steps before: another optimizer's moments, a reference that was never kept."""
 FORKS = 0.2  # share of tokens of the highest entropy, as in arXiv 2506.01939
-MOST_TOKENS = 10
+MOST_TOKENS, MOST_ATTEMPTS = 10, 8
 BEFORE = 8  # tokens that are shown before one
 
 
@@ -115,16 +115,35 @@ class Tried:
             for share, row, place in found
         ]
 
+    def attempts(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        """The attempts that carry most of the gradient, with each token's share of it."""
+        total, found = self._total, sorted(self.rows, key=lambda one: -sum(one[1]))[:MOST_ATTEMPTS]
+        return [
+            {
+                "share": sum(norms) / total,
+                **_attempt(row, groups),
+                "advantage": row.advantage,
+                "carried": [float(f"{norm / total:.3g}") for norm in norms],
+            }
+            for row, norms in found
+            if sum(norms) > 0
+        ]
+
     def _tokens(self) -> list[tuple[float, BatchRow, int]]:
         """Tokens with a gradient: their share of all norms, their row and their place in it."""
-        total = sum(sum(norms) for _, norms in self.rows)
+        total = self._total
         return [(norm / total, row, place) for row, norms in self.rows for place, norm in enumerate(norms) if norm > 0]
+
+    @property
+    def _total(self) -> float:
+        return sum(sum(norms) for _, norms in self.rows)
 
 
 def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
+    """row: of the file of attempts, from 0."""
     number, place = place_of(row)
-    one = groups[number].trajectories[place]
-    return {"problem_id": one.problem_id, "index": one.index}
+    one, before = groups[number].trajectories[place], sum(len(group.trajectories) for group in groups[:number])
+    return {"problem_id": one.problem_id, "index": one.index, "row": before + place}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

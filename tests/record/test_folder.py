@@ -14,6 +14,7 @@ from rocstar.record import atomic
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, list_runs, read_json
 from rocstar.record.journal import Journal, read_journal
+from rocstar.record.replays import keep
 from rocstar.record.rollouts import write_rollouts
 from tests.record.examples import attempts_of, recipe, resampled, run
 
@@ -84,6 +85,9 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
         folder.evaluation(name, step).mkdir(parents=True)
         write_json(folder.evaluation(name, step) / "result.json", {"accuracy": None})
     write_json(folder.summary, {})
+    keep(folder, None, {"steps": []})
+    for step in (3, 4):
+        keep(folder, step, {"tried": []})
     (folder.rollouts / ".step=000004.parquet.x.new").write_bytes(b"half")
     folder.checkpoint(3).mkdir()
 
@@ -93,6 +97,7 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
     assert sorted(file.name for file in folder.rollouts.iterdir()) == ["step=000001.parquet", "step=000003.parquet"]
     assert [(name, step) for name, step, _ in folder.evaluations()] == [("before", 0)]
     assert folder.checkpoint_steps() == [3]
+    assert [file.name for file in folder.replays.iterdir()] == ["step=000003.json"]
     assert not folder.summary.exists()
 
 

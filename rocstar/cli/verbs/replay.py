@@ -51,6 +51,7 @@ def replay(
         raise ConfigError(f"{what} is of one step; say which with --step N")
     quiet()
     from rocstar.record.folder import RunFolder
+    from rocstar.record.replays import keep
     from rocstar.run.replay import span_of, spans_of, write_bundle
 
     run = RunFolder.find(name, runs)
@@ -60,6 +61,8 @@ def replay(
         print(f"{bundle}: rocstar replay {bundle} --step {step}")
         return
     told = _replayed(spans, _variants(settings or []), as_json=as_json)
+    if step is None:
+        keep(run, None, {"steps": told["steps"]})
     if as_json:
         print_json(told)
     other = [one["step"] for one in told["steps"] if one["differs"]]
@@ -96,10 +99,14 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
 
 def _tried(replay: Replay, step: int) -> dict[str, Any]:
     """One set of settings at a time: each holds a gradient of the model's size."""
-    made = replay.tried(step)
+    from rocstar.record.replays import keep
+
+    made, groups = replay.tried(step), replay.groups(step)
     own = next(made)  # the run's own settings
-    told = [own.told(own.gradient), *(one.told(own.gradient) for one in made)]
-    return {"tried": told, "tokens": own.heaviest(replay.groups(step), replay.policy.codec.decode)}
+    told = [{**one.told(own.gradient), "heaviest": one.attempts(groups)} for one in itertools.chain([own], made)]
+    keep(replay.run, step, {"tried": told})
+    plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in told]  # a number a token
+    return {"tried": plain, "tokens": own.heaviest(groups, replay.policy.codec.decode)}
 
 
 def _line(step: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ import { COLOURS, Tokens } from "./tokens.js";
 export function AttemptPage({ name }) {
   const { query } = place();
   const { part, step, third: row } = placed(query.at);
-  const { value, error, fresh } = useAnswer(ofRun(name, "attempt"), { part, step, row });
+  const { value, error, fresh } = useAnswer(ofRun(name, "attempt"), { part, step, row, tried: query.tried });
   const other = placed(query.with);
-  const its = { part: other.part, step: other.step, row: other.third };
+  const its = { part: other.part, step: other.step, row: other.third, tried: query.tried };
   const second = useAnswer(query.with ? ofRun(name, "attempt") : "", its);
   const group = useAnswer(value && fresh ? ofRun(name, "group") : "", { part, step, grp: value?.grp });
   const rows = group.value?.siblings || [];
@@ -50,7 +50,7 @@ function nextColour(now) {
 function has({ tokens, advantage }, colour) {
   if (!tokens) return false;
   const gap = tokens.old_logprobs && tokens.sampled_logprobs;
-  const numbers = { entropy: tokens.entropies, gap, logprob: tokens.sampled_logprobs };
+  const numbers = { entropy: tokens.entropies, gap, logprob: tokens.sampled_logprobs, gradient: tokens.gradient };
   return { ...numbers, advantage: advantage !== null, author: true }[colour];
 }
 
@@ -69,7 +69,7 @@ function Strip({ name, query, rows, row }) {
     </select></label></nav>`;
 }
 
-function Attempt({ value, colour }) {
+export function Attempt({ value, colour }) {
   const wanted = colour && colour !== "none";
   const coloured = wanted && has(value, colour);
   const absent = value.tokens

@@ -90,7 +90,7 @@ export function number(value, digits = 3) {
 }
 
 // Rounds as Python does, so that a figure is the same here and on the screen.
-const rounded = [0, 1].map((digits) => new Intl.NumberFormat("en", {
+const rounded = [0, 1, 2].map((digits) => new Intl.NumberFormat("en", {
   minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false, roundingMode: "halfEven",
 }));
 export const percent = (value, digits = 1) => (known(value) ? rounded[digits].format(100 * value) + "%" : "–");

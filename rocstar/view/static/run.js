@@ -6,7 +6,7 @@ import {
 } from "./lib.js";
 import { Evaluations, Events, Settings } from "./records.js";
 
-export const TABS = ["curves", "attempts", "groups", "evaluations", "events", "settings"];
+export const TABS = ["curves", "attempts", "groups", "evaluations", "replays", "events", "settings"];
 const BESIDE = ["greedy", "tool_error_share_in_correct", "no_tool_share", "mean_response_tokens"];
 const OF_HELD_OUT = ["before", "during", "after"];
 
