@@ -1,4 +1,4 @@
-"""What `rocstar replay` found, as files of the run folder: it writes them, the page reads them. Nothing is computed here."""
+"""What `rocstar replay` found, as files of the run folder, for the page to read. Nothing is computed here."""
 
 from __future__ import annotations
 
