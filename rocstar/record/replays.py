@@ -33,7 +33,10 @@ def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
     tokens; and `all`: how all steps came out as they were, null where that was not asked. Raises DataError."""
     steps, whole = run.replayed_steps(), run.replay(None)
     shown = steps[-1] if steps and step is None else step
-    tried = [{**one, "heaviest": list(map(_without_tokens, one["heaviest"]))} for one in _tried(run, shown)]
+    tried = [
+        {**one, "heaviest": [{key: attempt[key] for key in attempt if key != "carried"} for attempt in one["heaviest"]]}
+        for one in _tried(run, shown)
+    ]
     return {"steps": steps, "step": shown, "tried": tried, "all": read_json(whole) if whole.is_file() else None}
 
 
@@ -48,7 +51,3 @@ def _tried(run: RunFolder, step: int | None) -> Sequence[Mapping[str, Any]]:
     """The run's own settings first."""
     found: Sequence[Mapping[str, Any]] = read_json(run.replay(step))["tried"] if step in run.replayed_steps() else ()
     return found
-
-
-def _without_tokens(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attempt.items() if name != "carried"}
