@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1884, 13),
     "analysis": (2175, 11),
     "answers": (3563, 20),
-    "cli": (3381, 22),
+    "cli": (3388, 22),
     "cluster": (737, 8),
     "config": (2025, 11),
     "data": (4582, 24),
@@ -29,23 +29,23 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (4025, 22),
     "parts": (1446, 8),
     "protocols": (290, 1),
-    "record": (2697, 15),
+    "record": (2760, 16),
     "rollout": (2059, 12),
-    "run": (3635, 21),
+    "run": (3654, 21),
     "sandbox": (9080, 44),
     "serving": (878, 6),
     "support": (1443, 12),
     "tools": (604, 6),
     "train": (183, 1),
     "types": (544, 1),
-    "view": (1536, 8),
+    "view": (1555, 8),
 }
-CLASSES, FUNCTIONS = 580, 3964
+CLASSES, FUNCTIONS = 580, 3974
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8469
+BENCHMARK_LINES = 8471
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
