@@ -68,8 +68,10 @@ class Policy:
         *,
         ranks: Ranks = ALONE,
         seed: int = 0,
+        known: int | None = None,
     ) -> None:
-        """seed: of adapters. Raises ConfigError for a model that can't be trained packed."""
+        """seed: of adapters. known: ids below it are those of the softmax, else the codec's. Raises ConfigError for a
+        model that can't be trained packed."""
         section = section or ModelSection()
         ranks.make(self, section)
         self.ranks, self.codec, self.version = ranks, codec, 0
@@ -91,7 +93,7 @@ class Policy:
                 adapt(model)
                 model.to(self.device if ranks.mesh is None else "cpu")
         with ranks.guarded("sharding the model"):
-            self._known: int = ranks.share(codec and codec.vocab_size)
+            self._known: int = ranks.share(known or (codec and codec.vocab_size))
             self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype, adapt)
         if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rocstar.config.sections import RlStage, Stage
+from rocstar.config.sections import LearningSection, RlStage, Stage
 from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
@@ -64,10 +64,17 @@ def learn_step(
 ) -> LearnedStep:
     """Resample, score, update. seed: of the run; step: of the run, from 1. seen: takes each update before the next one
     begins, with what each token had of its gradient."""
-    settings = stage.learning
-    resample, advantage = resampler_of(stage.resample, folders), advantage_of(settings, folders)
+    resample, advantage = resampler_of(stage.resample, folders), advantage_of(stage.learning, folders)
     chosen = [resample(g, random.Random(seed_of_choice(seed, step, g.problem.id))) for g in groups]
-    batches = split(rows_of(chosen, advantage), settings.updates_per_step, seed_for(seed, "step", step))
+    updates, rows = learn_rows(stage.learning, learner, rows_of(chosen, advantage), seed_for(seed, "step", step), seen)
+    return LearnedStep(chosen=chosen, updates=updates, rows=rows)
+
+
+def learn_rows(
+    settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int, seen: Seen | None = None
+) -> tuple[list[Update], list[BatchRow]]:
+    """Score and update: the updates, and all rows, scored. seed: of the shuffle before rows are split."""
+    batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
     if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
@@ -77,8 +84,7 @@ def learn_step(
         updates.append(learner.update(learnt_from, traced=seen is not None))
         if seen:
             seen(updates[-1])
-    rows = [row for part in (batches if narrow else updates) for row in part.rows]
-    return LearnedStep(chosen=chosen, updates=updates, rows=rows)
+    return updates, [row for part in (batches if narrow else updates) for row in part.rows]
 
 
 def summed(one: Gradient, other: Gradient) -> Gradient:

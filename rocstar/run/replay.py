@@ -8,10 +8,9 @@ same weights. Source: ours."""
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +21,13 @@ from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
-from rocstar.learning.advantages import place_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import start as start_ranks
-from rocstar.learning.step import Gradient, LearnedStep, Seen, cosine, learn_step, norm, rl_learner, summed
+from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
 from rocstar.learning.threads import use_threads
+from rocstar.learning.tried import Tried, note
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
@@ -39,7 +38,7 @@ from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
-from rocstar.types import BatchRow, Group, Outcome, Problem, Trajectory, Update, seed_for
+from rocstar.types import Group, Outcome, Problem, Trajectory, seed_for
 
 COMPARED = {
     "choice": ("kept", "reason", "weight", "penalty_errors", "penalty_format", "penalty_total"),
@@ -50,9 +49,6 @@ COMPARED = {
 TRIED = ("learning.", "resample.")
 NEVER = ("learning.optimizer", "learning.kl_coefficient")
 """What a step takes over from steps before: another optimizer's moments, a reference that was never kept."""
-FORKS = 0.2  # share of tokens of the highest entropy, as in arXiv 2506.01939
-MOST_TOKENS, MOST_ATTEMPTS = 10, 8
-BEFORE = 8  # tokens that are shown before one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,84 +62,6 @@ class ReplayedStep:
     """Metrics that were compared."""
     weights: bool
     """Whether there is a checkpoint of the step, whose weights were compared as well."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Tried:
-    """What one set of settings made of a step."""
-
-    settings: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Means over its updates."""
-    gradient: Gradient = field(default_factory=dict)
-    """The sum of what its updates applied, clipped, by parameter."""
-    rows: list[tuple[BatchRow, Sequence[float]]] = field(default_factory=list)
-    """Rows of all its updates, with what each token had of the gradient."""
-
-    def add(self, update: Update, gradient: Gradient) -> None:
-        self.gradient = summed(self.gradient, gradient)
-        self.rows += zip(update.rows, update.carried, strict=True)
-
-    def told(self, own: Gradient) -> dict[str, Any]:
-        """own: the gradient of the run's own settings."""
-        tokens = self._tokens()
-        forks = sorted(tokens, key=lambda one: -one[1].entropies[one[2]])[: round(FORKS * len(tokens))]
-        return {
-            "settings": self.settings,
-            "loss": self.metrics.get("learn/loss"),
-            "clip_share": self.metrics.get("learn/clip_share"),
-            "gradient_norm": norm(self.gradient),
-            "cosine": cosine(self.gradient, own),
-            "attempts": len(self.rows),
-            "tokens": len(tokens),
-            "fork_share": sum(share for share, _, _ in forks) if tokens else None,
-        }
-
-    def heaviest(self, groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-        """The tokens that carry most of the gradient."""
-        found = sorted(self._tokens(), key=lambda one: -one[0])[:MOST_TOKENS]
-        return [
-            {
-                "share": share,
-                **_attempt(row, groups),
-                "place": place,
-                "before": decode(row.token_ids[max(0, place - BEFORE) : place]),
-                "token": decode(row.token_ids[place : place + 1]),
-                "probability": math.exp(row.old_logprobs[place]),
-                "advantage": row.advantage,
-            }
-            for share, row, place in found
-        ]
-
-    def attempts(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        """The attempts that carry most of the gradient, with each token's share of it."""
-        total, found = self._total, sorted(self.rows, key=lambda one: -sum(one[1]))[:MOST_ATTEMPTS]
-        return [
-            {
-                "share": sum(norms) / total,
-                **_attempt(row, groups),
-                "advantage": row.advantage,
-                "carried": [float(f"{norm / total:.3g}") for norm in norms],
-            }
-            for row, norms in found
-            if sum(norms) > 0
-        ]
-
-    def _tokens(self) -> list[tuple[float, BatchRow, int]]:
-        """Tokens with a gradient: their share of all norms, their row and their place in it."""
-        total = self._total
-        return [(norm / total, row, place) for row, norms in self.rows for place, norm in enumerate(norms) if norm > 0]
-
-    @property
-    def _total(self) -> float:
-        return sum(sum(norms) for _, norms in self.rows)
-
-
-def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
-    """row: of the file of attempts, from 0."""
-    number, place = place_of(row)
-    one, before = groups[number].trajectories[place], sum(len(group.trajectories) for group in groups[:number])
-    return {"problem_id": one.problem_id, "index": one.index, "row": before + place}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +186,7 @@ class Replay:
                 folders = self.recipe.run.modules
                 learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
                 made = Tried(settings=settings)
-                learnt = self._learn(stage, learner, step, groups, partial(_note, made, learner))
+                learnt = self._learn(stage, learner, step, groups, partial(note, made, learner))
                 made.metrics = self._means(learnt)
                 yield made
             self.learner.restore(Path(kept))
@@ -368,7 +286,3 @@ class Replay:
             for stage in changed(self.recipe, own, {}).stage
             if isinstance(stage, RlStage) and stage.name == self.stage.name
         )
-
-
-def _note(made: Tried, learner: GrpoLearner, update: Update) -> None:
-    made.add(update, learner.gradient())

@@ -23,7 +23,9 @@ FORKS = "of forks: share of the gradient that the fifth of tokens with the highe
 
 
 def replay(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Name, path or `last`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name, path or `last`; with --model a file or folder of TRL or verl.")
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -39,6 +41,19 @@ def replay(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.", show_default=False),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The model that TRL's or verl's rollouts were written with.", show_default=False
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --model: that of the KL term.", show_default=False)
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --model: trainer_state.json, or verl's metrics.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -46,6 +61,13 @@ def replay(
 
     Example: rocstar replay last --step 115 learning.loss=gspo,cispo"""
     need("train")
+    if model is not None:
+        if bundle is not None:
+            raise ConfigError("--bundle is of a run; leave it out with --model")
+        _dumped(Path(name), model, step, log, reference, _variants(settings or []) or [()], as_json=as_json)
+        return
+    if reference or log:
+        raise ConfigError("--reference and --log are for rollouts of TRL or verl; give --model, which wrote them")
     if step is None and (settings or bundle):
         what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
         raise ConfigError(f"{what} is of one step; say which with --step N")
@@ -72,6 +94,30 @@ def replay(
         )
 
 
+def _dumped(
+    place: Path,
+    model: Path,
+    step: int | None,
+    log: Path | None,
+    reference: Path | None,
+    variants: Sequence[Sequence[str]],
+    *,
+    as_json: bool,
+) -> None:
+    quiet()
+    from rocstar.run.dumps import learnt, read_dump
+
+    dump = read_dump(place, model, step=step, log=log)
+    told = learnt(dump, model, variants, reference)
+    if as_json:
+        print_json(told)
+        return
+    print(f"step {told['step']} of {told['trainer']}, {told['tried'][0]['attempts']} attempts")
+    for name, value in told["logged"].items():
+        print(f"{name:9} {told['again'][name]:.8g}, logged {value:.8g}, difference {told['difference'][name]:.1e}")
+    print("\n".join([*told["notes"], *_table(told["tried"]), *_heaviest(told["tokens"], "under the first settings")]))
+
+
 def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
     from rocstar.analysis.sweep import values_of
 
@@ -93,7 +139,11 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                     if not as_json:
                         print(_line(found["steps"][-1]))
     if not as_json:
-        print("\n".join([*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"])]))
+        print(
+            "\n".join(
+                [*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"], "as the run did")]
+            )
+        )
     return found
 
 
@@ -142,9 +192,9 @@ def _figures(one: Mapping[str, Any]) -> str:
     return " ".join("-".rjust(int(form[0])) if value is None else format(value, form) for value, form in numbers)
 
 
-def _heaviest(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
+def _heaviest(tokens: Sequence[Mapping[str, Any]], settings: str) -> list[str]:
     return [
-        *(["", "tokens that carry most of the gradient, as the run did:"] if tokens else []),
+        *(["", f"tokens that carry most of the gradient, {settings}:"] if tokens else []),
         *(
             f"{one['share']:7.2%}  {one['problem_id'][:8]} #{one['index']:<3} advantage {one['advantage']:+.2f}, "
             f"probability {one['probability']:.3f}: {one['before'][-SHOWN:]!r} {one['token']!r}"

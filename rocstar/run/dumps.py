@@ -1,0 +1,470 @@
+"""Rollouts that TRL's GRPOTrainer or verl wrote down, as groups of ours, and what is learnt from them here beside what
+the trainer logged.
+
+    TRL   OUTPUT_DIR/completions/completions_00007.parquet (log_completions=True), texts and advantages; log_history of
+          a trainer_state.json, loss, gradient norm and lengths
+    verl  ROLLOUT_DATA_DIR/7.jsonl (trainer.rollout_data_dir), texts without special tokens and scores; its metrics, as
+          its file logger or its console wrote them, loss, gradient norm and lengths
+
+Both write text, not token ids. It becomes tokens by the tokenizer and the chat template of the model that wrote it, and
+the lengths that the trainer logged say which rows had no end token, and whether all came out as many tokens as were
+drawn; what does not is refused. Neither tells which tokens a tool wrote, so transcripts with tools are refused, and
+neither has the engine's log-probabilities, so are settings that ask for them. Source: ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rocstar.config.recipe import changed
+from rocstar.config.sections import LearningSection, Recipe
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.templates import template_named
+from rocstar.dialogue.tokenizer_files import read_model_files
+from rocstar.errors import ConfigError, DataError
+from rocstar.learning.advantages import advantage_of, rows_of
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy
+from rocstar.learning.step import learn_rows
+from rocstar.learning.tried import Tried, note
+from rocstar.record.folder import read_json
+from rocstar.record.journal import read_journal
+from rocstar.record.rollouts import read_table
+from rocstar.run.report import mean_of_updates
+from rocstar.types import (
+    RIGHT_ABOVE,
+    Choice,
+    Completion,
+    Finish,
+    FormatFacts,
+    Group,
+    Outcome,
+    Penalty,
+    Problem,
+    Reason,
+    Resampled,
+    Stop,
+    Trajectory,
+    Turn,
+    Verdict,
+    problem_id,
+)
+
+DEFAULTS = {"TRL": LearningSection(clip_high=0.2, dual_clip=0.0), "verl": LearningSection(clip_high=0.2)}
+"""Settings that nobody gives are the trainer's own defaults."""
+TAKEN = ("learning.", "rollout.temperature=", "model.dtype=", "model.device=")
+UNTOLD = ("learning.importance_", "learning.attempt_ratio_", "learning.off_policy_kl")
+"""What asks for the engine's log-probabilities."""
+COMPUTED = ("learning.advantage", "learning.normalize_by_std")
+"""What makes advantages, which TRL's dump has already."""
+CLOSE = 1e-6  # of means that the trainers take in fp32
+KL_OF_TRL = "with use_bias_correction_kl, its default, TRL's KL term has the same loss and another gradient than here"
+SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered conversation
+TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
+LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio"))
+ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
+ACTOR = ("actor/loss", "actor/grad_norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """A step's rollouts as another trainer wrote them down."""
+
+    trainer: str
+    """TRL or verl."""
+    step: int
+    """The trainer's count, from 1."""
+    groups: Sequence[Group]
+    advantages: Sequence[float] | None
+    """Of the groups' attempts in order, where the dump has them."""
+    logged: Mapping[str, float]
+    """loss, and grad_norm before it was clipped."""
+    notes: Sequence[str]
+    """What no field of the dump tells, and was taken for granted."""
+
+
+def read_dump(place: Path, model: Path, *, step: int | None = None, log: Path | None = None) -> Dump:
+    """place: the file, or the folder that has it; step: which one, of a folder. model: the one that wrote the step.
+    log: trainer_state.json of TRL, by default those beside the dump, or verl's metrics. Raises ConfigError, DataError,
+    OSError."""
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"--model {model} is no model folder: it has no config.json; give a Hugging Face folder")
+    file = _file(place, step)
+    reader = _Reader(file, model, log)
+    dump = reader.trl() if file.suffix == ".parquet" else reader.verl()
+    state = model / "trainer_state.json"
+    if state.exists() and (made := read_json(state).get("global_step")) != dump.step - 1:
+        raise ConfigError(
+            f"{model} is the checkpoint of step {made}, and the rollouts of {file.name} were written with that of step "
+            f"{dump.step - 1}; give it with --model"
+        )
+    return dump
+
+
+def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> dict[str, Any]:
+    """What each set of settings makes of the step, as `rocstar replay --json` tells it, and the first one's loss and
+    gradient norm beside the logged ones. Raises ConfigError."""
+    made = _tried(dump, model, variants, reference)
+    own = next(made)
+    again = {name: own.metrics[f"learn/{name}"] for name in dump.logged}
+    return {
+        "trainer": dump.trainer,
+        "step": dump.step,
+        "logged": dump.logged,
+        "again": again,
+        "difference": {name: again[name] - value for name, value in dump.logged.items()},
+        "notes": [one for one in dump.notes if reference or one != KL_OF_TRL],
+        "tried": [own.told(own.gradient), *(one.told(own.gradient) for one in made)],
+        "tokens": own.heaviest(dump.groups, Codec.load(model).decode),
+    }
+
+
+def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> Iterator[Tried]:
+    """reference: what learning.kl_coefficient keeps the policy near."""
+    recipes = [_recipe(dump.trainer, settings) for settings in variants]
+    pulled = {bool(recipe.rl_stages[0].learning.kl_coefficient) for recipe in recipes}
+    if pulled != {reference is not None}:
+        raise ConfigError("learning.kl_coefficient and --reference FOLDER, the model of the KL term, go together")
+    everything = [Resampled(group=group, choices=_all(group)) for group in dump.groups]
+    for settings, recipe in zip(variants, recipes, strict=True):
+        (stage,) = recipe.rl_stages
+        begun = load_model(reference or model)
+        known = begun.get_output_embeddings().weight.shape[0]  # both trainers take the softmax over all rows
+        policy = Policy(begun, Codec.load(model), template_named("paper"), recipe.model, known=known)
+        learner = GrpoLearner(policy, stage.learning, temperature=stage.rollout.temperature)
+        if reference:
+            policy.model.load_state_dict(load_model(model).state_dict())
+        rows = rows_of(everything, advantage_of(stage.learning))
+        if dump.advantages is not None:
+            rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
+        made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults")
+        updates, _ = learn_rows(stage.learning, learner, rows, dump.step, partial(note, made, learner))
+        made.metrics = mean_of_updates([update.metrics for update in updates])
+        yield made
+
+
+def _recipe(trainer: str, settings: Sequence[str]) -> Recipe:
+    refused = (*UNTOLD, *(COMPUTED if trainer == "TRL" else ()))
+    for setting in settings:
+        if not setting.startswith(TAKEN) or setting.startswith(refused):
+            raise ConfigError(
+                f"a dump of {trainer} takes no {setting!r}; give {', '.join(TAKEN)}..., but none of "
+                f"{', '.join(refused)}..., which it lacks what they need for, or has the result of"
+            )
+    own = [one if one.startswith("model.") else f"stage.dump.{one}" for one in settings]
+    return changed(Recipe(learning=DEFAULTS[trainer]), ["stage.dump.kind=rl", "stage.dump.steps=1", *own], {})
+
+
+def _all(group: Group) -> tuple[Choice, ...]:
+    """Those with equal rewards too, whose tokens both trainers count in the mean."""
+    kept = partial(Choice, kept=True, reason=Reason.KEPT_ALL, penalty=Penalty(errors=0.0, format=0.0))
+    return tuple(kept(index=index) for index in range(len(group.trajectories)))
+
+
+def _file(place: Path, step: int | None) -> Path:
+    if place.is_file() and place.suffix in (".parquet", ".jsonl") and step is None:
+        return place
+    names = [] if step is None else [f"completions/completions_{step:05d}.parquet", f"{step}.jsonl"]
+    found = next((place / name for name in names if (place / name).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{place} has no {' or '.join(names) or 'step'} in it; give the file that TRL or verl wrote, or TRL's "
+            "output_dir or verl's rollout_data_dir and --step N"
+        )
+    return found
+
+
+class _Reader:
+    """Of one file."""
+
+    def __init__(self, file: Path, model: Path, log: Path | None) -> None:
+        from transformers import AutoTokenizer
+
+        self._file, self._log = file, log
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        self._ends = tuple(dict.fromkeys((self._tokenizer.eos_token_id, *read_model_files(model).eos_ids)))
+
+    # -- TRL -----------------------------------------------------------------------------------------------------------
+
+    def trl(self) -> Dump:
+        rows = read_table(self._file).to_pylist()
+        step = self._one_step(rows)
+        entry, before = self._trl_log(step)
+        lengths, logged = self._figures(entry, TRL_LENGTHS), self._figures(entry, ("loss", "grad_norm"))
+        tokens = self._figures(entry, ["num_tokens"])["num_tokens"] - before
+        prompts, completions = (self._column(rows, name, str, list) for name in ("prompt", "completion"))
+        prompt_ids = [self._trl_prompt(row, prompt) for row, prompt in enumerate(prompts)]
+        has_ids = "completion_ids" in rows[0]
+        texts = [self._trl_text(row, one, has_ids) for row, one in enumerate(completions)]
+        ids = self._logged_ids(rows) if has_ids else self._tokens("completion", texts, lengths)
+        cut = [one[-1] not in (*self._ends, self._tokenizer.pad_token_id) for one in ids]
+        self._compare("completion", [*_lengths(ids), fmean(cut)], lengths)
+        self._compare("prompt", [sum(map(len, (*prompt_ids, *ids)))], {"num_tokens of the step": tokens})
+        members = self._members([json.dumps(prompt) for prompt in prompts])
+        advantages = self._column(rows, "advantage", float)
+        return Dump(
+            trainer="TRL",
+            step=step,
+            groups=[_group(some, prompts, prompt_ids, ids, cut) for some in members],
+            advantages=[advantages[row] for some in members for row in some],
+            logged=logged,
+            notes=(*([] if has_ids else self._notes()), KL_OF_TRL),
+        )
+
+    def _trl_log(self, step: int) -> tuple[Mapping[str, Any], float]:
+        """What log_history has of the step, and its count of tokens before it."""
+        home = self._file.parent.parent
+        history: dict[int, Mapping[str, Any]] = {}
+        beside = [*home.glob("checkpoint-*/trainer_state.json"), *home.glob("trainer_state.json")]
+        for place in [self._log] if self._log else beside:
+            told = [_given(one) for one in read_json(place).get("log_history", ())]
+            history |= {one["step"]: one for one in told if one.keys() >= {"step", "loss"}}
+        if step not in history or (step > 1 and step - 1 not in history):
+            raise DataError(
+                f"no trainer_state.json in {home} has steps {max(1, step - 1)} and {step} one by one; train with "
+                "logging_steps=1, and give the file with --log where it is elsewhere"
+            )
+        if any("num_tokens" not in history.get(near, history[step]) for near in range(step - 1, step + 2)):
+            raise DataError(
+                f"{self._file}: several steps, {step} among them, learnt from these rollouts, and no field tells what "
+                "each one took; only what one step learnt from is replayed (num_iterations=1, "
+                "steps_per_generation=gradient_accumulation_steps)"
+            )
+        return history[step], self._figures(history[step - 1], ["num_tokens"])["num_tokens"] if step > 1 else 0
+
+    def _trl_prompt(self, row: int, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self._tokenizer(text=prompt)["input_ids"])
+        messages = [_given(one) for one in prompt]
+        if not all(map(_is_plain, messages)):
+            raise self._refused(row, "prompt", "its messages have more than a role and a text, which is not read")
+        return self._rendered(messages)
+
+    def _trl_text(self, row: int, completion: Any, has_ids: bool) -> str:
+        if isinstance(completion, str):
+            return completion
+        if len(completion) != 1:
+            raise self._refused(
+                row, "completion", "it has several messages, and no field tells which tokens a tool wrote"
+            )
+        message = _given(completion[0])
+        if not has_ids and not _is_plain(message):
+            raise self._refused(row, "completion", f"TRL has parsed it into {', '.join(message)}; log completion_ids")
+        return str(message.get("content"))
+
+    # -- verl ----------------------------------------------------------------------------------------------------------
+
+    def verl(self) -> Dump:
+        lines = self._file.read_text("utf-8").removesuffix("\n").split("\n")
+        rows = [self._json(row, line) for row, line in enumerate(lines)]
+        step = self._one_step(rows)
+        logged = self._verl_log(step)
+        if (turns := logged.get("num_turns/max")) != 2:
+            raise DataError(
+                f"{self._file}: verl logged num_turns/max {turns}; only attempts of one question and one answer (2) "
+                "are read, since no field tells which tokens a tool wrote"
+            )
+        inputs, outputs = (self._column(rows, name, str) for name in ("input", "output"))
+        known = {text: self._verl_prompt(inputs.index(text), text) for text in dict.fromkeys(inputs)}
+        prompt_ids = [known[text] for text in inputs]
+        self._compare("input", _lengths(prompt_ids), self._figures(logged, [f"prompt{one}" for one in LENGTHS[:3]]))
+        lengths = self._figures(logged, [f"response{name}" for name in LENGTHS])
+        ids = self._tokens("output", outputs, lengths)
+        mean, most, least = _lengths(ids)
+        at_limit = fmean(len(one) == most for one in ids) if lengths["response_length/clip_ratio"] else 0.0
+        self._compare("output", [mean, most, least, at_limit], lengths)
+        scores = self._column(rows, "score", float, int)
+        self._compare("score", [fmean(scores)], self._figures(logged, ["critic/rewards/mean"]))
+        cut = [one[-1] not in self._ends for one in ids]
+        uids = [str(row.get("uid", "__0")).rsplit("_", 2) for row in rows]  # SAMPLE_ROLLOUT_OUTPUT
+        if (row := next((row for row, uid in enumerate(uids) if uid[-1] != "0"), None)) is not None:
+            raise self._refused(row, "uid", "it is a further output of its rollout, which is not read")
+        members = self._members([f"{uid[0]} {text}" for uid, text in zip(uids, inputs, strict=True)])
+        return Dump(
+            trainer="verl",
+            step=step,
+            groups=[_group(some, inputs, prompt_ids, ids, cut, scores) for some in members],
+            advantages=None,
+            logged=dict(zip(("loss", "grad_norm"), self._figures(logged, ACTOR).values(), strict=True)),
+            notes=self._notes(),
+        )
+
+    def _json(self, row: int, line: str) -> Mapping[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._refused(row, "all", "it is no JSON object; was the file cut?")
+        return found
+
+    def _verl_log(self, step: int) -> Mapping[str, Any]:
+        if self._log is None:
+            raise ConfigError(
+                f"which rows of {self._file} had an end token is told only by verl's metrics; give with --log what its "
+                "file logger (trainer.logger) or its console wrote"
+            )
+        text = self._log.read_text("utf-8")
+        if text.startswith("{"):
+            told = [row["data"] for row in read_journal(self._log, {"step": int, "data": dict}) if row["step"] == step]
+        else:
+            lines = [line for line in text.splitlines() if f"step:{step} - " in line]
+            told = [{name: float(value) for name, value in ON_CONSOLE.findall(line)} for line in lines]
+        if told:
+            return dict(told[-1])
+        raise DataError(f"{self._log} has no step {step}; give the metrics of the run that wrote {self._file}")
+
+    def _verl_prompt(self, row: int, text: str) -> list[int]:
+        """Of the one conversation, of a user or of system and user, that reads so without its special tokens."""
+        found = set()
+        for messages in ({"user": USER}, {"system": SYSTEM, "user": USER}):
+            shown = re.escape(self._read(self._rendered(_messages(messages))))
+            for some in ("(.*)", "(.*?)"):
+                parts = re.fullmatch(shown.replace(SYSTEM, some).replace(USER, some), text, re.DOTALL)
+                ids = self._rendered(_messages(dict(zip(messages, parts.groups(), strict=True)))) if parts else []
+                found |= {tuple(ids)} if self._read(ids) == text else set()
+        if len(found) != 1:
+            raise self._refused(
+                row, "input", f"{len(found)} conversations of the model's chat template read so; one must"
+            )
+        return list(found.pop())
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _column(self, rows: Sequence[Mapping[str, Any]], name: str, *kinds: type) -> list[Any]:
+        for row, values in enumerate(rows):
+            value = values.get(name)
+            if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+                raise self._refused(row, name, f"{value!r} is not what the trainer writes there")
+        return [values[name] for values in rows]
+
+    def _one_step(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        steps = sorted(set(self._column(rows, "step", int)))
+        if len(steps) != 1:
+            raise DataError(f"{self._file}: its rows are of the steps {steps}; give a file with the rows of one")
+        return int(steps[0])
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        shown = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        return list(shown["input_ids"])
+
+    def _read(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _logged_ids(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        ids = self._column(rows, "completion_ids", list)
+        for row, one in enumerate(ids):
+            if not one or not all(isinstance(token, int) and 0 <= token < len(self._tokenizer) for token in one):
+                raise self._refused(row, "completion_ids", "it is no list of the model's token ids")
+        return ids
+
+    def _tokens(self, field: str, texts: Sequence[str], lengths: Mapping[str, float]) -> list[list[int]]:
+        """Each with the end token, but for those that fill the limit without it. lengths: mean, most, least, and share
+        of the rows at the limit."""
+        _, most, _, share = lengths.values()
+        made = []
+        for row, text in enumerate(texts):
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            if self._read(ids) != text or len(ids) > most:
+                drawn = f"those drawn, of which no row has more than {most:g}"
+                raise self._refused(row, field, f"its text becomes {len(ids)} tokens, which are not {drawn}")
+            made.append(ids if share and len(ids) == most else [*ids, self._ends[0]])
+        return made
+
+    def _figures(self, logged: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+        for name in names:
+            if not isinstance(logged.get(name), float | int) or not math.isfinite(logged[name]):
+                raise DataError(f"{self._log or self._file.parent.parent}: {name} of the step is {logged.get(name)!r}")
+        return {name: float(logged[name]) for name in names}
+
+    def _compare(self, field: str, found: Sequence[float], logged: Mapping[str, float]) -> None:
+        for own, (name, value) in zip(found, logged.items(), strict=True):
+            if not math.isclose(own, value, rel_tol=CLOSE, abs_tol=CLOSE):
+                raise DataError(
+                    f"{self._file}: {field}: {name} is {own:.10g} as the rows are read with this model's tokenizer and "
+                    f"template, and the trainer logged {value}: rows are missing, or these are not the tokens it had"
+                )
+
+    def _members(self, names: Sequence[str]) -> list[list[int]]:
+        """Rows of each group. names: what siblings share."""
+        members: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            members.setdefault(name, []).append(row)
+        sizes = sorted({len(some) for some in members.values()})
+        if len(sizes) != 1 or sizes == [1]:
+            raise DataError(f"{self._file}: its prompts have {sizes} rows; groups are of one size above 1, by prompt")
+        return list(members.values())
+
+    def _notes(self) -> tuple[str, ...]:
+        ends = [self._tokenizer.decode([one]) for one in self._ends]
+        taken = f"no field tells which of the end tokens {', '.join(ends)} a row had; {ends[0]} is taken for all"
+        return (taken,) if len(ends) > 1 else ()
+
+    def _refused(self, row: int, field: str, why: str) -> DataError:
+        return DataError(f"{self._file}: row {row}, {field}: {why}")
+
+
+def _group(
+    rows: Sequence[int],
+    prompts: Sequence[Any],
+    prompt_ids: Sequence[Sequence[int]],
+    ids: Sequence[Sequence[int]],
+    cut: Sequence[bool],
+    scores: Sequence[float] | None = None,
+) -> Group:
+    question = prompts[rows[0]] if isinstance(prompts[rows[0]], str) else json.dumps(prompts[rows[0]])
+    problem = Problem(id=problem_id(question), question=question, answer="")
+    attempts = []
+    for index, row in enumerate(rows):
+        written = Completion(
+            token_ids=tuple(ids[row]),
+            logprobs=(math.nan,) * len(ids[row]),  # nobody wrote them down
+            finish=Finish.LENGTH if cut[row] else Finish.STOP,
+        )
+        attempts.append(
+            Trajectory(
+                problem_id=problem.id,
+                index=index,
+                prompt_ids=tuple(prompt_ids[row]),
+                turns=(Turn(completion=written),),
+                stop=Stop.MAX_TOKENS if cut[row] else Stop.ANSWERED,
+                outcome=None if scores is None else _outcome(scores[row]),
+            )
+        )
+    return Group(problem=problem, trajectories=tuple(attempts))
+
+
+def _outcome(score: float) -> Outcome:
+    return Outcome(
+        verdict=Verdict.RIGHT if score > RIGHT_ABOVE else Verdict.WRONG,
+        reward=float(score),
+        extracted=None,
+        method="verl",
+        format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
+    )
+
+
+def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:
+    lengths = [len(one) for one in ids]
+    return [fmean(lengths), max(lengths), min(lengths)]
+
+
+def _given(message: Any) -> dict[str, Any]:
+    """Without the keys that only other rows' messages have."""
+    return {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else {}
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+
+
+def _messages(texts: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in texts.items()]
