@@ -23,6 +23,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_table import BLOCK
+from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import RECURRENT_LAYERS
 
 MIN_ROWS = 4  # sequences; CPU matrix products take another summation order below it
@@ -151,6 +152,8 @@ def keep_states(model: Any, cache: PagedCache) -> RecurrentStates | None:
     """Give the recurrent layers of `model` the states of the cache's rows; None where it has no such layers."""
     config = model.config.get_text_config()
     kinds, states = getattr(config, "layer_types", None) or (), RecurrentStates(cache, config)
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        sum_in_float64(model)
     found = False
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
