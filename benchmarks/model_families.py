@@ -58,6 +58,7 @@ NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
 KILLED_AFTER = 2  # RL steps
 RESPONSE_TOKENS = 96
+HANGS_AFTER = 3600  # seconds of one command; it takes minutes, and on a busy machine many
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 QWEN_ROWS = 151_936  # Qwen2.5 and Qwen3: more than the tokenizer has ids
 EOS = {"qwen": ["<|im_end|>", "<|endoftext|>"], "llama": ["<|eot_id|>"]}
@@ -270,7 +271,7 @@ class Check:
         return told
 
     def _run(self, place: str, *arguments: str) -> str:
-        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": 900}
+        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": HANGS_AFTER}
         done = subprocess.run(rocstar(*arguments), capture_output=True, text=True, **child)
         if done.returncode:
             raise RuntimeError(f"rocstar {' '.join(arguments)}: exit {done.returncode}: {done.stderr[-600:]}")
