@@ -26,7 +26,7 @@ from rocstar.engines.torch_table import BLOCK
 from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import RECURRENT_LAYERS
 
-MIN_ROWS = 4  # sequences; CPU matrix products take another summation order below it
+MIN_ROWS = 4  # tokens; CPU matrix products take another summation order below it
 LANES = 32  # numbers that torch's CPU kernels take at once; what is left over of one for each head rounds another way
 HEADS = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
 CACHE_NAMES = ("cache_params", "past_key_values")
@@ -55,7 +55,8 @@ class RecurrentStates:
         given.pop(named, None)
         mixed = torch.zeros_like(hidden)
         for tokens, rows, is_first in self._pieces():
-            lacking = -len(tokens) % self._multiple if tokens.shape[1] == 1 else 0
+            length = tokens.shape[1]
+            lacking = -len(tokens) % (self._multiple if length == 1 else -(-MIN_ROWS // length))
             places = torch.cat((tokens, tokens[-1:].expand(lacking, -1)))
             some = OneLayerCache(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
             found = plain(hidden[0, places], **{named: some}, **given)
