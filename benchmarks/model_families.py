@@ -58,6 +58,7 @@ NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
 KILLED_AFTER = 2  # RL steps
 RESPONSE_TOKENS = 96
+HANGS_AFTER = 3600  # seconds of one command; it takes minutes, and on a busy machine many
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 QWEN_ROWS = 151_936  # Qwen2.5 and Qwen3: more than the tokenizer has ids
 EOS = {"qwen": ["<|im_end|>", "<|endoftext|>"], "llama": ["<|eot_id|>"]}
@@ -258,18 +259,19 @@ class Check:
         files = [newest_model(run) / "model.safetensors" for run in (run_of(place), self.whole)]
         self.check(files[0].read_bytes() == files[1].read_bytes(), "and its weights")
 
-    def evaluate_and_chat(self) -> str:
-        """What `chat` wrote."""
+    def evaluate_and_chat(self) -> dict[str, Any]:
+        """What `chat` tells."""
         model = str(newest_model(self.whole))
         limits = ("--n", "2", "--max-response-tokens", str(RESPONSE_TOKENS), "--template", self.case.template)
         result = json.loads(self._run("whole", "eval", model, "--data", "problems.jsonl", *limits, "--json"))
         accuracy = result["avg@2"]["value"]
         self.figures["avg@2"] = round(accuracy, 2)
         self.check(accuracy > 0, "eval of the exported folder finds right answers")
-        return str(json.loads(self._run("whole", "chat", "family", "-p", question(4), "--json"))["text"])
+        told: dict[str, Any] = json.loads(self._run("whole", "chat", "family", "-p", question(4), "--json"))
+        return told
 
     def _run(self, place: str, *arguments: str) -> str:
-        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": 900}
+        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": HANGS_AFTER}
         done = subprocess.run(rocstar(*arguments), capture_output=True, text=True, **child)
         if done.returncode:
             raise RuntimeError(f"rocstar {' '.join(arguments)}: exit {done.returncode}: {done.stderr[-600:]}")
@@ -306,7 +308,7 @@ class Check:
         model.load_state_dict(policy.model.state_dict())  # rounds
         return model
 
-    def generation(self, chatted: str) -> None:
+    def generation(self, chatted: Mapping[str, Any]) -> None:
         """The exported folder under transformers: its chat template, and generate() that ends as a rollout does."""
         source, exported = self.folder / "whole" / "model", newest_model(self.whole)
         tools = python_tool()
@@ -326,10 +328,10 @@ class Check:
         ended = written[-1] in codec.stop_ids(template) and len(written) < RESPONSE_TOKENS
         self.check(ended, "generate() ends by itself")
         said = VisibleText(codec, template).rest(written).strip()
-        programs = [str(call.arguments.get("code")) for call in template.calls.parse(codec.decode(written))]
-        shown = all(part in chatted for part in (said, *programs))
-        self.check(shown, "chat shows what generate() writes")
-        self.check("boxed" in chatted, "chat ends with an answer")
+        programs = [call.arguments for call in template.calls.parse(codec.decode(written))]
+        called = [call["arguments"] for call in chatted["calls"][: len(programs)]]
+        self.check(said in chatted["text"] and called == programs, "chat shows what generate() writes")
+        self.check("boxed" in chatted["text"], "chat ends with an answer")
 
 
 # What is trained

@@ -1,7 +1,7 @@
 """Is what the engine records exact, whatever happens to it? Ids and logprobs of many trajectories against transformers.
 
     python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--kv-tokens 768]
-        [--at-once 64]
+        [--at-once 64] [--shape qwen3_5] [--deviation 0.16]
     python benchmarks/rollout_exactness.py --kills 10      # engines in processes, which get SIGKILL in turn
 
 Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
@@ -9,7 +9,7 @@ on a fleet of two torch engines whose caches hold a fraction of the sessions tha
 and built again. Meanwhile the weights are swapped, in the middle of completions, and each engine dies with what it had
 in flight and comes back, returns logprobs that are no numbers, token ids that no tokenizer has, and a wrong policy
 version. Then each recorded token is looked at again with a plain transformers forward of the policy version that is
-stamped on it, over everything that stood before it:
+stamped on it, over everything that stood before it (a gated delta rule is summed in float64 there, as a learner does):
 
     logprob     differs by at most 1e-4 nats
     id          is the one that the token's own random number draws from that law, to 1e-5 of probability
@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from frame import ROOT, parser, print_figures, qwen3, report, spent
+from frame import ROOT, parser, print_figures, report, spent
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(ROOT))
@@ -48,8 +48,10 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_sampling import uniforms
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.threads import quiet_torch
 from rocstar.types import Completion, Sampling, Weights, seed_for
+from tests.engines.models import MODELS, lively
 from tests.faulty import Fault, FaultKind, FaultyEngine
 
 VOCABULARY, POSITIONS = 512, 192
@@ -99,7 +101,7 @@ def main() -> int:
     with spent() as rolling:
         records, facts = asyncio.run(rolled(options))
     with spent() as checking:
-        errors = checked(records)
+        errors = checked(records, options)
     spans = [completion.version_spans for record in records for _, _, completion in record.completions]
     figures = {
         "trajectories": len(records),
@@ -129,19 +131,18 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--rows", type=int, default=16, help="sequences that an engine decodes at once")
     arguments.add_argument("--kv-tokens", type=int, default=768, help="of cache that an engine has")
     arguments.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
+    arguments.add_argument("--shape", choices=MODELS, default="qwen", help="of the model")
+    arguments.add_argument(
+        "--deviation", type=float, default=1.5, help="of weights, times the root of what is summed; 0.16 is usual"
+    )
     arguments.add_argument("--seed", type=int, default=0)
     return arguments.parse_args()
 
 
-def model(version: int) -> Any:
-    """0.34M parameters, large enough that each token depends strongly on what came before; another law per version."""
-    made = qwen3(VOCABULARY, 96, 3, 3, 1, 256, max_position_embeddings=2 * POSITIONS)
-    generator = torch.Generator().manual_seed(seed_for("exactness", version))
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
-    return made
+def model(version: int, options: argparse.Namespace) -> Any:
+    """Small, but each token depends strongly on what came before; another law per version."""
+    seed = seed_for("exactness", version)
+    return lively(MODELS[options.shape](seed, vocab_size=VOCABULARY), seed, options.deviation)
 
 
 # -- rolling ---------------------------------------------------------------------------------------------------------
@@ -164,12 +165,12 @@ async def opened(options: argparse.Namespace, folder: Path) -> AsyncIterator[tup
     size = {"rows": options.rows, "positions": POSITIONS, "kv_tokens": options.kv_tokens, "vocab_size": VOCABULARY}
     engines: list[Any]
     if options.kills:
-        settings = EngineSettings(folder=str(published(0, folder / "0").folder), **size)
+        settings = EngineSettings(folder=str(published(0, options, folder / "0").folder), **size)
         engines = [ProcessEngine(settings) for _ in range(2)]
         await asyncio.gather(*(engine.restart(None) for engine in engines))
         used = dict(zip("01", engines, strict=True))
     else:
-        engines = [TorchEngine(model(0), **size) for _ in range(2)]
+        engines = [TorchEngine(model(0, options), **size) for _ in range(2)]
         used = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
     fleet = Fleet(used, KvScheduler(), vocab_size=VOCABULARY)
     try:
@@ -210,7 +211,7 @@ async def all_trajectories(
                 both_up.set()
         if version < options.swaps and (options.swaps + 1) * ended // options.trajectories > version:
             version += 1
-            await fleet.load_weights(published(version, folder / str(version)))
+            await fleet.load_weights(published(version, options, folder / str(version)))
         return record
 
     return await asyncio.gather(*map(one, range(options.trajectories)))
@@ -227,9 +228,9 @@ async def kill(victim: ProcessEngine, fleet: Fleet) -> None:
         await asyncio.sleep(0.05)
 
 
-def published(version: int, folder: Path) -> Weights:
+def published(version: int, options: argparse.Namespace, folder: Path) -> Weights:
     """In a folder, from which an engine that was away can take them later."""
-    model(version).save_pretrained(folder)
+    model(version, options).save_pretrained(folder)
     return Weights(version=version, folder=str(folder))
 
 
@@ -258,7 +259,7 @@ def drawn(rng: random.Random, least: int, most: int) -> list[int]:
 # -- looking at it again ---------------------------------------------------------------------------------------------
 
 
-def checked(records: Sequence[Record]) -> Errors:
+def checked(records: Sequence[Record], options: argparse.Namespace) -> Errors:
     """Each sampled token against a plain forward of its version."""
     by_version: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -266,7 +267,8 @@ def checked(records: Sequence[Record]) -> Errors:
             by_version[version].append(record)
     errors = Errors()
     for version, found in sorted(by_version.items()):
-        plain = model(version)
+        plain = model(version, options)
+        sum_in_float64(plain)
         for rows in pieces(sorted(found, key=lambda record: len(record.ids)), FORWARD_ROWS):
             check(errors, plain, version, rows)
     return errors

@@ -23,9 +23,10 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_table import BLOCK
+from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import RECURRENT_LAYERS
 
-MIN_ROWS = 4  # sequences; CPU matrix products take another summation order below it
+MIN_ROWS = 4  # tokens; CPU matrix products take another summation order below it
 LANES = 32  # numbers that torch's CPU kernels take at once; what is left over of one for each head rounds another way
 HEADS = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
 CACHE_NAMES = ("cache_params", "past_key_values")
@@ -54,7 +55,8 @@ class RecurrentStates:
         given.pop(named, None)
         mixed = torch.zeros_like(hidden)
         for tokens, rows, is_first in self._pieces():
-            lacking = -len(tokens) % self._multiple if tokens.shape[1] == 1 else 0
+            length = tokens.shape[1]
+            lacking = -len(tokens) % (self._multiple if length == 1 else -(-MIN_ROWS // length))
             places = torch.cat((tokens, tokens[-1:].expand(lacking, -1)))
             some = OneLayerCache(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
             found = plain(hidden[0, places], **{named: some}, **given)
@@ -151,6 +153,8 @@ def keep_states(model: Any, cache: PagedCache) -> RecurrentStates | None:
     """Give the recurrent layers of `model` the states of the cache's rows; None where it has no such layers."""
     config = model.config.get_text_config()
     kinds, states = getattr(config, "layer_types", None) or (), RecurrentStates(cache, config)
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        sum_in_float64(model)
     found = False
     for module in model.modules():
         index = getattr(module, "layer_idx", None)

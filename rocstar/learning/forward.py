@@ -18,6 +18,7 @@ from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import CPU_TOKENS, PassShape
 from rocstar.learning.models import compute_dtype, device_of, load_model
 from rocstar.learning.pack import MicroBatch, pack
+from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import knows_documents
 from rocstar.support.windows import windows_of
 
@@ -38,6 +39,8 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     from transformers.utils import is_flash_attn_2_available
 
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+    if device.type == "cpu":
+        sum_in_float64(model)
     if model.device.type != "meta":
         _choose(model)
     model.get_input_embeddings().register_forward_hook(_coarse)

@@ -22,11 +22,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2025, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
-    "engines": (4045, 20),
+    "engines": (4049, 20),
     "errors": (48, 1),
     "evaluation": (3657, 21),
     "forecast": (1948, 9),
-    "learning": (4134, 23),
+    "learning": (4137, 23),
     "parts": (1446, 8),
     "protocols": (290, 1),
     "record": (2760, 16),
@@ -34,18 +34,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4038, 22),
     "sandbox": (9080, 44),
     "serving": (878, 6),
-    "support": (1443, 12),
+    "support": (1499, 13),
     "tools": (604, 6),
     "train": (183, 1),
     "types": (544, 1),
     "view": (1555, 8),
 }
-CLASSES, FUNCTIONS = 582, 4008
+CLASSES, FUNCTIONS = 583, 4013
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8471
+BENCHMARK_LINES = 8475
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

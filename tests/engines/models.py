@@ -1,4 +1,4 @@
-"""Small random models of two architectures, and the plain transformers forward that engines are compared with."""
+"""Small random models of the shapes that are trained, and the plain transformers forward engines are compared with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -39,56 +41,64 @@ SHAPE = {
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def qwen(seed: int = 0) -> Any:
-    """One key head per query head, tied embeddings."""
-    config = Qwen3Config(**SHAPE, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
-    return lively(Qwen3ForCausalLM(config), seed)
+def qwen(seed: int = 0, **more: Any) -> Any:
+    """One key head per query head, tied embeddings. more: of its config, as for each of them."""
+    shape = {**SHAPE, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True, **more}
+    return lively(Qwen3ForCausalLM(Qwen3Config(**shape)), seed)
 
 
-def mistral(seed: int = 0) -> Any:
+def mistral(seed: int = 0, **more: Any) -> Any:
     """Attends to the last 16 positions."""
-    return lively(MistralForCausalLM(MistralConfig(**SHAPE, **HEADS, sliding_window=16)), seed)
+    return lively(MistralForCausalLM(MistralConfig(**{**SHAPE, **HEADS, "sliding_window": 16, **more})), seed)
 
 
-def llama(seed: int = 0) -> Any:
+def llama(seed: int = 0, **more: Any) -> Any:
     """Grouped heads, a head of its own for the output."""
-    config = LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
-    return lively(LlamaForCausalLM(config), seed)
+    return lively(LlamaForCausalLM(LlamaConfig(**{**SHAPE, **HEADS, "tie_word_embeddings": False, **more})), seed)
 
 
-def qwen3_5(seed: int = 0) -> Any:
+def qwen3_5(seed: int = 0, **more: Any) -> Any:
     """Three of four layers keep a state: the gated delta rule."""
     linear = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2}
     kinds = ["linear_attention"] * 3 + ["full_attention"]
     shape = {**SHAPE, **HEADS, **linear, "num_hidden_layers": 4, "layer_types": kinds, "linear_num_value_heads": 4}
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # for decay rates, which are drawn and no matrix
-        return lively(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape)), seed)
+        return lively(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**shape, **more})), seed)
 
 
-def lfm2(seed: int = 0) -> Any:
+def lfm2(seed: int = 0, **more: Any) -> Any:
     """Short convolutions around one layer of attention."""
     kinds = ["conv", "full_attention", "conv"]
     shape = {**SHAPE, **HEADS, "num_hidden_layers": 3, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
-    return lively(Lfm2ForCausalLM(Lfm2Config(**shape)), seed)
+    return lively(Lfm2ForCausalLM(Lfm2Config(**{**shape, **more})), seed)
 
 
-MODELS: dict[str, Callable[[int], Any]] = {
+def gemma3(seed: int = 0, **more: Any) -> Any:
+    """A layer that attends to the last 16 positions, then one that attends to all."""
+    kinds = ["sliding_attention", "full_attention"]
+    shape = {**SHAPE, **HEADS, "sliding_window": 16, "layer_types": kinds, "query_pre_attn_scalar": 32}
+    return lively(Gemma3ForCausalLM(Gemma3TextConfig(**{**shape, **more})), seed)
+
+
+MODELS: dict[str, Callable[..., Any]] = {
     "qwen": qwen,
     "llama": llama,
     "mistral": mistral,
     "qwen3_5": qwen3_5,
     "lfm2": lfm2,
+    "gemma3": gemma3,
 }
 
 
-def lively(model: Any, seed: int = 0) -> Any:
-    """Weights large enough that attention and the next token depend strongly on what came before."""
+def lively(model: Any, seed: int = 0, deviation: float = 1.5) -> Any:
+    """Weights large enough that attention and the next token depend strongly on what came before. deviation: times
+    the square root of what is summed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
-                parameter.normal_(0, 1.5 * parameter[0].numel() ** -0.5, generator=generator)
+                parameter.normal_(0, deviation * parameter[0].numel() ** -0.5, generator=generator)
     return model.eval()
 
 

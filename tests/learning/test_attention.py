@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from rocstar.config.sections import LearningSection, ModelSection
 from rocstar.dialogue.templates import template_named
+from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.learning import attention
 from rocstar.learning.attention import PACKED_SDPA, Document, DocumentLayout, layout_of, packed_sdpa
@@ -168,6 +169,21 @@ def test_rows_learn_what_each_would_alone_by_weights_that_care_for_every_token_b
     for parts in ([asked], [[row] for row in asked]):
         found = [row.old_logprobs[1:] for some in parts for row in learner.score(some)]
         assert found == [pytest.approx(row, abs=1e-4) for row in expected]
+
+
+async def test_a_learner_scores_what_an_engine_wrote_by_a_gated_delta_rule() -> None:
+    """Token by token there, in chunks here. With both in fp32 some differ by more than 1e-4."""
+    begun = [1, 2, 3]
+    engine = TorchEngine(MODELS["qwen3_5"](2), rows=4, positions=256)
+    sampling = Sampling(max_new_tokens=200, seed=1)
+    written = await engine.generate(begun, sampling, request_id="a", session_id="a")
+    await engine.close()
+    ids = [*begun, *written.token_ids]
+    row = BatchRow(
+        token_ids=ids, loss_mask=[t > 2 for t in range(len(ids))], sampled_logprobs=[0.0] * len(ids), advantage=1
+    )
+    learner = GrpoLearner(Policy(MODELS["qwen3_5"](2), codec(), TEMPLATE), LearningSection())
+    assert learner.score([row])[0].old_logprobs[3:] == pytest.approx(written.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
