@@ -147,6 +147,8 @@ def ahead_of_learning(
             )
         else:
             made = RolledStep(groups=await roll_all(problems))
+        if not rollout.refill:
+            return made
         choose = choice_of_step(stage, seed, first + step + 1, run.recipe.run.modules)
 
         async def further(some: Sequence[Problem]) -> list[Group]:

@@ -80,7 +80,7 @@ def score_tokens(
         entropies[chunk] = -torch.linalg.vecdot(everything.exp(), everything)
         if energies_K is not None:  # as a sum of squares, since the other form leaves only rounding where p_y is near 1
             slopes = everything.exp_().scatter_add_(1, targets_K[chunk, None], -torch.ones_like(everything[:, :1]))
-            energies_K[chunk] = torch.linalg.vecdot(slopes, slopes)
+            energies_K[chunk] = slopes.norm(dim=1).square()
     return logprobs, entropies
 
 

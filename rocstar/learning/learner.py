@@ -180,7 +180,9 @@ class GrpoLearner:
         """Loss of one micro-batch, over the update's `tokens`, each weighed by its row's weight; adds to `sums`. known:
         logprobs of all its tokens where the loss compares those of an attempt; a chunk's own stand in their places."""
         section, counted = self._section, [row.loss_mask for row in rows]
-        advantages_K = pick([row.token_advantages for row in rows], counted, micro)
+        advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
+        if rows[0].advantages:
+            advantages_K = pick([row.advantages for row in rows], counted, micro)
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
         old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
         sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro)
