@@ -164,6 +164,10 @@ def test_rewards_stand_for_advantages_until_tokens_are_scored() -> None:
     assert advantage_of(LearningSection(advantage="gtpo"))([1.0, 0.0]) == (1.0, 0.0)
 
 
+def test_a_plan_knows_which_of_them_wants_scored_rows() -> None:
+    assert [LearningSection(advantage=name).scores_first for name in ("grpo", "gtpo", "otb")] == [False, False, True]
+
+
 def test_a_loss_with_one_advantage_for_an_attempt_is_refused() -> None:
     with pytest.raises(ValueError, match='"gmpo" has one advantage for all tokens of an attempt'):
         LearningSection(loss="gmpo", advantage="otb")

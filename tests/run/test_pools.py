@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from rocstar.config.sections import DataSection
+from rocstar.config.sections import DataSection, StageRolloutSection
 from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import AttemptRecord, write_rollouts
@@ -208,6 +208,11 @@ async def test_as_many_problems_are_asked_as_have_taught_nothing() -> None:
     assert await refill("03456789", rounds=9) == [first, further]
     assert len({tuple((await refill("03456789", rounds=9, seed=seed))[1]) for seed in range(9)}) > 1
     assert await refill("0", rounds=0) == [first]
+
+
+def test_groups_that_are_set_aside_cannot_be_replaced() -> None:
+    with pytest.raises(ValueError, match=r"rollout\.refill 2 replaces groups once their rewards are known"):
+        StageRolloutSection(carry_over=0.2, refill=2)
 
 
 async def test_rounds_end_with_their_number_or_with_the_pool() -> None:
