@@ -128,7 +128,7 @@ def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, adv
     assert found.status_code == (400 if word else 200) and word in found.json().get("error", "")
     if not word:
         own = kept_advantages(one, lambda rewards: rloo(rewards, LearningSection()))
-        assert own and [row["advantage"] for row in found.json()["recomputed"]] == pytest.approx(
+        assert own and [row["advantage"] for row in found.json()["siblings"]] == pytest.approx(
             [own.get(place) for place in range(len(one.choices))]
         )
 
