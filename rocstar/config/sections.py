@@ -370,8 +370,6 @@ class LearningSection(Section):
     rloo: reward minus the mean of the others; gtpo: of each turn, as grpo among the turns' discounted returns (see
     turn_discount); otb: of each token, reward minus the optimal token baseline; package.module:name: a function of your
     own."""
-    turn_discount: float = Field(default=0.9, gt=0, le=1)
-    """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
@@ -435,6 +433,8 @@ class LearningSection(Section):
     has this switch too). 1: from all."""
     normalize_by_std: bool = True
     """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns."""
+    turn_discount: float = Field(default=0.9, gt=0, le=1)
+    """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
