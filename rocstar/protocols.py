@@ -258,7 +258,7 @@ class PolicyTokens:
     sampled_logprobs: torch.Tensor
     """The engine's, of the weights that wrote the token."""
     advantages: torch.Tensor
-    """The same for all tokens of an attempt."""
+    """The same for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
     attempts: torch.Tensor
     """int64: which attempt a token is of, a number from 0; those of one attempt stand together."""
     chosen: torch.Tensor

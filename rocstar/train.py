@@ -24,7 +24,7 @@ from rocstar.cluster.here import Machines
 from rocstar.config.sections import RlStage, SftStage
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.step import LearnedStep, learn_step, rl_learner
+from rocstar.learning.step import LearnedStep, choice_of_step, learn_step, rl_learner
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
@@ -33,8 +33,8 @@ from rocstar.run.ahead import RolloutProgress, StepsAhead, steps_ahead, update_t
 from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
-from rocstar.run.pools import problems_of_step, stage_pool
-from rocstar.run.report import carry_metrics, mean_of_updates, staleness_metrics, step_metrics, suspicion
+from rocstar.run.pools import problems_of_step, refilled, stage_pool
+from rocstar.run.report import mean_of_updates, rolled_metrics, staleness_metrics, step_metrics, suspicion
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
@@ -135,17 +135,30 @@ def ahead_of_learning(
         counted = replace(paced, environment=attempts.counted(paced.environment))
         sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         carried = run.progress.carried if step == run.progress.stage_step else Carried()
-        if not rollout.carry_over and not carried.groups:
-            groups = await counted.roll(problems, attempts=siblings, seed=step_seed, sampling=sampling)
-            return RolledStep(groups=groups)
-        return await rolled(
-            partial(counted.advance, sampling=sampling, attempts=siblings),
-            carried,
-            [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
-            attempts=siblings,
-            share=rollout.carry_over,
-            last=step + 1 == stage.steps or not rollout.carry_over,  # as in a branch that carries nothing over
+        roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)
+        if rollout.carry_over or carried.groups:
+            made = await rolled(
+                partial(counted.advance, sampling=sampling, attempts=siblings),
+                carried,
+                [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
+                attempts=siblings,
+                share=rollout.carry_over,
+                last=step + 1 == stage.steps or not rollout.carry_over,  # as in a branch that carries nothing over
+            )
+        else:
+            made = RolledStep(groups=await roll_all(problems))
+        if not rollout.refill:
+            return made
+        choose = choice_of_step(stage, seed, first + step + 1, run.recipe.run.modules)
+
+        async def further(some: Sequence[Problem]) -> list[Group]:
+            attempts.total += len(some) * siblings
+            return await roll_all(some)
+
+        groups = await refilled(
+            made.groups, pool, further, lambda group: bool(choose(group).kept), rounds=rollout.refill, seed=step_seed
         )
+        return replace(made, groups=groups, refilled=len(groups) - len(made.groups))
 
     return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
 
@@ -170,7 +183,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         **suspicion(learnt.chosen, run.policy.codec.decode),
         **mean_of_updates([update.metrics for update in learnt.updates]),
         **staleness_metrics(rolled.groups, written_by, stage, overlap),
-        **carry_metrics(rolled.left, stage),
+        **rolled_metrics(rolled, stage),
         **run.engine.take_counts(),
     }
 

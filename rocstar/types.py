@@ -477,14 +477,24 @@ class BatchRow:
     sampled_logprobs: Sequence[float]
     """[T] the engine's numbers."""
     advantage: float
-    """Same for every token of the row; no unit."""
+    """No unit; of every token of the row, unless it has `advantages`: then their mean."""
+    advantages: Sequence[float] = ()
+    """[T] of each token by itself, 0 where the policy wrote nothing; empty where all have `advantage`."""
     old_logprobs: Sequence[float] = ()
     """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
     the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
     entropies: Sequence[float] = ()
     """[T] entropy of the same distribution, nats; filled in likewise."""
+    energies: Sequence[float] = ()
+    """[T] squared norm of the gradient of a token's log-probability by its logits; filled in by `Learner.score` where
+    `learning.advantage` asks for it."""
     identity: str = ""
     """Which attempt of the step it is (`learning.advantages.identity`)."""
+
+    @property
+    def token_advantages(self) -> Sequence[float]:
+        """[T]."""
+        return self.advantages or (self.advantage,) * len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

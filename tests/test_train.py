@@ -415,3 +415,36 @@ def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_ha
     assert attempts(killed) == made
     weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_been(
+    start: tuple[str, ...], plain: Path, tmp_path: Path
+) -> None:
+    """With advantages of tokens in one stage and of turns in the other, each step replayed to the bit."""
+    kinds = ("stage.stage1.learning.advantage=otb", "stage.stage3.learning.advantage=gtpo")
+    given = ("tiny.toml", *start, "evaluate.problems=0", "rollout.refill=2", *kinds)
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    ended = Command.start(whole, "train", *given).wait()
+    assert ended.code == 0, ended.told
+    made, rows = attempts(whole), [row for row in metrics(whole) if "refill/groups" in row]
+    assert len(rows) == RL_STEPS and sum(row["refill/groups"] for row in rows)
+    first = {(row["step"], row["problem_id"]) for row in attempts(plain)}
+    for row in rows:
+        own = [attempt for attempt in made if attempt["step"] == row["step"]]
+        problems = list(dict.fromkeys(attempt["problem_id"] for attempt in own))
+        assert len(problems) == 2 + row["refill/groups"] == len(own) / 4
+        tokens = sum(sum(attempt["loss_mask"]) for attempt in own if attempt["problem_id"] in problems[2:])
+        assert tokens == row["refill/tokens"]
+        assert row["group/usable"] <= 2
+        if row["stage"] == "stage1":  # a pool of four problems, so two rounds leave none
+            assert {(row["step"], problem) for problem in problems[:2]} <= first
+            assert row["group/usable"] == 2 or len(problems) == 4
+        learnt = [attempt for attempt in own if attempt["kept"]]
+        assert len({attempt["problem_id"] for attempt in learnt}) == row["group/usable"]
+    command = Command.start(killed, "train", *given)
+    assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
+    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    assert attempts(killed) == made and metrics(killed) == metrics(whole)
+    replayed = Command.start(killed, "replay", "tiny", "--json").wait()
+    assert replayed.code == 0, replayed.told
+    assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * RL_STEPS

@@ -250,6 +250,9 @@ class StageRolloutSection(Section):
     carry_over: float = Field(default=0.0, ge=0, lt=1)
     """Share of a step's attempts that may be completed in the next step instead of being waited for: the longest, with
     their whole groups. The first and the last step of a stage wait for all. 0: every step does (the paper)."""
+    refill: int = Field(default=0, ge=0)
+    """Most rounds in which a step makes attempts at as many further problems as have taught nothing, such as those
+    whose rewards are all alike (DAPO, arXiv 2503.14476). 0: none (the paper)."""
 
     @property
     def stale_steps(self) -> int:
@@ -268,6 +271,12 @@ class StageRolloutSection(Section):
                 f"rollout.carry_over {self.carry_over:g} repeats itself when a run is resumed, which "
                 f"rollout.max_staleness_steps {self.max_staleness_steps} can't, and attempts of later steps fill its "
                 "engines already; leave one of them out"
+            )
+
+        if self.carry_over and self.refill:
+            yield (
+                f"rollout.refill {self.refill} replaces groups once their rewards are known, which "
+                f"rollout.carry_over {self.carry_over:g} leaves to the next step; set one of them to 0"
             )
 
     @property
@@ -307,7 +316,7 @@ class RolloutSection(StageRolloutSection):
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
 LossName = Literal["grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "kl_cov", "sapo"]
-AdvantageName = Literal["grpo", "rloo"]
+AdvantageName = Literal["grpo", "gtpo", "otb", "rloo"]
 
 
 class ResampleSection(Section):
@@ -358,7 +367,9 @@ class LearningSection(Section):
     entropy_coefficient hold for each."""
     advantage: Annotated[AdvantageName | str, built_in_or_own(AdvantageName)] = "grpo"  # §2.2.1
     """The advantages of a group's kept attempts, from their rewards. grpo: reward minus mean (see normalize_by_std);
-    rloo: reward minus the mean of the others; package.module:name: a function of your own."""
+    rloo: reward minus the mean of the others; gtpo: of each turn, as grpo among the turns' discounted returns (see
+    turn_discount); otb: of each token, reward minus the optimal token baseline; package.module:name: a function of your
+    own."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
@@ -421,7 +432,9 @@ class LearningSection(Section):
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
     normalize_by_std: bool = True
-    """Divide advantages by the standard deviation of the group's rewards."""
+    """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns."""
+    turn_discount: float = Field(default=0.9, gt=0, le=1)
+    """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
@@ -435,7 +448,13 @@ class LearningSection(Section):
     @property
     def scores_first(self) -> bool:
         """Whether rows go through the model once more before they are learnt from."""
-        return self.updates_per_step > 1 or self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
+        chosen = self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
+        return self.updates_per_step > 1 or chosen or self.advantage == "otb"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether tokens of an attempt have advantages of their own."""
+        return self.advantage in ("gtpo", "otb")
 
     @property
     def takes_attempts(self) -> bool:
@@ -465,6 +484,11 @@ class LearningSection(Section):
             yield (
                 f"learning.attempt_ratio_cap {self.attempt_ratio_cap:g} would leave out attempts that nothing is wrong "
                 "with, whose ratio is 1; take 1 or more, or 0 for no bound"
+            )
+        if self.by_token and self.loss == "gmpo":
+            yield (
+                f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '
+                f'"{self.advantage}" one for each; change one of them'
             )
         if self.covariance_low >= self.covariance_high:
             yield (

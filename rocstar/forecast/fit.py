@@ -172,7 +172,7 @@ class RecordedRun:
                 f"a recorded step has {most} attempts and costs are fitted to at most {FITTED_ATTEMPTS}; {GIVE}"
             )
         if self.overlapped:
-            keys = "rollout.max_staleness_steps or rollout.carry_over"
+            keys = "rollout.max_staleness_steps, rollout.carry_over or rollout.refill"
             raise DataError(f"with {keys} the attempts of a step do not begin together; {GIVE}")
         return fit(self.model, self.steps)
 
@@ -188,9 +188,8 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
     found = [_recorded_step(attempts, limit, engines) for attempts in rows]
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
-    overlapped = any(
-        rollout.get("max_staleness_steps") or rollout.get("carry_over") for rollout in (settings["rollout"], *stages)
-    )
+    keys = ("max_staleness_steps", "carry_over", "refill")
+    overlapped = any(rollout.get(key) for rollout in (settings["rollout"], *stages) for key in keys)
     longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
     return RecordedRun(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)
 

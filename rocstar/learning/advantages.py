@@ -58,10 +58,13 @@ ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "rloo": rloo}
 
 
 def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> GroupAdvantages:
-    """The function that `learning.advantage` names, under these settings. folders: where the user's modules are.
+    """The function that `learning.advantage` names, under these settings; the rewards themselves where advantages are
+    of turns or tokens, which `methods.by_token` makes of them later. folders: where the user's modules are.
 
     Raises ConfigError where there is none, and where it does not give one finite number for each reward: now for two
     rewards, later for those of a step."""
+    if settings.by_token:
+        return tuple
     said, takes = f"learning.advantage = {settings.advantage!r}", ("rewards", "settings")
     found = named(settings.advantage, ADVANTAGES, setting="learning.advantage", takes=takes, folders=folders)
 

@@ -68,13 +68,19 @@ class Head:
 
 
 @torch.no_grad()
-def score_tokens(head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target under the full softmax after temperature, and its entropy; nats, [K]."""
+def score_tokens(
+    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, energies_K: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target under the full softmax after temperature, and its entropy; nats, [K]. energies:
+    gets |onehot(y) - p|^2, which is 1 - 2 p_y + sum p^2."""
     logprobs, entropies = (hidden_KD.new_empty(len(targets_K), dtype=torch.float) for _ in range(2))
     for chunk in head.chunks(len(targets_K)):
         everything = head.logprobs(hidden_KD[chunk])
         logprobs[chunk] = everything.gather(-1, targets_K[chunk, None]).squeeze(-1)
         entropies[chunk] = -torch.linalg.vecdot(everything.exp(), everything)
+        if energies_K is not None:  # as a sum of squares, since the other form leaves only rounding where p_y is near 1
+            slopes = everything.exp_().scatter_add_(1, targets_K[chunk, None], -torch.ones_like(everything[:, :1]))
+            energies_K[chunk] = slopes.norm(dim=1).square()
     return logprobs, entropies
 
 

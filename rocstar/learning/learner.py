@@ -85,10 +85,17 @@ class GrpoLearner:
 
     @together
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights.
+        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights, and
+        `energies` where advantages are made of them.
 
         Needed only before the first of several updates; a single one scores its rows itself."""
-        return _scored(rows, self._updater.score([r.token_ids for r in rows], [r.loss_mask for r in rows]))
+        ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
+        energies: Found | None = [] if self._section.advantage == "otb" else None
+        scored = _scored(rows, self._updater.score(ids, counted, energies))
+        if energies is None:
+            return scored
+        found = self._updater.collected(counted, energies).logprobs
+        return tuple(replace(row, energies=own) for row, own in zip(scored, found, strict=True))
 
     @together
     def update(self, batch: Batch, *, traced: bool = False) -> Update:
@@ -174,6 +181,8 @@ class GrpoLearner:
         logprobs of all its tokens where the loss compares those of an attempt; a chunk's own stand in their places."""
         section, counted = self._section, [row.loss_mask for row in rows]
         advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
+        if rows[0].advantages:
+            advantages_K = pick([row.advantages for row in rows], counted, micro)
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
         old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
         sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro)

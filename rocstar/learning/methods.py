@@ -1,4 +1,5 @@
-"""Policy losses of the field, each as its paper has it, over the same tokens (`protocols.PolicyLoss`).
+"""Policy losses of the field, each as its paper has it, over the same tokens (`protocols.PolicyLoss`), and advantages
+of turns and tokens; those of attempts are in `advantages.py`.
 
 r is a token's probability ratio, current over old; A its advantage. In the step's only update every r is 1 and all of
 them but `sapo` and `clip_cov` have the gradient of `gpg`; they differ in what they do to tokens that have moved."""
@@ -6,14 +7,19 @@ them but `sapo` and `clip_cov` have the gradient of `gpg`; they differ in what t
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from dataclasses import replace
+from itertools import compress, groupby
+from statistics import fmean
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rocstar.config.sections import LearningSection
+from rocstar.learning.advantages import advantages, place_of
 from rocstar.protocols import PolicyLoss, PolicyTokens
-from rocstar.types import BatchRow, seed_for
+from rocstar.types import Batch, BatchRow, seed_for
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, whose bound is one of divergence (its section 5.4)
@@ -121,8 +127,9 @@ def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
     that the choice is the same however tokens are packed; verl's is the current one, equal in the first update."""
     own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
     logprobs = torch.tensor(own, dtype=torch.double)
-    advantages = torch.tensor([row.advantage for row in rows for _ in range(sum(row.loss_mask))], dtype=torch.double)
-    return (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+    others = [value for row in rows for value in compress(row.token_advantages, row.loss_mask)]
+    advantages_K = torch.tensor(others, dtype=torch.double)
+    return (logprobs - logprobs.mean()) * (advantages_K - advantages_K.mean())
 
 
 def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
@@ -161,3 +168,48 @@ LOSSES: Mapping[str, PolicyLoss] = {
     each.__name__: each for each in (grpo, cispo, clip_cov, dppo_kl, dppo_tv, gmpo, gpg, gspo, kl_cov, sapo)
 }
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""
+
+
+# -- advantages of turns and tokens ------------------------------------------------------------------------------------
+
+
+def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
+    """A turn's return is the reward, times turn_discount for each turn that follows; its advantage that of `grpo` among
+    the returns of all turns of the group (GTPO, arXiv 2511.14846, of the outcome alone: no rewards of single
+    turns, no shaping)."""
+    turns = [[sum(run) for mine, run in groupby(row.loss_mask) if mine] or [0] for row in rows]
+    discounts = [[settings.turn_discount**later for later in reversed(range(len(some)))] for some in turns]
+    returns = [row.advantage * each for row, some in zip(rows, discounts, strict=True) for each in some]
+    found = iter(advantages(returns, settings.normalize_by_std))
+    return [[value for count, value in zip(some, found, strict=False) for _ in range(count)] for some in turns]
+
+
+def otb(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
+    """Reward minus the optimal token baseline (arXiv 2602.07078): at the t-th token of an attempt the mean reward of
+    all that have one, each weighed by its tokens' energies up to there; 0 where only one attempt is as long, as in
+    verl."""
+    paths = [torch.tensor([*compress(row.energies, row.loss_mask)], dtype=torch.double).cumsum(0) for row in rows]
+    weights_TG, rewards_G = pad_sequence(paths), torch.tensor([row.advantage for row in rows], dtype=torch.double)
+    baseline = (weights_TG * rewards_G).sum(1) / (weights_TG.sum(1) + 1e-8)
+    baseline[sorted(map(len, paths))[-2] :] = 0
+    return [(row.advantage - baseline[: len(path)]).tolist() for row, path in zip(rows, paths, strict=True)]
+
+
+TokenAdvantages = Callable[[Sequence[BatchRow], LearningSection], list[list[float]]]
+"""Rows of a group's kept attempts, whose `advantage` is still the reward -> advantages of the tokens of each that the
+policy wrote."""
+TOKEN_ADVANTAGES: Mapping[str, TokenAdvantages] = {"gtpo": gtpo, "otb": otb}
+
+
+def by_token(batches: Sequence[Batch], settings: LearningSection) -> list[Batch]:
+    """A step's batches, whose rows have rewards as advantages, with those of each token."""
+    groups, found = defaultdict(list), {}
+    for row in (row for batch in batches for row in batch.rows):
+        groups[place_of(row)[0]].append(row)
+    for rows in groups.values():
+        rows.sort(key=place_of)
+        for row, own in zip(rows, TOKEN_ADVANTAGES[settings.advantage](rows, settings), strict=True):
+            values = iter(own)
+            spread = [next(values) if mine else 0.0 for mine in row.loss_mask]
+            found[row.identity] = replace(row, advantages=spread, advantage=fmean(own or [0.0]), energies=())
+    return [replace(batch, rows=tuple(found[row.identity] for row in batch.rows)) for batch in batches]

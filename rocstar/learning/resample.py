@@ -12,7 +12,7 @@ with a void turn where `Quality` says so), then drop the whole group when fewer 
 rewards, or those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups
 here; the release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are
 of rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release
-drops those under G). A dropped group is not replaced by another.
+drops those under G). A dropped group is not replaced by another here (`rollout.refill` does so in the step).
 
 Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
 release does at this point and which leaves advantages over partial groups.

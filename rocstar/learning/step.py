@@ -14,6 +14,7 @@ import torch
 from rocstar.config.sections import LearningSection, RlStage, Stage
 from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.methods import by_token
 from rocstar.learning.policy import Policy
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
@@ -52,6 +53,12 @@ def rl_learner(
     return learner
 
 
+def choice_of_step(stage: RlStage, seed: int, step: int, folders: Sequence[Path | str]) -> Callable[[Group], Resampled]:
+    """Chooses what a step of the run, from 1, learns from of a group."""
+    resample = resampler_of(stage.resample, folders)
+    return lambda group: resample(group, random.Random(seed_of_choice(seed, step, group.problem.id)))
+
+
 def learn_step(
     stage: RlStage,
     learner: GrpoLearner,
@@ -64,9 +71,9 @@ def learn_step(
 ) -> LearnedStep:
     """Resample, score, update. seed: of the run; step: of the run, from 1. seen: takes each update before the next one
     begins, with what each token had of its gradient."""
-    resample, advantage = resampler_of(stage.resample, folders), advantage_of(stage.learning, folders)
-    chosen = [resample(g, random.Random(seed_of_choice(seed, step, g.problem.id))) for g in groups]
-    updates, rows = learn_rows(stage.learning, learner, rows_of(chosen, advantage), seed_for(seed, "step", step), seen)
+    chosen = list(map(choice_of_step(stage, seed, step, folders), groups))
+    made = rows_of(chosen, advantage_of(stage.learning, folders))
+    updates, rows = learn_rows(stage.learning, learner, made, seed_for(seed, "step", step), seen)
     return LearnedStep(chosen=chosen, updates=updates, rows=rows)
 
 
@@ -76,8 +83,10 @@ def learn_rows(
     """Score and update: the updates, and all rows, scored. seed: of the shuffle before rows are split."""
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
-    if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
+    if len(batches) > 1 or narrow or settings.advantage == "otb":  # a single update takes its own pass's logprobs
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
+    if settings.by_token:
+        batches = by_token(batches, settings)
     updates = []
     for batch in batches:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch

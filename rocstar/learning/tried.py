@@ -60,7 +60,7 @@ class Tried:
                 "before": decode(row.token_ids[max(0, place - BEFORE) : place]),
                 "token": decode(row.token_ids[place : place + 1]),
                 "probability": math.exp(row.old_logprobs[place]),
-                "advantage": row.advantage,
+                "advantage": row.token_advantages[place],
             }
             for share, row, place in found
         ]

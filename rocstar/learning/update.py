@@ -76,15 +76,21 @@ class Updater:
         )
 
     @torch.no_grad()
-    def score(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> TokenNumbers:
-        """Numbers of all rows under the current weights."""
+    def score(
+        self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]], energies: Found | None = None
+    ) -> TokenNumbers:
+        """Numbers of all rows under the current weights. energies: gets the squared norm of the gradient of each
+        token's logprob by its logits, as if it were a logprob."""
         self.policy.model.eval()
         found: Found = []
         with self.policy.head(self._temperature) as head:
             for micro in self.pack(ids, counted):
                 with self.policy.autocast():
                     hidden = hidden_states(self.policy.model, micro)
-                    found.append((micro, *score_tokens(head, hidden[micro.places_K], micro.targets_K)))
+                    own = None if energies is None else torch.empty(len(micro.targets_K), device=hidden.device)
+                    found.append((micro, *score_tokens(head, hidden[micro.places_K], micro.targets_K, own)))
+                if energies is not None and own is not None:
+                    energies.append((micro, own, own))
         reshard(self.policy.model)
         return self.collected(counted, found)
 

@@ -85,7 +85,8 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
     at_once = list(_attempts_at_once(recipe, load))
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
     written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
-    written *= 1 + any(stage.rollout.carry_over for stage in recipe.rl_stages)  # what was carried in is there too
+    more = (max(stage.rollout.carry_over > 0, stage.rollout.refill) for stage in recipe.rl_stages)
+    written *= 1 + max(more, default=0)  # what was carried in is there too, or further rounds
     passes = max((_pass_bytes(stage, shape, load, recipe.model) for stage in recipe.stage), default=0.0)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     ranks, engines = recipe.cluster.learners - 1, recipe.engines_here

@@ -60,6 +60,8 @@ class RolledStep:
     groups: list[Group]
     """Those to learn from."""
     left: Carried = Carried()
+    refilled: int = 0
+    """How many of the groups, the last ones, stand in for others that teach nothing (`rollout.refill`)."""
 
 
 class StepLimit:

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rocstar.config.sections import RlStage
@@ -160,3 +160,28 @@ def problems_of_step(pool: Sequence[Problem], step: int, count: int, seed: int) 
     order = list(pool)
     random.Random(seed_for(seed, "order", epoch)).shuffle(order)
     return order[place * count : (place + 1) * count]
+
+
+async def refilled(
+    groups: Sequence[Group],
+    pool: Sequence[Problem],
+    roll: Callable[[Sequence[Problem]], Awaitable[Sequence[Group]]],
+    teaches: Callable[[Group], bool],
+    *,
+    rounds: int,
+    seed: int,
+) -> list[Group]:
+    """A step's groups and, behind them, those that `roll` makes in place of the ones that teach nothing, then in place
+    of those among them that do not either, in so many rounds at most. Problems are drawn from those of the pool that
+    the step has not had, by (seed, round), so other steps keep theirs; a pool that has no more ends it."""
+    made = newest = list(groups)
+    for number in range(rounds):
+        there = {group.problem.id for group in made}
+        left = [problem for problem in pool if problem.id not in there]
+        idle = sum(not teaches(group) for group in newest)
+        further = random.Random(seed_for(seed, "refill", number)).sample(left, min(idle, len(left)))
+        if not further:
+            break
+        newest = list(await roll(further))
+        made = made + newest
+    return made

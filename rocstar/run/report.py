@@ -20,7 +20,7 @@ from rocstar.evaluation.metrics import summarise
 from rocstar.learning.advantages import identity, place_of
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
-from rocstar.rollout.carry import Carried
+from rocstar.rollout.carry import RolledStep
 from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
 
@@ -139,11 +139,17 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
     }
 
 
-def carry_metrics(left: Carried, stage: RlStage) -> dict[str, float]:
-    """What a step has left to the next one; nothing for a stage that carries nothing over."""
-    if not stage.rollout.carry_over:
-        return {}
-    return {"carry/attempts": float(left.attempts), "carry/groups": float(len(left.groups))}
+def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
+    """What a step has left to the next one, and what it has made in place of groups that teach nothing; nothing for a
+    stage that does neither."""
+    found: dict[str, float] = {}
+    if stage.rollout.carry_over:
+        found |= {"carry/attempts": rolled.left.attempts, "carry/groups": len(rolled.left.groups)}
+    if stage.rollout.refill:
+        further = rolled.groups[len(rolled.groups) - rolled.refilled :]
+        tokens = sum(t.num_sampled_tokens for group in further for t in group.trajectories)
+        found |= {"refill/groups": rolled.refilled, "refill/tokens": tokens}
+    return {name: float(value) for name, value in found.items()}
 
 
 def _by_age(

@@ -1,6 +1,7 @@
 """What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
 a method with the run's seed gives the choice that was made; other settings give the one that would have been. Methods
-and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads.
+and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads. So are
+advantages of turns and tokens, which are made of more than rewards.
 
 The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
 
@@ -9,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from rocstar.config.sections import ResampleSection
-from rocstar.learning.advantages import advantages, kept_advantages
+from rocstar.config.sections import LearningSection, ResampleSection
+from rocstar.learning.advantages import ADVANTAGES, GroupAdvantages, advantage_of, kept_advantages
 from rocstar.learning.quality import Quality
 from rocstar.learning.resample import METHODS, quality_of, seed_of_choice
 from rocstar.protocols import Resampler
@@ -45,7 +45,7 @@ class RecordedGroup:
 
     group: Group
     settings: ResampleSection
-    normalize_by_std: bool
+    advantage: GroupAdvantages
     seed: int
     """The seed of the choice."""
 
@@ -65,7 +65,7 @@ class RecordedGroup:
 
     def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
         made = resample(self.group, random.Random(self.seed))
-        learnt = kept_advantages(made, partial(advantages, normalize_by_std=self.normalize_by_std))
+        learnt = kept_advantages(made, self.advantage)
         drawn = random.Random(seed_for(self.seed, "chances"))
         kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
         return [
@@ -95,13 +95,20 @@ def recorded_group(
     if found is None:
         raise BadFilter(f"the run has no stage {stage} that resamples")
     used = _built_in(ResampleSection.model_validate(found["resample"]))
-    if (advantage := found["learning"].get("advantage", "grpo")) != "grpo":
-        raise BadFilter(f"the run's advantages are {advantage}, code of its own, which this page does not load")
+    learning = LearningSection(
+        advantage=found["learning"].get("advantage", "grpo"), normalize_by_std=found["learning"]["normalize_by_std"]
+    )
+    if learning.by_token:
+        raise BadFilter(f"the run's advantages are {learning.advantage}, which follow from more than rewards")
+    if learning.advantage not in ADVANTAGES:
+        raise BadFilter(
+            f"the run's advantages are {learning.advantage}, code of its own, which this page does not load"
+        )
     rows = read(repeats or used.repetition_weight > 0)
     return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
         settings=used,
-        normalize_by_std=found["learning"]["normalize_by_std"],
+        advantage=advantage_of(learning),
         seed=seed_of_choice(settings["run"]["seed"], step, problem.id),
     )
 

@@ -62,7 +62,7 @@ VALUES = [
     train("own tool that is not there", [*TINY, "sandbox.tools=nowhere.tools:T"], ["nowhere"]),
     train("own environment that is not there", [*TINY, "rollout.environment=nowhere.worlds:W"], ["nowhere"]),
     train("own loss that is not there", [*TINY, "learning.loss=nowhere.losses:l"], ["learning.loss", "nowhere"]),
-    train("an advantage of another name", [*TINY, "learning.advantage=gae"], ["'grpo', 'rloo' or package.module:name"]),
+    train("an advantage of another name", [*TINY, "learning.advantage=gae"], ["'otb', 'rloo' or package.module:name"]),
     train("a class that is no resampler", [*TINY, "resample.method=rocstar.types:Group"], ["should take (settings)"]),
     train(
         "unknown family",

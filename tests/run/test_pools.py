@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from rocstar.config.sections import DataSection
+from rocstar.config.sections import DataSection, StageRolloutSection
 from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import AttemptRecord, write_rollouts
-from rocstar.run.pools import is_solved, problems_of_step, stage_pool
+from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
 from rocstar.types import Group, Problem, Verdict
 from tests.record.examples import recipe, run, trajectory
 
@@ -184,3 +184,40 @@ async def test_a_row_that_lacks_something_is_refused_with_its_line(tmp_path: Pat
     journal.write_text('{"id": "1", "attempts": 8, "right": 8, "reused": 0}\n{"id": "2", "attempts": 8}\n')
     with pytest.raises(DataError, match='line 2 has no "right"'):
         await pool_of(folder, Scripted())
+
+
+async def refill(teaching: str, *, rounds: int, seed: int = 1, pool: list[Problem] = POOL) -> list[list[str]]:
+    """The problems of a step that begins with 0, 1 and 2, and of each further round. teaching: problems that do."""
+    asked: list[list[str]] = []
+
+    async def roll(problems: list[Problem]) -> list[Group]:
+        asked.append(ids(problems))
+        return [group(Verdict.RIGHT, problem=problem) for problem in problems]
+
+    groups = await refilled(
+        await roll(pool[:3]), pool, roll, lambda one: one.problem.id in teaching, rounds=rounds, seed=seed
+    )
+    assert [one.problem.id for one in groups] == [problem for some in asked for problem in some]
+    return asked
+
+
+async def test_as_many_problems_are_asked_as_have_taught_nothing() -> None:
+    assert await refill("012", rounds=9) == [["0", "1", "2"]]
+    first, further = await refill("03456789", rounds=9)
+    assert len(further) == 2 and not {*first} & {*further}
+    assert await refill("03456789", rounds=9) == [first, further]
+    assert len({tuple((await refill("03456789", rounds=9, seed=seed))[1]) for seed in range(9)}) > 1
+    assert await refill("0", rounds=0) == [first]
+
+
+def test_groups_that_are_set_aside_cannot_be_replaced() -> None:
+    with pytest.raises(ValueError, match=r"rollout\.refill 2 replaces groups once their rewards are known"):
+        StageRolloutSection(carry_over=0.2, refill=2)
+
+
+async def test_rounds_end_with_their_number_or_with_the_pool() -> None:
+    assert [len(some) for some in await refill("0", rounds=2)] == [3, 2, 2]
+    assert [len(some) for some in await refill("0", rounds=9)] == [3, 2, 2, 2, 1]
+    assert [len(some) for some in await refill("", rounds=9, pool=POOL[:4])] == [3, 1]
+    flat = [problem for some in await refill("0", rounds=9) for problem in some]
+    assert sorted(flat) == ids(POOL)

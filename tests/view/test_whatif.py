@@ -3,12 +3,14 @@ resampler would have chosen of the attempts themselves."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
-from rocstar.config.sections import ResampleSection
+from rocstar.config.sections import LearningSection, ResampleSection
+from rocstar.learning.advantages import kept_advantages, rloo
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.rollouts import read_rollouts, read_table, trajectory_of, write_table
 from rocstar.types import Resampled
@@ -107,6 +109,28 @@ def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: 
         found = client.get("/api/run/made/what-if", params={"step": 1, "grp": 1, "part": "rollouts", **asked})
     assert found.status_code == 400
     assert word in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "word"),
+    [("rloo", ""), ("gtpo", "gtpo, which follow from more than rewards"), ("mine:own", "this page does not load")],
+)
+def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, advantage: str, word: str) -> None:
+    run = create(tmp_path / "runs")
+    (one, *_) = add_step(run, 1, problems=1)
+    settings = json.loads(run.resolved.read_text())
+    for stage in settings["stage"]:
+        stage["learning"]["advantage"] = advantage
+    run.resolved.write_text(json.dumps(settings))
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1})
+    assert found.status_code == (400 if word else 200) and word in found.json().get("error", "")
+    if not word:
+        own = kept_advantages(one, lambda rewards: rloo(rewards, LearningSection()))
+        assert own and [row["advantage"] for row in found.json()["siblings"]] == pytest.approx(
+            [own.get(place) for place in range(len(one.choices))]
+        )
 
 
 def test_a_file_of_an_older_run_without_format_facts_gives_the_same_choice(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def plan(
         if share := stage.rollout.carry_over:
             compare = "plan with rollout.carry_over=0 to compare"
             print(f"{stage.name}: rollout.carry_over {share:g} is counted; {compare}", file=sys.stderr)
+        if rounds := stage.rollout.refill:
+            print(
+                f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
+                file=sys.stderr,
+            )
     if placement:
         table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
         print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))

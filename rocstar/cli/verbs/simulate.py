@@ -103,8 +103,8 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
     Costs are those of Qwen3-14B on two MI300X, or with RUN fitted to when its attempts ended. A RUN with
-    rollout.max_staleness_steps or carry_over needs costs as options: its attempts shared engines with those of other
-    steps.
+    rollout.max_staleness_steps, carry_over or refill needs costs as options: the attempts of a step did not begin
+    together.
 
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
