@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -247,16 +248,10 @@ def _made_up() -> Group:
     """Two right and two wrong attempts, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
     facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
-    outcomes = [
-        Outcome(verdict=verdict, reward=reward, extracted="1", method="made up", format_facts=facts)
-        for verdict, reward in ((Verdict.RIGHT, 1.0), (Verdict.WRONG, 0.0)) * 2
-    ]
-    attempts = (
-        Trajectory(
-            problem_id="", index=place, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=outcome, fault=None
-        )
-        for place, outcome in enumerate(outcomes)
-    )
+    right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=facts)
+    wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
+    one = Trajectory(problem_id="", index=0, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=right)
+    attempts = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))
     return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=tuple(attempts))
 
 
