@@ -383,7 +383,8 @@ def _state_of(folder: Path) -> Iterator[Path]:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             yield target
     except CheckpointException as error:
-        first = cause = next(iter(error.failures.values()))[0]
+        first = next(iter(error.failures.values()))[0]
+        cause: BaseException | None = first
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
         raise cause or OSError(f"{target}: {first}") from error

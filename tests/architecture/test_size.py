@@ -17,17 +17,17 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1884, 13),
     "analysis": (2175, 11),
     "answers": (3563, 20),
-    "cli": (3388, 22),
+    "cli": (3395, 22),
     "cluster": (737, 8),
     "config": (2025, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
-    "engines": (4045, 20),
-    "errors": (48, 1),
+    "engines": (4046, 20),
+    "errors": (53, 1),
     "evaluation": (3657, 21),
     "forecast": (1948, 9),
-    "learning": (4025, 22),
-    "parts": (1446, 8),
+    "learning": (3583, 21),
+    "parts": (1627, 9),
     "protocols": (290, 1),
     "record": (2760, 16),
     "rollout": (2059, 12),
@@ -38,14 +38,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (604, 6),
     "train": (183, 1),
     "types": (544, 1),
-    "view": (1555, 8),
+    "view": (1543, 8),
 }
-CLASSES, FUNCTIONS = 580, 3974
+CLASSES, FUNCTIONS = 573, 3946
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8471
+BENCHMARK_LINES = 8474
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
