@@ -18,8 +18,9 @@ import numpy as np
 from frame import parser, report, spent
 
 from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.advantages import advantages
-from rocstar.learning.resample import RocPaper
+from rocstar.learning.resample import resample
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import AttemptRecord, write_rollouts
@@ -197,7 +198,7 @@ def _result(draw: random.Random, number: int) -> ToolResult:
 def _chosen(step: int, group: Group, numbers: np.random.Generator) -> Iterator[AttemptRecord]:
     """As training records them: RoC's choice by the seed of the step."""
     seed = seed_for(seed_for(0, "step", step), "resample", group.problem.id)
-    choices = RocPaper(KEEP)(group, random.Random(seed)).choices
+    choices = resample(group, random.Random(seed), ResampleSection(keep=KEEP)).choices
     kept = [choice.index for choice in choices if choice.kept]
     learnt = dict(zip(kept, advantages([group.rewards_G[i] for i in kept]), strict=True)) if len(kept) > 1 else {}
     for choice in choices:

@@ -251,11 +251,12 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     """A function that makes one step: roll, update, publish. Returns the CPU seconds of the first."""
     import random
 
+    from rocstar.config.sections import ResampleSection
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.template import COMPACT
     from rocstar.engines.torch_engine import TorchEngine
     from rocstar.learning.advantages import advantages, rows_of
-    from rocstar.learning.resample import KeepAll
+    from rocstar.learning.resample import resample
     from rocstar.rollout.collect import Roller
     from rocstar.rollout.environment import AttemptLimits, Conversation
     from rocstar.types import Problem
@@ -273,12 +274,13 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
         limits=AttemptLimits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
         stop_token_ids=(case["stop"],),
     )
-    seeds = iter(range(10**6))
+    seeds, every = iter(range(10**6)), ResampleSection(method="all")
 
     async def step() -> float:
         with spent() as rolled:
             groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
-        weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], advantages))
+        kept = [resample(group, random.Random(0), every) for group in groups]
+        weights = learn(rows_of(kept, advantages))
         await engine.load_weights(weights)
         return rolled.cpu
 

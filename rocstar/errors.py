@@ -46,3 +46,8 @@ class RunHalted(RocstarError):
 
 class ContractBroken(RocstarError):
     """A promise between two rooms was broken: a bug of ours. Never caught."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, for a sentence of ours; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rocstar.learning.resample import Fate, quality_of, resampled
+from rocstar.learning.resample import Fate, resampled
 from rocstar.types import Group, Reason, Resampled
 
 if TYPE_CHECKING:  # a check of a recipe (--dry-run) then needs no torch for the other two
@@ -40,7 +40,7 @@ class Balanced:
         self._settings = settings
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return resampled(group, rng, self._choose, quality_of(self._settings))
+        return resampled(group, rng, self._choose, self._settings)
 
     def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
         """Asked for the attempts that can be compared, where their rewards are unequal."""

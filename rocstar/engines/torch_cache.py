@@ -26,7 +26,7 @@ from transformers import AttentionInterface
 
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.support.layers import ENGINE_LAYERS
 
 NAME = "rocstar"
@@ -215,8 +215,9 @@ def _on_gpu(cache: PagedCache) -> Any:
         attend = import_module("rocstar.engines.torch_kernels").attend
         attend(query, keys, cache.values[0], Aim(none, none, none, none[None].int()), 1.0, 0)
     except Exception as error:  # whatever the compiler or the driver raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"the torch engine decodes several times slower: Triton fails here ({reason})", stacklevel=2)
+        warnings.warn(
+            f"the torch engine decodes several times slower: Triton fails here ({first_line(error)})", stacklevel=2
+        )
         return None
     return attend
 

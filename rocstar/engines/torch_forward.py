@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape, use_paged_attention
 from rocstar.engines.torch_states import keep_states
-from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.errors import ConfigError, EngineUnavailable, first_line
 from rocstar.support.windows import windows_of
 from rocstar.types import Weights
 
@@ -83,7 +83,7 @@ def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
             forward = _LibraryForward(model, cache)
             gap = float((_in_passes(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
     except Exception as error:  # whatever the model's own code raises
-        raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+        raise ConfigError(f"{kind}: {first_line(error)}") from error
     cache.clear()
     forward.sleep()
     if not gap <= (CHECK_TOLERANCE if model.dtype == torch.float32 else COARSE_TOLERANCE):

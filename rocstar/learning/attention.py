@@ -47,11 +47,11 @@ class DocumentLayout:
 
     calls: tuple[tuple[int, int], ...]
     """(documents, places of each) of every SDPA call."""
-    tokens_S: torch.Tensor | None
-    """Which token stands at each place; None where the documents are the sequence as it is."""
-    places_T: torch.Tensor | None
+    tokens_S: torch.Tensor
+    """Which token stands at each place."""
+    places_T: torch.Tensor
     """Where the output of each token is read."""
-    repeats: torch.Tensor | None
+    repeats: torch.Tensor
     """Places whose token is read at another one."""
 
 
@@ -59,9 +59,6 @@ def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_si
     """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
     lengths = [document.length for document in documents]
     calls = ((len(lengths), max(lengths)),) if side_by_side else _calls(lengths)
-    alone = all(document.new == len(document.parts) for document in documents)
-    if alone and sum(d.length for d in documents) == sum(n * longest for n, longest in calls):
-        return DocumentLayout(calls=calls, tokens_S=None, places_T=None, repeats=None)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []
     places: list[int] = []
@@ -79,13 +76,13 @@ def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_si
 def _calls(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(documents, tokens of the longest) of neighbours of like length."""
     calls: list[tuple[int, int]] = []
-    first = 0
-    for following in range(1, len(lengths) + 1):
-        shortest = lengths[first]
-        if following < len(lengths) and lengths[following] <= max(shortest * LIKE_LENGTH, shortest + SHORT):
-            continue
-        calls.append((following - first, lengths[following - 1]))
-        first = following
+    shortest = 0
+    for length in lengths:
+        if calls and length <= max(shortest * LIKE_LENGTH, shortest + SHORT):
+            calls[-1] = calls[-1][0] + 1, length
+        else:
+            calls.append((1, length))
+            shortest = length
     return tuple(calls)
 
 
@@ -96,13 +93,11 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
         ctx.layout = layout
-        assert layout.tokens_S is not None
         return tokens.index_select(0, layout.tokens_S)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         layout: DocumentLayout = ctx.layout
-        assert layout.tokens_S is not None and layout.places_T is not None and layout.repeats is not None
         found = gradient.index_select(0, layout.places_T)
         found.index_add_(0, layout.tokens_S[layout.repeats], gradient.index_select(0, layout.repeats))
         return found, None
@@ -114,7 +109,6 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
         ctx.layout, ctx.size = layout, places.shape[0]
-        assert layout.places_T is not None
         return places.index_select(0, layout.places_T)
 
     @staticmethod
@@ -125,8 +119,6 @@ class _Gather(torch.autograd.Function):
 
 def gathered(places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
     """[S, ...] -> [T, ...]: what was computed for the documents' places, for the sequence's tokens."""
-    if layout.places_T is None:
-        return places
     found: torch.Tensor = _Gather.apply(places, layout)  # type: ignore[no-untyped-call]
     return found
 
@@ -168,15 +160,13 @@ def packed_sdpa(
         parts = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]  # [T, heads, D]
         documents = [_documents(part, layout) for part in parts]
         outputs = [call(*qkv).transpose(1, 2).flatten(0, 1) for qkv in zip(*documents, strict=True)]
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        output = gathered(output, layout)
+        output = gathered(torch.cat(outputs), layout)
     return output.unsqueeze(0).to(query.dtype), None
 
 
 def _documents(tokens_THD: torch.Tensor, layout: DocumentLayout) -> list[torch.Tensor]:
     """[documents, heads, tokens, D] of each call."""
-    if layout.tokens_S is not None:
-        tokens_THD = _Spread.apply(tokens_THD, layout)  # type: ignore[no-untyped-call]
-    parts = torch.split(tokens_THD, [count * length for count, length in layout.calls])
+    places_SHD = _Spread.apply(tokens_THD, layout)  # type: ignore[no-untyped-call]
+    parts = torch.split(places_SHD, [count * length for count, length in layout.calls])
     shapes = [(*call, *tokens_THD.shape[1:]) for call in layout.calls]
     return [part.reshape(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]

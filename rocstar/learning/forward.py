@@ -1,22 +1,18 @@
-"""One forward pass of a transformers decoder over many rows, up to the LM head, and a pass for entropies alone."""
+"""One forward pass of a transformers decoder over many rows, up to the LM head."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from types import MethodType
 from typing import Any, TypedDict
 
 import torch
 from torch.nn.functional import rms_norm
 
-from rocstar.config.sections import ModelSection
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.learning.attention import PACKED_SDPA, gathered, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
-from rocstar.learning.memory import CPU_TOKENS, PassShape
-from rocstar.learning.models import compute_dtype, device_of, load_model
+from rocstar.learning.memory import PassShape
 from rocstar.learning.pack import MicroBatch, pack
 from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import knows_documents
@@ -62,7 +58,7 @@ def _choose(model: Any) -> None:
             own = _own_attention(model)
             expected = _each_alone(model)
         except Exception as error:  # whatever the model's own code raises
-            raise ConfigError(f"{_refusal(model)}: {_first_line(error)}") from error
+            raise ConfigError(f"{_refusal(model)}: {first_line(error)}") from error
         for way in (PACKED_SDPA, own) if knows_documents(model.config.get_text_config().to_dict()) else (own,):
             try:
                 model.set_attn_implementation(way)
@@ -72,7 +68,7 @@ def _choose(model: Any) -> None:
             if gaps.get(way, math.inf) <= CHECK_TOLERANCE:
                 return
     if failed is not None and not gaps:
-        raise ConfigError(f"{_refusal(model)}: {_first_line(failed)}") from failed
+        raise ConfigError(f"{_refusal(model)}: {first_line(failed)}") from failed
     raise ConfigError(
         f"{_refusal(model)}: rows learnt from together get log-probabilities that differ by {min(gaps.values()):.2g} "
         "from those of each row alone"
@@ -81,10 +77,6 @@ def _choose(model: Any) -> None:
 
 def _refusal(model: Any) -> str:
     return f"a model of type {model.config.model_type} can't be trained here"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _own_attention(model: Any) -> str:
@@ -174,8 +166,8 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
 
 def _side_by_side(model: Any, micro: MicroBatch) -> torch.Tensor:
     ((rows, longest),) = micro.layout.calls
-    ids = micro.ids_T if micro.layout.tokens_S is None else micro.ids_T[micro.layout.tokens_S]
-    hidden: torch.Tensor = model.base_model(input_ids=ids.view(rows, longest), use_cache=False).last_hidden_state
+    ids = micro.ids_T[micro.layout.tokens_S].view(rows, longest)
+    hidden: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     return gathered(hidden.flatten(0, 1), micro.layout)
 
 
@@ -205,31 +197,3 @@ def _as_learnt(model: Any) -> torch.Tensor:
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()
-
-
-class EntropyPass:
-    """The entropy of each token of attempts that others wrote, by a model folder that is loaded once."""
-
-    def __init__(self, folder: Path, vocab_size: int, temperature: float, section: ModelSection | None = None) -> None:
-        """vocab_size: ids below it have a token. temperature: of the distribution whose entropy is meant, above 0.
-        Raises ConfigError for a folder that is no model."""
-        section = section or ModelSection()
-        self._device = device_of(section)
-        dtype = compute_dtype(section, self._device)
-        self._model = load_model(folder, device=self._device, dtype=dtype)
-        prepare(self._model, self._device, dtype)
-        embeddings = self._model.get_output_embeddings()
-        self._head = Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=vocab_size)
-
-    @torch.no_grad()
-    def entropies(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[list[float]]:
-        """[T] nats for each row of token ids, 0 where it is not counted."""
-        self._model.eval()
-        found = [[0.0] * len(row) for row in ids]
-        for micro in pack(ids, counted, CPU_TOKENS, self._device, **packing(self._model)):
-            hidden = hidden_states(self._model, micro)
-            _, entropies = score_tokens(self._head, hidden[micro.places_K], micro.targets_K)
-            places = ((row, t) for row in micro.indices for t, yes in enumerate(counted[row]) if yes and t)
-            for (row, t), entropy in zip(places, entropies.tolist(), strict=True):
-                found[row][t] = entropy
-        return found

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import ModelSection
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.learning.models import load_model
 from rocstar.learning.ranks import full
 
@@ -137,8 +137,7 @@ def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
             warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
             merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {reason}") from error
+        raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
     merged.to(model.config.dtype).save_pretrained(folder)
     for file in (file for pattern in TOKENIZER for source in (base, named) for file in source.glob(pattern)):
         shutil.copyfile(file, folder / file.name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rocstar.config.sections import ModelSection
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 
 
 def random_model(shape: ModelSection, seed: int) -> Any:
@@ -68,10 +68,9 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
             name, dtype=dtype, device_map={"": device} if str(device) != "cpu" else None
         )
     except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        if folder.exists():
-            raise ConfigError(f"{source} can't be loaded as a causal language model: {reason}") from error
-        raise ConfigError(f"{source} is neither a folder nor can it be fetched: {reason}") from error
+        there = folder.exists()
+        said = "can't be loaded as a causal language model" if there else "is neither a folder nor can it be fetched"
+        raise ConfigError(f"{source} {said}: {first_line(error)}") from error
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
     if broken is not None:
         raise ConfigError(

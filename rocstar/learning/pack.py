@@ -23,7 +23,7 @@ does not change its gradient except for rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -118,8 +118,7 @@ def pack(
     shared ones in each row, or of rows side by side with their padding; `on_cpu` bounds it further by what a pass
     leaves."""
     rows = [_row(row, counts, share) for row, counts in zip(ids, counted, strict=True)]
-    lengths = [row.length for row in rows]
-    families = [row.prefix for row in rows]
+    lengths, families = [row.length for row in rows], [row.prefix for row in rows]
 
     def fits(computed: int, attended: int) -> bool:
         return attended <= tokens_per_microbatch and (on_cpu is None or on_cpu.fits(computed, attended))
@@ -163,7 +162,7 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device,
     common = _common([row.prefix for row in mine])
     for row in mine:
         parts, new = [], 0
-        for begin, end in _runs(common, len(row.prefix), row.length):
+        for begin, end in pairwise(sorted({0, common, len(row.prefix), row.length})):
             shared = tuple(row.ids[:end]) if end <= len(row.prefix) else None
             first = len(tokens) if shared is None else there.setdefault(shared, len(tokens))
             if first == len(tokens):
@@ -190,12 +189,6 @@ def _common(prefixes: Sequence[tuple[int, ...]]) -> int:
     shortest, longest = min(prefixes), max(prefixes)
     equal = next((n for n, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     return equal if equal >= COMMON else 0
-
-
-def _runs(common: int, shared: int, length: int) -> Iterator[tuple[int, int]]:
-    """A row of so many tokens cut behind those that all rows have and those that siblings have; no run is empty."""
-    cuts = sorted({0, common, shared, length})
-    yield from pairwise(cuts)
 
 
 def pick(values: Sequence[Sequence[float]], counted: Sequence[Sequence[bool]], micro: MicroBatch) -> torch.Tensor:

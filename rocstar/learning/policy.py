@@ -155,22 +155,10 @@ class Policy:
         came in. Adapters come beside it, in a folder of PEFT's format; merged: with the whole model too.
         `runs.atomic.whole_folder` makes it durable, and a whole. Raises OSError, and RunHalted for weights that are not
         finite."""
-        own: Mapping[str, torch.Tensor] = {}
-        tensors: Mapping[str, torch.Tensor] = {}
-        if self._adapts:
-            self.require_finite()
-            own = adapters(self.model)
-        if merged or not self._adapts:
-            tensors = self._tensors(self.model.config.dtype or torch.float32)
-        if self.ranks.rank:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        self.model.config.save_pretrained(folder)
-        self.codec.save(folder, self._template)
-        if self._adapts:
-            save_adapters(self.model, own, folder / ADAPTER_FOLDER)
-        if tensors:
-            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
+        own = folder / ADAPTER_FOLDER if self._adapts else None
+        self._write(folder, self.model.config.dtype or torch.float32, whole=merged or not self._adapts, adapter=own)
+        if not self.ranks.rank:
+            self.codec.save(folder, self._template)
 
     @together
     def publish(self, folder: Path | None = None, *, merged: bool = True) -> Weights:
@@ -186,20 +174,33 @@ class Policy:
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
         alone = self._adapts and not merged
-        if alone:
-            self.require_finite()  # `_tensors` looks itself
-        tensors = adapters(self.model) if alone else self._tensors(self.dtype, vectors=torch.float32)
-        if not self.ranks.rank:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.model.config.save_pretrained(folder)
-            if alone:
-                save_adapters(self.model, tensors, folder)
-            else:
-                _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
-        del tensors
+        self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
         canary = self.canary()
         self._give_back()
         return Weights(version=self.version, folder=str(folder), canary=canary)
+
+    def _write(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        vectors: torch.dtype | None = None,
+        *,
+        whole: bool,
+        adapter: Path | None,
+    ) -> None:
+        """The config, the adapter in a folder of its own or the same, and the whole model; dtypes as for `_tensors`.
+        Collective."""
+        self.require_finite()
+        own = adapters(self.model) if adapter else {}
+        tensors = self._tensors(dtype, vectors) if whole else {}
+        if self.ranks.rank:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(folder)
+        if adapter:
+            save_adapters(self.model, own, adapter)
+        if whole:
+            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
 
     def _give_back(self) -> None:
         give_back()
@@ -268,8 +269,6 @@ class Policy:
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
         """Whole tensors by name, tied ones once; empty on ranks above 0. vectors: the dtype of those with one
         dimension, where it is another."""
-        if dtype is not None:
-            self.require_finite()
         tensors, left_out = {}, tied(self.model)
         state = Merged(self.model, left_out) if self._adapts else self.model.state_dict()
         if self._adapts and dtype is None and not self.ranks.mesh:
@@ -327,27 +326,21 @@ def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Raises OSError."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # its own words for what the system said; callers know OSError
-        raise _as_os_error(error, path) from error
-
-
-def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """`I/O error: ... (os error 28)` as the OSError it was; any other error as it is."""
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
+    except SafetensorError as error:  # such as "I/O error: ... (os error 28)"; callers know OSError
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
 
 
 def save_state(folder: Path, tensors: dict[str, Any]) -> None:
     """Collective. Raises OSError."""
-    target = folder / STATE_FOLDER
-    with _torch_words(target):
+    with _state_of(folder) as target:
         save(tensors, storage_writer=FileSystemWriter(target), no_dist=not dist.is_initialized())
 
 
 def load_state(folder: Path, tensors: dict[str, Any]) -> None:
     """Collective; fills `tensors` in place. Raises OSError."""
-    target = folder / STATE_FOLDER
-    with _torch_words(target):
+    with _state_of(folder) as target:
         load(tensors, storage_reader=FileSystemReader(target), no_dist=not dist.is_initialized())
 
 
@@ -383,22 +376,17 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
 
 
 @contextmanager
-def _torch_words(path: Path) -> Iterator[None]:
-    """Errors as OSError, and no warning that one process is one process."""
+def _state_of(folder: Path) -> Iterator[Path]:
+    """Where it is; inside, errors become the OSError that the system gave, where one is the cause or stands behind it,
+    and nothing warns that one process is one process."""
+    target = folder / STATE_FOLDER
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            yield
+            yield target
     except CheckpointException as error:
-        raise _cause_of(error, path) from error
-
-
-def _cause_of(error: CheckpointException, path: Path) -> OSError:
-    """The OSError that the system gave, where one is the cause or stands behind it."""
-    first = next(iter(error.failures.values()))[0]
-    cause: BaseException | None = first
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return OSError(f"{path}: {first}")
+        first = next(iter(error.failures.values()))[0]
+        cause: BaseException | None = first
+        while cause and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        raise cause or OSError(f"{target}: {first}") from error

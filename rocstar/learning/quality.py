@@ -8,48 +8,33 @@ misses timeouts and calls that do not parse, and blames a program that prints th
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rocstar.config.sections import ResampleSection
 from rocstar.types import Penalty, Trajectory
 
 NO_CALL_PENALTY = 0.5  # half of "every call failed": the paper uses it to encourage trying the tool at all
 GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 times
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """What counts against an attempt. The defaults are the paper's, which tried repetition and overlong filtering
-    without gain (§4.3.1, §5.3)."""
+def penalty(trajectory: Trajectory, settings: ResampleSection) -> Penalty:
+    """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
+    block. Ours: p_format is 0 where the prompt does not ask for one. Else all attempts of a model whose template
+    asks for a box alone would have p_format 1, which makes clean and messy ones nearly alike.
 
-    repetition_weight: float = 0.0
-    """Weight in the penalty of the share of an attempt's 5-grams that stand in it more than 5 times."""
-    format_weight: float = 1.0
-    """Weight of p_format in the penalty; that of p_err is 1."""
-    always_asked: bool = False
-    """Whether an attempt has a p_format also where its prompt speaks of no answer block."""
-    drop_truncated: bool = False
-    """Overlong filtering: attempts cut by the token limit are left out instead of being wrong."""
-    drop_void_turns: bool = False
-    """Attempts with a void turn (`has_void_turn`) are left out."""
-
-    def penalty(self, trajectory: Trajectory) -> Penalty:
-        """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
-        block. Ours: p_format is 0 where the prompt does not ask for one. Else all attempts of a model whose template
-        asks for a box alone would have p_format 1, which makes clean and messy ones nearly alike.
-
-        Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
-        answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
-        trains, the number is for the record."""
-        facts = trajectory.outcome.format_facts if trajectory.outcome else None
-        plain = penalty_of(
-            calls=trajectory.num_calls,
-            failed_calls=trajectory.num_failed_calls,
-            answer_blocks=facts.answer_tags if facts else 0,
-            turns=len(trajectory.turns),
-            asked=facts is None or facts.answer_asked or self.always_asked,
-        )
-        repetition = self.repetition_weight * repeated_share(trajectory) if self.repetition_weight else 0.0
-        return replace(plain, format=self.format_weight * plain.format, repetition=repetition)
+    Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
+    answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
+    trains, the number is for the record."""
+    facts = trajectory.outcome.format_facts if trajectory.outcome else None
+    plain = penalty_of(
+        calls=trajectory.num_calls,
+        failed_calls=trajectory.num_failed_calls,
+        answer_blocks=facts.answer_tags if facts else 0,
+        turns=len(trajectory.turns),
+        asked=facts is None or facts.answer_asked or settings.format_penalty == "always",
+    )
+    repetition = settings.repetition_weight * repeated_share(trajectory) if settings.repetition_weight else 0.0
+    return replace(plain, format=settings.format_weight * plain.format, repetition=repetition)
 
 
 def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int, asked: bool = True) -> Penalty:
@@ -62,9 +47,6 @@ def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int,
     errors = failed_calls / calls if calls else NO_CALL_PENALTY
     form = min(1.0, (answer_blocks - 1) / turns) if answer_blocks else 1.0
     return Penalty(errors=errors, format=form if asked else 0.0)
-
-
-PAPER = Quality()
 
 
 def has_void_turn(trajectory: Trajectory) -> bool:

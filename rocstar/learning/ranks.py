@@ -21,13 +21,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -41,7 +37,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
-from rocstar.errors import RocstarError, RunHalted
+from rocstar.errors import RocstarError, RunHalted, first_line
 from rocstar.learning.forward import prepare
 from rocstar.learning.models import device_of
 
@@ -159,7 +155,7 @@ class Ranks:
             if self.size == 1 or not _broken_exchange(error):
                 raise
             raise RunHalted(
-                f"learner ranks lost one another during {doing} ({self._causes() or _first_line(error)}); resume the "
+                f"learner ranks lost one another during {doing} ({self._causes() or first_line(error)}); resume the "
                 "run from its last checkpoint, on as many ranks as there are"
             ) from error
 
@@ -261,49 +257,28 @@ def lead(
     try:
         for rank in range(1, size):
             children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(gpus[rank])}))
-        ranks = _met(children, partial(_joined, 0, gpus[0], size, store, model, cluster.offload_optimizer))
-    except BaseException:
+        ranks = _joined(0, gpus[0], size, store, model, cluster.offload_optimizer, children)
+    except BaseException as error:
         for child in children:
             child.end()
+        if isinstance(error, RuntimeError) and _broken_exchange(error):
+            raise RunHalted(
+                f"the {size} learner ranks did not meet: {first_line(error)}; see what they printed"
+            ) from error
         raise
     ranks.children = children
     return ranks
 
 
-def _met(children: Sequence[StartedRank], joined: Callable[[], Ranks]) -> Ranks:
-    """What `joined` gives, which waits in a thread for all ranks, and would wait long for one that has ended."""
-    waiting = Future[Ranks]()
-
-    def wait() -> None:
-        try:
-            waiting.set_result(joined())
-        except BaseException as error:
-            waiting.set_exception(error)
-
-    def refuse_dead(seconds: float = 0) -> None:
+def _await(children: Sequence[StartedRank], shared: Store) -> None:
+    """Wait until each has told in the store that it is there. Raises RunHalted where one ends, or does not come."""
+    deadline = time.monotonic() + START.total_seconds()
+    while children and not shared.check([str(rank) for rank in range(1, len(children) + 1)]):
         for rank, child in enumerate(children, start=1):
-            if how := child.ended(seconds):
+            if how := child.ended(MEETING_SECONDS / len(children)):
                 raise RunHalted(f"learner rank {rank} {how} before all ranks had met; what it printed says why")
-
-    threading.Thread(target=wait, name="meeting the other ranks", daemon=True).start()
-    deadline, failed = time.monotonic() + START.total_seconds(), ""
-    while not waiting.done() and time.monotonic() < deadline:
-        refuse_dead()
-        wait_for([waiting], timeout=MEETING_SECONDS)
-    try:
-        ranks = waiting.result(timeout=0)
-    except RuntimeError as error:
-        if not _broken_exchange(error):
-            raise
-        refuse_dead(2)
-        failed = f": {_first_line(error)}"
-    except TimeoutError:
-        failed = f" within {START}"
-    if failed:
-        raise RunHalted(f"the {len(children) + 1} learner ranks did not meet{failed}; see what they printed")
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.set_device(ranks.local_rank)  # which holds for one thread
-    return ranks
+        if time.monotonic() > deadline:
+            raise RunHalted(f"the {len(children) + 1} learner ranks did not meet within {START}; see what they printed")
 
 
 class ChildProcess(subprocess.Popen[bytes]):
@@ -341,7 +316,15 @@ def _join(environment: Mapping[str, str], model: ModelSection | None, offload: b
     return _joined(rank, int(environment.get("LOCAL_RANK", rank)), size, store, model, offload)
 
 
-def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSection | None, offload: bool) -> Ranks:
+def _joined(
+    rank: int,
+    local_rank: int,
+    size: int,
+    store: TCPStore,
+    model: ModelSection | None,
+    offload: bool,
+    children: Sequence[StartedRank] = (),
+) -> Ranks:
     """`model` and `offload` are rank 0's to say; the others read them from the store."""
     shared = PrefixStore("rocstar", store)
     if model is not None:
@@ -352,34 +335,24 @@ def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSec
         torch.cuda.set_device(local_rank)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else the mesh guesses a device from the rank
         backend = "cpu:gloo,cuda:nccl"
-    with _interface(store):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
-        ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
-    ranks.local_rank = local_rank
-    return ranks
-
-
-@contextlib.contextmanager
-def _interface(store: Store) -> Iterator[None]:
-    """gloo listens on loopback only where all ranks are on this machine."""
-    host = getattr(store, "host", "")
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    if host in ("127.0.0.1", "localhost") and before is None:
+    shared.set(str(rank), "is here")
+    _await(children, shared)  # torch would wait long for one that has ended
+    loopback = store.host in ("127.0.0.1", "localhost") and "GLOO_SOCKET_IFNAME" not in os.environ
+    if loopback:  # else gloo listens where other machines reach it
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        yield
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
+        ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
     finally:
-        if before is None:
+        if loopback:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    ranks.local_rank = local_rank
+    return ranks
 
 
 def _broken_exchange(error: RuntimeError) -> bool:
     """gloo raises a plain RuntimeError that names its own source file."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 # -- weights over all ranks (FSDP2): each holds a share of every weight; gradients are summed, not averaged ------------
@@ -427,18 +400,13 @@ def shard(
     if config.tie_word_embeddings:
         head.weight = empty.get_input_embeddings().weight
     weights = {} if ranks.rank else model.state_dict()
-    _fill_buffers(empty, model, ranks)
+    buffers = ranks.share(None if ranks.rank else {name: value.cpu() for name, value in model.named_buffers()})
+    for name, buffer in empty.named_buffers():  # no state dict holds rotary frequencies
+        buffer.copy_(buffers[name])
     set_model_state_dict(
         empty, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     )
     return empty
-
-
-def _fill_buffers(empty: Any, model: Any, ranks: Ranks) -> None:
-    """Buffers that no state dict holds (rotary frequencies) are small and sent whole."""
-    values = ranks.share(None if ranks.rank else {name: value.cpu() for name, value in model.named_buffers()})
-    for name, buffer in empty.named_buffers():
-        buffer.copy_(values[name])
 
 
 def reshard(model: Any) -> None:

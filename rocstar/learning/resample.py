@@ -1,14 +1,14 @@
 """RoC (Resample on Correct) and its rivals: which siblings of a group are trained on, and why.
 
-Four Resamplers behind one seam, each a frozen value that is called with (group, rng); METHODS makes them by name:
+METHODS by their names in a recipe:
 
-    RocPaper     failures thinned uniformly, successes drawn inversely to their penalty (paper §2.2.3)
-    RocRelease   failures first in order, successes with the lowest penalty (microsoft/rStar, `down_sample/roc.py`)
-    Uniform      any G of the siblings
-    KeepAll      plain GRPO
+    roc          failures thinned uniformly, successes drawn inversely to their penalty (paper §2.2.3)
+    roc_release  failures first in order, successes with the lowest penalty (microsoft/rStar, `down_sample/roc.py`)
+    uniform      any G of the siblings
+    all          plain GRPO
 
 All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones or those
-with a void turn where `Quality` says so), then drop the whole group when fewer than two are left, or when their
+with a void turn where settings say so), then drop the whole group when fewer than two are left, or when their
 rewards, or those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups
 here; the release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are
 of rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release
@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rocstar.config.sections import ResampleSection
 from rocstar.errors import ConfigError
-from rocstar.learning.quality import PAPER, Quality, has_void_turn
+from rocstar.learning.quality import has_void_turn, penalty
 from rocstar.protocols import Resampler
 from rocstar.support.plugins import check_call, named, own_code
 from rocstar.types import (
@@ -55,16 +57,9 @@ PENALTY_FLOOR = 0.01
 penalties that occur (1/15: one failed call, or one spare answer tag, in the paper's 15 turns), so the draw stays close
 to the paper's inverse; and a flawless attempt is 11 times, not infinitely, likelier than one with a penalty of 0.1."""
 
-KEPT = frozenset(
-    {
-        Reason.KEPT_ALL,
-        Reason.KEPT_UNIFORM,
-        Reason.KEPT_NEGATIVE,
-        Reason.KEPT_QUALITY,
-        Reason.KEPT_LOWEST_PENALTY,
-    }
-)
+KEPT = frozenset(reason for reason in Reason if reason.startswith("kept."))
 """The reasons that mean kept."""
+NEGATIVE = (Reason.DROPPED_NEGATIVE, Reason.KEPT_NEGATIVE)
 
 Fate = tuple[Reason, float]
 """What happens to one sibling, and the weight of its draw (0 where none was made)."""
@@ -101,12 +96,14 @@ def select(
     rewards, penalties = list(map(_plain, rewards)), list(map(_plain, penalties))
     if len(rewards) != len(penalties):
         raise ValueError(f"rewards and penalties must pair up, got {len(rewards)} and {len(penalties)}")
-    for index, (reward, penalty) in enumerate(zip(rewards, penalties, strict=True)):
-        if not (math.isfinite(reward) and math.isfinite(penalty) and penalty >= 0):
-            told = f"attempt {index} has reward {reward} and penalty {penalty}"
+    for index, (reward, total) in enumerate(zip(rewards, penalties, strict=True)):
+        if not (math.isfinite(reward) and math.isfinite(total) and total >= 0):
+            told = f"attempt {index} has reward {reward} and penalty {total}"
             raise ValueError(f"{told}; give finite numbers, the penalty 0 or more")
     right = [reward > success_above for reward in rewards]
-    fates = _fates(rewards, right, penalties, rng, RocPaper(keep)._choose)
+    if not isinstance(keep, int) or keep < 2:
+        raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep a whole number, at least 2")
+    fates = _fates(rewards, right, penalties, rng, partial(_choose, settings=ResampleSection(keep=keep)))
     kept = tuple(index for index, (reason, _) in enumerate(fates) if reason in KEPT)
     return kept, tuple(reason for reason, _ in fates)
 
@@ -118,8 +115,7 @@ def _plain(number: float) -> float:
     return float(number)
 
 
-@dataclass(frozen=True, slots=True)
-class RocPaper:
+def roc(right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection) -> list[Fate]:
     """RoC as the paper writes it (§2.2.3), with its open choices settled as follows.
 
     - Negatives keep floor(n_neg * G / n), which is the paper's floor(n_neg / 2) when n = 2G, drawn uniformly; but at
@@ -129,163 +125,99 @@ class RocPaper:
     - Positives are drawn one after the other without replacement, each time with probability proportional to
       1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01.
     - n counts comparable siblings; with n <= G all are kept and nothing is drawn."""
-
-    keep: int
-    """G, at least 2."""
-    quality: Quality = PAPER
-    failure_floor: int = 1
-    """Failures kept at least, where there are as many; below G."""
-
-    def __post_init__(self) -> None:
-        _check_keep(self.keep)
-        if not 0 <= self.failure_floor < self.keep:
-            raise ValueError(
-                f"failure_floor is {self.failure_floor}; take 0 to {self.keep - 1}, below keep {self.keep}"
-            )
-
-    def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return resampled(group, rng, self._choose, self.quality)
-
-    def negatives_kept(self, negatives: int, siblings: int) -> int:
-        """How many failures stay, of `negatives` among `siblings` > G."""
-        return max(negatives * self.keep // siblings, min(self.failure_floor, negatives))
-
-    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(right) <= self.keep:
-            return _all_kept(right)
-        positives, negatives = _split(right)
-        quota = self.negatives_kept(len(negatives), len(right))
-        kept_negatives = set(rng.sample(negatives, quota))
-        # The `count` earliest of independent exponential clocks with these rates are a sequential weighted draw.
-        clocks = {index: rng.expovariate(draw_weight(penalties[index])) for index in positives}
-        kept_positives = set(sorted(positives, key=clocks.__getitem__)[: self.keep - quota])
-        return [
-            _fate(index in kept_positives, Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY, draw_weight(penalties[index]))
-            if success
-            else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE, 1.0)
-            for index, success in enumerate(right)
-        ]
+    positives, negatives = _split(right)
+    quota = negatives_kept(len(negatives), len(right), settings)
+    kept = set(rng.sample(negatives, quota))
+    # The `count` earliest of independent exponential clocks with these rates are a sequential weighted draw.
+    clocks = {index: rng.expovariate(draw_weight(penalties[index])) for index in positives}
+    kept.update(sorted(positives, key=clocks.__getitem__)[: settings.keep - quota])
+    drawn = (Reason.DROPPED_QUALITY, Reason.KEPT_QUALITY)
+    return [
+        (drawn[index in kept], draw_weight(penalties[index])) if success else (NEGATIVE[index in kept], 1.0)
+        for index, success in enumerate(right)
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class RocRelease:
+def negatives_kept(negatives: int, siblings: int, settings: ResampleSection) -> int:
+    """How many failures `roc` keeps, of `negatives` among `siblings` > G."""
+    return max(negatives * settings.keep // siblings, min(settings.failure_floor, negatives))
+
+
+def roc_release(
+    right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection
+) -> list[Fate]:
     """RoC as released: successes with the lowest penalty, ties in order; the first failures in order, which for
-    independent attempts is a uniform draw (before the fix of issue 49 the release sorted failures too).
-
-    Quotas are proportional, rounded half to even, with a minimum of each class (`quotas`). Where those roundings do not
-    add up to G (14 to 7, 30 to 15) the release fails an assertion; here positives take the rest. The rng is unused."""
-
-    keep: int
-    """G, at least 2."""
-    min_positive: int = 2
-    """Successes kept at least, as far as there are any."""
-    min_negative: int = 2
-    """Failures kept at least, as far as there are any."""
-    quality: Quality = PAPER
-
-    def __post_init__(self) -> None:
-        _check_keep(self.keep)
-        if self.min_positive + self.min_negative > self.keep:
-            raise ValueError(
-                f"min_positive {self.min_positive} and min_negative {self.min_negative} do not fit into "
-                f"keep {self.keep}; lower them or raise keep"
-            )
-
-    def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return resampled(group, rng, self._choose, self.quality)
-
-    def quotas(self, positives: int, negatives: int) -> tuple[int, int]:
-        """(successes, failures) kept of a group larger than G; they add up to G."""
-        siblings = positives + negatives
-        kept_negatives = round(negatives * self.keep / siblings)
-        kept_positives = round(positives * self.keep / siblings)
-        if kept_negatives <= min(self.min_negative, negatives):
-            kept_negatives = min(self.min_negative, negatives)
-            kept_positives = self.keep - kept_negatives
-        if kept_positives <= min(self.min_positive, positives):
-            kept_positives = min(self.min_positive, positives)
-            kept_negatives = self.keep - kept_positives
-        return self.keep - kept_negatives, kept_negatives
-
-    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(right) <= self.keep:
-            return _all_kept(right)
-        positives, negatives = _split(right)
-        positive_quota, negative_quota = self.quotas(len(positives), len(negatives))
-        kept_positives = set(sorted(positives, key=penalties.__getitem__)[:positive_quota])
-        kept_negatives = set(negatives[:negative_quota])
-        return [
-            _fate(index in kept_positives, Reason.KEPT_LOWEST_PENALTY, Reason.DROPPED_HIGHER_PENALTY)
-            if success
-            else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE)
-            for index, success in enumerate(right)
-        ]
+    independent attempts is a uniform draw (before the fix of issue 49 the release sorted failures too). No draw."""
+    positives, negatives = _split(right)
+    positive_quota, negative_quota = release_quotas(len(positives), len(negatives), settings)
+    kept = {*sorted(positives, key=penalties.__getitem__)[:positive_quota], *negatives[:negative_quota]}
+    lowest = (Reason.DROPPED_HIGHER_PENALTY, Reason.KEPT_LOWEST_PENALTY)
+    return [((lowest if success else NEGATIVE)[index in kept], 0.0) for index, success in enumerate(right)]
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
+def release_quotas(positives: int, negatives: int, settings: ResampleSection) -> tuple[int, int]:
+    """(successes, failures) that `roc_release` keeps of a group larger than G; they add up to G.
+
+    They are proportional, rounded half to even, with a minimum of each class. Where those roundings do not add up to G
+    (14 to 7, 30 to 15) the release fails an assertion; here positives take the rest."""
+    kept_negatives, kept_positives = (
+        round(count * settings.keep / (positives + negatives)) for count in (negatives, positives)
+    )
+    if kept_negatives <= (least := min(settings.min_negative, negatives)):
+        kept_negatives, kept_positives = least, settings.keep - least
+    if kept_positives <= (least := min(settings.min_positive, positives)):
+        kept_negatives = settings.keep - least
+    return settings.keep - kept_negatives, kept_negatives
+
+
+def uniform(
+    right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection
+) -> list[Fate]:
     """G of the siblings without looking at reward or penalty: the control that shares RoC's cost but not its choice. 2G
     down to G is the same in law as plain GRPO with G attempts."""
-
-    keep: int
-    """G, at least 2."""
-    quality: Quality = PAPER
-
-    def __post_init__(self) -> None:
-        _check_keep(self.keep)
-
-    def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return resampled(group, rng, self._choose, self.quality)
-
-    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(right) <= self.keep:
-            return _all_kept(right)
-        kept = set(rng.sample(range(len(right)), self.keep))
-        return [_fate(index in kept, Reason.KEPT_UNIFORM, Reason.DROPPED_UNIFORM, 1.0) for index in range(len(right))]
+    kept = set(rng.sample(range(len(right)), settings.keep))
+    return [((Reason.DROPPED_UNIFORM, Reason.KEPT_UNIFORM)[index in kept], 1.0) for index in range(len(right))]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepAll:
+def keep_all(
+    right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection
+) -> list[Fate]:
     """Plain GRPO: every comparable sibling of a group with unequal rewards."""
-
-    quality: Quality = PAPER
-
-    def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return resampled(group, rng, lambda right, penalties, rng: _all_kept(right), self.quality)
+    return [(Reason.KEPT_ALL, 0.0)] * len(right)
 
 
-def quality_of(settings: ResampleSection) -> Quality:
-    """What counts against an attempt by a recipe."""
-    return Quality(
-        repetition_weight=settings.repetition_weight,
-        format_weight=settings.format_weight,
-        always_asked=settings.format_penalty == "always",
-        drop_truncated=settings.drop_truncated,
-        drop_void_turns=settings.drop_void_turns,
-    )
+METHODS = {"roc": roc, "roc_release": roc_release, "uniform": uniform, "all": keep_all}
+"""By their names in a recipe, for more than G siblings; tests/contracts/test_resampler.py runs over them."""
 
 
-METHODS: Mapping[str, Callable[[ResampleSection], Resampler]] = {
-    "roc": lambda it: RocPaper(it.keep, quality_of(it), it.failure_floor),
-    "roc_release": lambda it: RocRelease(it.keep, it.min_positive, it.min_negative, quality_of(it)),
-    "uniform": lambda it: Uniform(it.keep, quality_of(it)),
-    "all": lambda it: KeepAll(quality_of(it)),
-}
-"""By their names in a recipe, made from `[resample]`; tests/contracts/test_resampler.py runs over them."""
+def _choose(
+    right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection
+) -> list[Fate]:
+    method = METHODS[settings.method] if len(right) > settings.keep else keep_all
+    return method(right, penalties, rng, settings)
+
+
+def resample(
+    group: Group, rng: random.Random, settings: ResampleSection, penalties: Sequence[Penalty] | None = None
+) -> Resampled:
+    """By a method of METHODS. penalties: of all siblings, where they are known."""
+    return resampled(group, rng, partial(_choose, settings=settings), settings, penalties)
 
 
 def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) -> Resampler:
     """The resampler that `resample.method` names. folders: where the user's modules are. Raises ConfigError where there
     is none, and where one of the user's own makes something else of a group: now of a made-up one, later of those of a
-    step; ValueError for sizes that cannot be met."""
-    make = named(settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders)
+    step."""
     if settings.method in METHODS:
-        return make(settings)
+        return partial(resample, settings=settings)
+    make: Callable[..., Any] = named(
+        settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders
+    )
     with own_code(f"resample.method = {settings.method!r} failed on its settings", make):
         made = make(settings)
-    resample = _checked(made, make, settings)
-    resample(_made_up(), random.Random(0))
-    return resample
+    checked = _checked(made, make, settings)
+    checked(_made_up(), random.Random(0))
+    return checked
 
 
 def _checked(own: Resampler, make: Callable[..., object], settings: ResampleSection) -> Resampler:
@@ -316,40 +248,34 @@ def _made_up() -> Group:
     """Two right and two wrong attempts, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
     facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
-    outcomes = [
-        Outcome(verdict=verdict, reward=reward, extracted="1", method="made up", format_facts=facts)
-        for verdict, reward in ((Verdict.RIGHT, 1.0), (Verdict.WRONG, 0.0)) * 2
-    ]
-    attempts = (
-        Trajectory(
-            problem_id="", index=place, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=outcome, fault=None
-        )
-        for place, outcome in enumerate(outcomes)
-    )
+    right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=facts)
+    wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
+    one = Trajectory(problem_id="", index=0, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=right)
+    attempts = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))
     return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=tuple(attempts))
 
 
-def resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:
+def resampled(
+    group: Group,
+    rng: random.Random,
+    choose: Choose,
+    settings: ResampleSection,
+    penalties: Sequence[Penalty] | None = None,
+) -> Resampled:
     """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order. A group of
-    which no two comparable or chosen siblings have unequal rewards is dropped."""
-    penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
-    fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
-    usable = [index for index, fate in enumerate(fates) if fate is None]
+    which no two comparable or chosen siblings have unequal rewards is dropped. penalties: as for `resample`."""
+    found = penalties or [penalty(trajectory, settings) for trajectory in group.trajectories]
+    unusable = [_unusable(trajectory, settings) for trajectory in group.trajectories]
+    usable = [index for index, reason in enumerate(unusable) if reason is None]
     outcomes = [outcome for index in usable if (outcome := group.trajectories[index].outcome)]
     rewards, right = [o.reward for o in outcomes], [o.verdict is Verdict.RIGHT for o in outcomes]
-    chosen = iter(_fates(rewards, right, [penalties[index].total for index in usable], rng, choose))
-    return Resampled(
-        group=group,
-        choices=tuple(
-            _choice(index, fate if fate is not None else next(chosen), penalties[index])
-            for index, fate in enumerate(fates)
-        ),
+    chosen = iter(_fates(rewards, right, [found[index].total for index in usable], rng, choose))
+    fates = [(reason, 0.0) if reason else next(chosen) for reason in unusable]
+    choices = (
+        Choice(index=index, kept=reason in KEPT, reason=reason, penalty=found[index], weight=weight)
+        for index, (reason, weight) in enumerate(fates)
     )
-
-
-def _choice(index: int, fate: Fate, penalty: Penalty) -> Choice:
-    reason, weight = fate
-    return Choice(index=index, kept=reason in KEPT, reason=reason, penalty=penalty, weight=weight)
+    return Resampled(group=group, choices=tuple(choices))
 
 
 def _fates(
@@ -364,33 +290,18 @@ def _fates(
     return fates
 
 
-def _unusable(trajectory: Trajectory, quality: Quality) -> Fate | None:
+def _unusable(trajectory: Trajectory, settings: ResampleSection) -> Reason | None:
     """Why a sibling has no reward to compare; None when it has one."""
-    if quality.drop_truncated and trajectory.stop is Stop.MAX_TOKENS:
-        return Reason.DROPPED_TRUNCATED, 0.0
+    if settings.drop_truncated and trajectory.stop is Stop.MAX_TOKENS:
+        return Reason.DROPPED_TRUNCATED
     if trajectory.stop is Stop.ENVIRONMENT_FAILED:
-        return Reason.DROPPED_ENVIRONMENT, 0.0
+        return Reason.DROPPED_ENVIRONMENT
     if trajectory.outcome is None or trajectory.outcome.verdict is Verdict.UNDECIDED:
-        return Reason.DROPPED_UNDECIDED, 0.0
-    if quality.drop_void_turns and has_void_turn(trajectory):
-        return Reason.DROPPED_VOID_TURN, 0.0
-    return None
-
-
-def _fate(kept: bool, reason_kept: Reason, reason_dropped: Reason, weight: float = 0.0) -> Fate:
-    return (reason_kept if kept else reason_dropped), weight
-
-
-def _all_kept(right: Sequence[bool]) -> list[Fate]:
-    return [(Reason.KEPT_ALL, 0.0)] * len(right)
+        return Reason.DROPPED_UNDECIDED
+    return Reason.DROPPED_VOID_TURN if settings.drop_void_turns and has_void_turn(trajectory) else None
 
 
 def _split(right: Sequence[bool]) -> tuple[list[int], list[int]]:
     """Indices of successes and of failures, in order."""
     positives = [index for index, success in enumerate(right) if success]
     return positives, [index for index, success in enumerate(right) if not success]
-
-
-def _check_keep(keep: int) -> None:
-    if not isinstance(keep, int) or keep < 2:
-        raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep a whole number, at least 2")

@@ -53,7 +53,8 @@ class SftLearner:
         """Learn from `rows` once; `seed` fixes dropout. Metrics: loss (mean over assistant tokens, nats), grad_norm,
         learning_rate, skipped, tokens. Raises ContractBroken where no token carries loss, RunHalted when several
         gradients in a row are not finite."""
-        weights = [self._weights(row) for row in rows]
+        context = self._section.context_loss_weight
+        weights = [[1.0 if mine else context for mine in row.loss_mask] for row in rows]
         total = sum(sum(row[1:]) for row in weights)
         if not total:
             raise ContractBroken("rows to imitate need at least one token with loss")
@@ -85,10 +86,6 @@ class SftLearner:
     def restore(self, folder: Path) -> None:
         """Weights, moments and the update count go on; the section stays this learner's own. Raises OSError."""
         self._updater.restore(folder)
-
-    def _weights(self, row: SftRow) -> list[float]:
-        context = self._section.context_loss_weight
-        return [1.0 if mine else context for mine in row.loss_mask]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from typing import TypeVar
 
@@ -45,44 +46,24 @@ async def in_thread(work: Callable[[], T], *, device: torch.device, break_off: C
     When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
     waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
     Python fail."""
-    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    thread = threading.Thread(target=_run, args=(work, device, done), name="learner", daemon=True)
+    done = Future[T]()
+    done.set_running_or_notify_cancel()  # so that its result is taken also when nobody waits any more
+
+    def run() -> None:
+        with suppress(SystemExit):  # of PyThreadState_SetAsyncExc
+            try:
+                with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                    done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="learner", daemon=True)
     thread.start()
     try:
-        return await done
+        return await asyncio.wrap_future(done)
     except asyncio.CancelledError:
-        _end(thread)
+        if thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
         break_off()
         thread.join()
         raise
-
-
-def _run(work: Callable[[], T], device: torch.device, done: asyncio.Future[T]) -> None:
-    """Consumes `work`, produces its result, waits for nothing else."""
-    with suppress(SystemExit):  # see `_end`
-        try:
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                result = work()
-        except Exception as error:
-            _tell(done, error)
-        else:
-            _tell(done, result)
-
-
-def _tell(done: asyncio.Future[T], found: T | Exception) -> None:
-    def settle() -> None:
-        if done.done():
-            return
-        if isinstance(found, Exception):
-            done.set_exception(found)
-        else:
-            done.set_result(found)
-
-    with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-        done.get_loop().call_soon_threadsafe(settle)
-
-
-def _end(thread: threading.Thread) -> None:
-    """End the thread at its next line of Python."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))

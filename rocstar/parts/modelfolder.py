@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.errors import ConfigError
+from rocstar.parts.gguf import KNOWN, convert
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
 from rocstar.support.layers import ENGINE_LAYERS, OTHER_ATTENTION, SINKS, named_keys
@@ -48,10 +49,8 @@ def find_model(name: str) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if is_gguf(folder):
-        from rocstar.learning.gguf import convert
-
         return _made_of(folder, folder.stem, lambda made: convert(folder.resolve(), made))
-    if not folder.exists() and is_known(folder.name):
+    if not folder.exists() and folder.name in KNOWN:
         raise ConfigError(f"there is no folder {name}; write it with `rocstar model get {folder.name} --to {name}`")
     if folder.exists() or not HUB_ID.fullmatch(name):
         raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
@@ -65,13 +64,6 @@ def find_model(name: str) -> Path:
             f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
             "there is a network and give its folder"
         ) from None
-
-
-def is_known(name: str) -> bool:
-    """Whether `rocstar model get` can write it."""
-    from rocstar.learning.gguf import KNOWN
-
-    return name in KNOWN
 
 
 def is_gguf(path: Path) -> bool:

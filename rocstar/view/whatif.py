@@ -10,33 +10,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import ADVANTAGES, GroupAdvantages, advantage_of, kept_advantages
-from rocstar.learning.quality import Quality
-from rocstar.learning.resample import METHODS, quality_of, seed_of_choice
+from rocstar.learning.quality import penalty
+from rocstar.learning.resample import METHODS, resample, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.rollouts import trajectory_of
 from rocstar.record.table import BadFilter
-from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
+from rocstar.types import Group, Problem, Resampled, seed_for
 
 DRAWS = 1000  # an error of at most 1.6 points
 TRIED = (*ResampleSection.model_fields, "weight_errors")
 """What a URL may change; the weight of failed calls is always 1 in training."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedQuality(Quality):
-    """Penalties that were computed already, by sibling."""
-
-    penalties: Mapping[int, Penalty] | None = None
-
-    def penalty(self, trajectory: Trajectory) -> Penalty:
-        return (self.penalties or {})[trajectory.index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +42,21 @@ class RecordedGroup:
 
     def choice(self) -> Resampled:
         """The choice that training made."""
-        return METHODS[self.settings.method](self.settings)(self.group, random.Random(self.seed))
+        return resample(self.group, random.Random(self.seed), self.settings)
 
     def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
         settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
-        quality = quality_of(settings)
-        plain = {t.index: quality.penalty(t) for t in self.group.trajectories}
-        penalties = {index: replace(one, errors=one.errors * weight) for index, one in plain.items()}
-        known = ComputedQuality(**asdict(quality), penalties=penalties)
-        resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
-        return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
+        plain = [penalty(trajectory, settings) for trajectory in self.group.trajectories]
+        penalties = [replace(one, errors=one.errors * weight) for one in plain]
+        siblings = self._siblings(partial(resample, settings=settings, penalties=penalties))
+        return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": siblings}
 
-    def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
-        made = resample(self.group, random.Random(self.seed))
+    def _siblings(self, choose: Resampler) -> list[dict[str, Any]]:
+        made = choose(self.group, random.Random(self.seed))
         learnt = kept_advantages(made, self.advantage)
         drawn = random.Random(seed_for(self.seed, "chances"))
-        kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
+        kept = [[choice.kept for choice in choose(self.group, drawn).choices] for _ in range(DRAWS)]
         return [
             {
                 "kept": choice.kept,

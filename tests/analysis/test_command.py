@@ -66,17 +66,18 @@ def test_a_run_that_learned_is_analysed_with_its_tokens(
 
 def test_a_learner_pass_gives_the_entropies_that_training_recorded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from rocstar.learning.forward import EntropyPass
-    from tests.learning.examples import model as random_model
-
-    folder = tmp_path / "model"
-    model = random_model()
-    model.save_pretrained(folder)
-    (found,) = EntropyPass(folder, model.config.vocab_size, 1.0).entropies([[1, 2, 3, 4]], [[False, False, True, True]])
     import torch
 
+    from rocstar.cli.verbs.analyze import entropies_of
+    from tests.learning.examples import policy
+
+    mine = policy()
+    mine.save(tmp_path / "model")
+    (found,) = entropies_of(tmp_path / "model", 2.0)([[1, 2, 3, 4]], [[False, False, True, True]])
+    mine.model.set_attn_implementation("sdpa")
     with torch.no_grad():
-        logprobs = model.eval()(torch.tensor([[1, 2, 3, 4]])).logits[0].log_softmax(-1)
+        logits = mine.model.eval()(torch.tensor([[1, 2, 3, 4]])).logits[0, :, : mine.codec.vocab_size]
+    logprobs = (logits / 2.0).log_softmax(-1)
     expected = -(logprobs.exp() * logprobs).sum(-1)
     assert found == pytest.approx([0.0, 0.0, float(expected[1]), float(expected[2])], abs=1e-5)
 

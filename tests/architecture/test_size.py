@@ -17,17 +17,17 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (1884, 13),
     "analysis": (2175, 11),
     "answers": (3563, 20),
-    "cli": (3443, 22),
+    "cli": (3450, 22),
     "cluster": (737, 8),
     "config": (2049, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
-    "engines": (4049, 20),
-    "errors": (48, 1),
+    "engines": (4050, 20),
+    "errors": (53, 1),
     "evaluation": (3657, 21),
     "forecast": (1947, 9),
-    "learning": (4222, 23),
-    "parts": (1447, 8),
+    "learning": (3780, 22),
+    "parts": (1628, 9),
     "protocols": (290, 1),
     "record": (2760, 16),
     "rollout": (2061, 12),
@@ -38,14 +38,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (604, 6),
     "train": (196, 1),
     "types": (554, 1),
-    "view": (1562, 8),
+    "view": (1551, 8),
 }
-CLASSES, FUNCTIONS = 583, 4021
+CLASSES, FUNCTIONS = 576, 3993
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8475
+BENCHMARK_LINES = 8478
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
 from rocstar.errors import ConfigError
-from rocstar.learning.quality import Quality
-from rocstar.learning.resample import METHODS, KeepAll, RocPaper, RocRelease, Uniform, resampler_of
+from rocstar.learning.resample import METHODS, resampler_of
 from rocstar.protocols import Resampler
 from rocstar.types import (
     Completion,
@@ -34,18 +33,19 @@ from rocstar.types import (
 from tests.contracts.own import own
 
 KEEP = 4
-TRIED = Quality(repetition_weight=1.0, drop_truncated=True)
 
 
 def named(method: str, **more: Any) -> Resampler:
-    keep = {} if method == "all" else {"keep": KEEP}
-    return resampler_of(ResampleSection.model_validate({"method": method, **keep, **more}))
+    return resampler_of(ResampleSection.model_validate({"method": method, "keep": KEEP, **more}))
 
 
-BUILT_IN = [*map(named, METHODS), RocRelease(KEEP, 1, 1), RocPaper(KEEP, TRIED)]
-OWN = [pytest.param(named(name), id=name) for name in own("resample.method", "Balanced")]
-every_resampler = pytest.mark.parametrize("resampler", [*BUILT_IN, *OWN], ids=str)
-built_in_resampler = pytest.mark.parametrize("resampler", BUILT_IN, ids=str)
+BUILT_IN = [pytest.param(named(name), name, id=name) for name in METHODS] + [
+    pytest.param(named("roc_release", min_positive=1, min_negative=1), "roc_release", id="roc_release, lower minima"),
+    pytest.param(named("roc", repetition_weight=1.0, drop_truncated=True), "roc", id="roc, what the paper tried"),
+]
+OWN = [pytest.param(named(name), name, id=name) for name in own("resample.method", "Balanced")]
+every_resampler = pytest.mark.parametrize(("resampler", "method"), [*BUILT_IN, *OWN])
+built_in_resampler = pytest.mark.parametrize(("resampler", "method"), BUILT_IN)
 
 Kind = tuple[str, int, int]
 """(verdict or "fault", failed calls, calls)."""
@@ -88,7 +88,7 @@ RIGHT, WRONG, UNDECIDED, FAULT = ("right", 0, 2), ("wrong", 0, 2), ("undecided",
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
 def test_every_sibling_gets_one_choice_in_order_and_only_comparable_ones_are_kept(
-    resampler: Resampler, kinds: list[Kind], seed: int
+    resampler: Resampler, method: str, kinds: list[Kind], seed: int
 ) -> None:
     siblings = group(*kinds)
     result = resampler(siblings, random.Random(seed))
@@ -101,19 +101,21 @@ def test_every_sibling_gets_one_choice_in_order_and_only_comparable_ones_are_kep
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_what_is_kept_has_a_signal_and_is_not_too_much(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+def test_what_is_kept_has_a_signal_and_is_not_too_much(
+    resampler: Resampler, method: str, kinds: list[Kind], seed: int
+) -> None:
     kept = resampler(group(*kinds), random.Random(seed)).kept
-    assert isinstance(resampler, KeepAll) or len(kept) <= KEEP
+    assert method == "all" or len(kept) <= KEEP
     assert not kept or {attempt.outcome.reward for attempt in kept if attempt.outcome} == {0.0, 1.0}
 
 
 @built_in_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_what_is_kept_has_the_right_size(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+def test_what_is_kept_has_the_right_size(resampler: Resampler, method: str, kinds: list[Kind], seed: int) -> None:
     result = resampler(group(*kinds), random.Random(seed))
     usable = [name for name, _, _ in kinds if name in ("right", "wrong")]
-    size = len(usable) if isinstance(resampler, KeepAll) else min(len(usable), KEEP)
-    if not isinstance(resampler, Uniform):  # a blind draw may lose a class, and drops the group then
+    size = len(usable) if method == "all" else min(len(usable), KEEP)
+    if method != "uniform":  # a blind draw may lose a class, and drops the group then
         assert len(result.kept) == (size if len(set(usable)) == 2 else 0)
     if result.kept:
         assert len(result.kept) == size
@@ -122,39 +124,41 @@ def test_what_is_kept_has_the_right_size(resampler: Resampler, kinds: list[Kind]
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_the_same_rng_state_gives_the_same_choice(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+def test_the_same_rng_state_gives_the_same_choice(
+    resampler: Resampler, method: str, kinds: list[Kind], seed: int
+) -> None:
     siblings = group(*kinds)
     assert resampler(siblings, random.Random(seed)) == resampler(siblings, random.Random(seed))
 
 
 @every_resampler
 @pytest.mark.parametrize("kind", [RIGHT, WRONG])
-def test_equal_rewards_drop_the_group(resampler: Resampler, kind: Kind) -> None:
+def test_equal_rewards_drop_the_group(resampler: Resampler, method: str, kind: Kind) -> None:
     result = resampler(group(*[kind] * 6), random.Random(0))
     assert {choice.reason for choice in result.choices} == {Reason.DROPPED_EQUAL_REWARDS}
 
 
 @every_resampler
-def test_every_kind_of_loss_has_its_own_reason(resampler: Resampler) -> None:
+def test_every_kind_of_loss_has_its_own_reason(resampler: Resampler, method: str) -> None:
     reasons = [choice.reason for choice in resampler(group(RIGHT, UNDECIDED, FAULT), random.Random(0)).choices]
     assert reasons == [Reason.DROPPED_TOO_FEW, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]
 
 
 @built_in_resampler
-def test_short_groups_are_kept_whole(resampler: Resampler) -> None:
+def test_short_groups_are_kept_whole(resampler: Resampler, method: str) -> None:
     result = resampler(group(RIGHT, WRONG, FAULT, WRONG), random.Random(0))
     assert [choice.kept for choice in result.choices] == [True, True, False, True]
     assert {choice.reason for choice in result.choices if choice.kept} == {Reason.KEPT_ALL}
 
 
 @every_resampler
-def test_an_empty_group_gives_no_choices(resampler: Resampler) -> None:
+def test_an_empty_group_gives_no_choices(resampler: Resampler, method: str) -> None:
     assert resampler(group(), random.Random(0)).choices == ()
 
 
 def test_the_release_form_keeps_the_cleanest_successes_and_the_first_failures() -> None:
     kinds = [("right", failed, 2) for failed in (2, 0, 1, 0)] + [WRONG] * 4
-    result = RocRelease(KEEP)(group(*kinds), random.Random(0))
+    result = named("roc_release")(group(*kinds), random.Random(0))
     assert [kept.index for kept in result.kept] == [1, 3, 4, 5]
     assert result.choices[0].reason is Reason.DROPPED_HIGHER_PENALTY
     assert result.choices[0].penalty.errors == 1.0
@@ -162,7 +166,7 @@ def test_the_release_form_keeps_the_cleanest_successes_and_the_first_failures() 
 
 def test_the_paper_form_records_the_weight_of_each_draw() -> None:
     kinds = [("right", failed, 2) for failed in (2, 0, 1, 0)] + [WRONG] * 4
-    weights = [choice.weight for choice in RocPaper(KEEP)(group(*kinds), random.Random(0)).choices]
+    weights = [choice.weight for choice in named("roc")(group(*kinds), random.Random(0)).choices]
     assert weights == pytest.approx([1 / 1.01, 100.0, 1 / 0.51, 100.0, 1.0, 1.0, 1.0, 1.0])
 
 

@@ -217,5 +217,5 @@ def laid_out(lengths: list[int]) -> DocumentLayout:
 def test_documents_of_like_length_share_a_call() -> None:
     layout = laid_out([5, 9, 30, 90, 100, 200])
     assert layout.calls == ((3, 30), (2, 100), (1, 200))
-    assert layout.places_T is not None and layout.places_T.tolist()[:8] == [0, 1, 2, 3, 4, 30, 31, 32]
-    assert laid_out([7, 7, 7]).tokens_S is None
+    assert layout.places_T.tolist()[:8] == [0, 1, 2, 3, 4, 30, 31, 32]
+    assert laid_out([7, 7, 7]).tokens_S.tolist() == [*range(21)]

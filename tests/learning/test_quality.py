@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rocstar.learning.quality import Quality, has_void_turn, repeated_share
+from rocstar.config.sections import ResampleSection
+from rocstar.learning.quality import has_void_turn, penalty, repeated_share
 from rocstar.types import (
     Completion,
     Finish,
@@ -22,6 +23,7 @@ from rocstar.types import (
     Verdict,
 )
 
+PAPER = ResampleSection()
 OK, BAD, LATE, BROKEN = Status.OK, Status.CODE_ERROR, Status.TIMEOUT, Status.BAD_CALL
 
 
@@ -64,24 +66,24 @@ def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Traj
     ],
 )
 def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, form: float) -> None:
-    assert Quality().penalty(attempt) == Penalty(errors=errors, format=form)
+    assert penalty(attempt, PAPER) == Penalty(errors=errors, format=form)
 
 
 def test_a_program_that_prints_the_word_error_is_no_error() -> None:
-    assert Quality().penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn())).errors == 0.0
+    assert penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn()), PAPER).errors == 0.0
 
 
 def test_the_first_turn_counts_so_a_clean_one_turn_answer_is_clean() -> None:
-    assert Quality().penalty(trajectory(turn(), answer_tags=1)).format == 0.0
+    assert penalty(trajectory(turn(), answer_tags=1), PAPER).format == 0.0
 
 
 def test_an_attempt_without_outcome_or_turns_has_a_penalty_too() -> None:
-    assert Quality().penalty(trajectory(outcome=False)) == Penalty(errors=0.5, format=1.0)
-    assert Quality().penalty(trajectory(turn(OK), outcome=False)).total == 1.0
+    assert penalty(trajectory(outcome=False), PAPER) == Penalty(errors=0.5, format=1.0)
+    assert penalty(trajectory(turn(OK), outcome=False), PAPER).total == 1.0
 
 
 def test_the_total_is_the_sum() -> None:
-    assert Quality().penalty(trajectory(turn(BAD), turn(), answer_tags=2)).total == 1.0 + 0.5
+    assert penalty(trajectory(turn(BAD), turn(), answer_tags=2), PAPER).total == 1.0 + 0.5
 
 
 def wrote(*turns: list[int]) -> Trajectory:
@@ -91,8 +93,8 @@ def wrote(*turns: list[int]) -> Trajectory:
 
 def test_repetition_counts_only_where_it_is_asked_for() -> None:
     looping = wrote([1, 2, 3, 4, 5] * 8)
-    assert Quality().penalty(looping).repetition == 0.0
-    assert Quality(repetition_weight=0.5).penalty(looping).total == Quality().penalty(looping).total + 0.5
+    assert penalty(looping, PAPER).repetition == 0.0
+    assert penalty(looping, ResampleSection(repetition_weight=0.5)).total == penalty(looping, PAPER).total + 0.5
 
 
 def test_five_grams_are_repeated_from_the_sixth_time_on_and_never_over_turns() -> None:

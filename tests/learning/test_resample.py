@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.quality import PAPER
-from rocstar.learning.resample import (
-    KeepAll,
-    RocPaper,
-    RocRelease,
-    Uniform,
-    _fates,
-    draw_weight,
-    resampler_of,
-    select,
-)
+from rocstar.learning.resample import METHODS, _fates, draw_weight, negatives_kept, release_quotas, select
 from rocstar.types import Reason
 
 # A group of eight, kept 2G = 8 -> G = 4:  four successes, four failures.
@@ -98,24 +89,22 @@ def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wro
 
 @pytest.mark.parametrize(("negatives", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (16, 8), (17, 8), (31, 15)])
 def test_half_the_negatives_rounded_down_but_never_none(negatives: int, kept: int) -> None:
-    assert RocPaper(16).negatives_kept(negatives, 32) == kept
+    assert negatives_kept(negatives, 32, ResampleSection()) == kept
 
 
 @pytest.mark.parametrize(("floor", "kept"), [(0, [0, 0, 1, 1, 16]), (1, [0, 1, 1, 1, 16]), (3, [0, 1, 2, 3, 16])])
 def test_the_floor_of_failures_is_a_setting_and_the_papers_is_none(floor: int, kept: list[int]) -> None:
-    resampler = resampler_of(ResampleSection(failure_floor=floor))
-    assert isinstance(resampler, RocPaper)
-    assert [resampler.negatives_kept(negatives, 32) for negatives in (0, 1, 2, 3, 32)] == kept
+    settings = ResampleSection(failure_floor=floor)
+    assert [negatives_kept(negatives, 32, settings) for negatives in (0, 1, 2, 3, 32)] == kept
 
 
 def test_one_failure_of_many_teaches_nothing_without_the_floor() -> None:
     rewards = [True] * 7 + [False]
-    fates = _fates(
-        [float(right) for right in rewards], rewards, [0.0] * 8, random.Random(0), RocPaper(4, PAPER, 0)._choose
-    )
+    choose = partial(METHODS["roc"], settings=ResampleSection(keep=4, failure_floor=0))
+    fates = _fates([float(right) for right in rewards], rewards, [0.0] * 8, random.Random(0), choose)
     assert {reason for reason, _ in fates} == {Reason.DROPPED_EQUAL_REWARDS}
-    with pytest.raises(ValueError, match="failure_floor is 4; take 0 to 3"):
-        RocPaper(4, PAPER, 4)
+    with pytest.raises(ValueError, match=r"failure_floor 4 leaves no right attempt in resample\.keep 4"):
+        ResampleSection(keep=4, failure_floor=4)
 
 
 @given(SELECTIONS)
@@ -139,8 +128,7 @@ def test_selection_never_invents_and_keeps_exactly_g_with_both_classes(
 def test_the_release_quotas_match_its_table_for_32_to_16() -> None:
     table = [0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10, 10, 11, 12, 12, 12, 13, 14, 14, 14]
     table += [14, 15, 16]
-    release = RocRelease(16, min_positive=2, min_negative=2)
-    assert [release.quotas(positives, 32 - positives)[0] for positives in range(33)] == table
+    assert [release_quotas(positives, 32 - positives, ResampleSection())[0] for positives in range(33)] == table
 
 
 @given(st.integers(2, 20), st.integers(0, 10), st.integers(0, 10), st.integers(0, 40), st.integers(0, 40))
@@ -149,7 +137,8 @@ def test_the_release_quotas_fit_the_group_for_every_size(
 ) -> None:
     if min_positive + min_negative > keep or positives + negatives <= keep:
         return
-    kept_positives, kept_negatives = RocRelease(keep, min_positive, min_negative).quotas(positives, negatives)
+    settings = ResampleSection(method="roc_release", keep=keep, min_positive=min_positive, min_negative=min_negative)
+    kept_positives, kept_negatives = release_quotas(positives, negatives, settings)
     assert kept_positives + kept_negatives == keep
     assert min(min_positive, positives) <= kept_positives <= positives
     assert min(min_negative, negatives) <= kept_negatives <= negatives
@@ -157,7 +146,7 @@ def test_the_release_quotas_fit_the_group_for_every_size(
 
 @pytest.mark.parametrize("keep", [7, 15])
 def test_odd_groups_that_trip_the_release_are_kept_whole_here(keep: int) -> None:
-    assert sum(RocRelease(keep).quotas(keep, keep)) == keep
+    assert sum(release_quotas(keep, keep, ResampleSection(keep=keep))) == keep
 
 
 def test_lengths_that_differ_are_refused() -> None:
@@ -165,20 +154,12 @@ def test_lengths_that_differ_are_refused() -> None:
         select((1.0, 0.0), (0.0,), 2, random.Random(0))
 
 
-@pytest.mark.parametrize("method", [RocPaper, RocRelease, Uniform])
-def test_keeping_fewer_than_two_is_refused(method: type[RocPaper] | type[RocRelease] | type[Uniform]) -> None:
+@pytest.mark.parametrize("keep", [1, 2.5])
+def test_keeping_fewer_than_two_is_refused(keep: int) -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        method(1)
+        select((1.0, 0.0), (0.0, 0.0), keep, random.Random(0))
 
 
 def test_minima_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit into keep 4"):
-        RocRelease(4, min_positive=3, min_negative=2)
-
-
-def test_each_method_has_its_name() -> None:
-    made = {
-        method: resampler_of(ResampleSection.model_validate({"method": method, "keep": 16, "min_positive": 1}))
-        for method in ("roc", "roc_release", "uniform", "all")
-    }
-    assert made == {"roc": RocPaper(16), "roc_release": RocRelease(16, 1, 2), "uniform": Uniform(16), "all": KeepAll()}
+    with pytest.raises(ValueError, match=r"do not fit into resample\.keep 4"):
+        ResampleSection(method="roc_release", keep=4, min_positive=3, min_negative=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -98,23 +98,30 @@ def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies |
         return None, None
     if not entropy:
         return piece_of(source.model), None
-    return piece_of(source.model), _pass(source)
-
-
-def _pass(source: Source) -> Any:
-    from rocstar.dialogue.codec import Codec
-    from rocstar.errors import ConfigError
-    from rocstar.support.threads import quiet_torch
-
-    assert source.model is not None
-    quiet_torch(1)
     if source.result is None:
         raise ConfigError(
             f"--entropy needs the weights that wrote the attempts, and those of {source.name} were written by many; "
             "its kept attempts have the learner's entropies already, so leave --entropy out, or name an evaluation"
         )
-    from rocstar.learning.forward import EntropyPass
+    return piece_of(source.model), entropies_of(source.model, source.temperatures()(0) or 1.0)
+
+
+def entropies_of(folder: Path, temperature: float) -> Entropies:
+    """Entropies in nats of the distribution at `temperature` under a model folder's weights, [T] for each row of ids, 0
+    where a token is not counted. Raises ConfigError for a folder that is no model."""
+    from rocstar.support.threads import quiet_torch
+
+    quiet_torch(1)
+    from rocstar.dialogue.codec import Codec
+    from rocstar.dialogue.template import COMPACT
+    from rocstar.learning.memory import CPU_TOKENS
+    from rocstar.learning.models import load_model
+    from rocstar.learning.policy import Policy
+    from rocstar.learning.update import Updater
     from rocstar.parts.modelfolder import find_model
 
-    temperature = source.temperatures()(0) or 1.0
-    return EntropyPass(find_model(str(source.model)), Codec.load(source.model).vocab_size, temperature).entropies
+    policy = Policy(load_model(find_model(str(folder))), Codec.load(folder), COMPACT)
+    learner = Updater(
+        policy, [], lambda done: 1.0, max_grad_norm=1.0, tokens_per_microbatch=CPU_TOKENS, temperature=temperature
+    )
+    return lambda ids, counted: learner.score(ids, counted).entropies

