@@ -2,6 +2,7 @@
 
     python benchmarks/alarms.py --out runs/alarms          # about 200 short runs, which are made once
     python benchmarks/alarms.py --out runs/alarms --table  # only read what is there and print
+    python benchmarks/alarms.py --table --healthy runs/ablation/*seed*  # false alarms in runs of roc_ablation.py too
 
 Every run has 12 RL steps of the quickstart's model after a shared cold start, and a process of its own, forked from
 one that has loaded torch. A healthy one has an ordinary setting of VARIATIONS; a sick one has one of SICKNESSES in one
@@ -176,14 +177,14 @@ def spoil_sandbox(share: float, *, after: int = 0) -> None:
 
 def spoil_weights(change: Callable[[int, Any], Any]) -> None:
     """The engine decodes with `change(number of the exchange, weights by name)`."""
-    from rocstar.engines.torch_decoder import TorchDecoder
+    from rocstar.engines.torch_decoder import PagedDecoder
 
-    honest, exchanges = TorchDecoder.take, iter(range(10**9))
+    honest, exchanges = PagedDecoder.take, iter(range(10**9))
 
     def take(self: Any, weights: Any) -> None:
         honest(self, replace(weights, tensors=change(next(exchanges), weights.tensors)))
 
-    TorchDecoder.take = take  # type: ignore[method-assign]
+    PagedDecoder.take = take  # type: ignore[method-assign]
 
 
 def add_noise(share: float) -> None:
@@ -230,7 +231,7 @@ def show_hacks() -> None:
     def perform(plan: Any, tool_name: str) -> Any:
         shown = honest(plan, tool_name)
         *before, last = shown.turns
-        twice = replace(last, text=last.text.replace("<answer>", f"<answer>\\boxed{{{plan.guess}}}"))
+        twice = replace(last, text=last.text.replace("<answer>", f"<answer>\\boxed{{{plan.guess}1}}"))
         return replace(shown, turns=(*before, twice)) if chance(plan.problem.id) < 0.2 else shown
 
     demonstrations._perform = perform
@@ -445,6 +446,16 @@ def found(out: Path, cell: Cell) -> Found | None:
     )
 
 
+def stages(folder: Path) -> list[Found]:
+    """The RL stages of a run made elsewhere; its evaluations are left out."""
+    by_stage: dict[str, list[dict[str, float]]] = {}
+    for row in read_rows(folder / "metrics.jsonl"):
+        if "verdict/right" in row:
+            by_stage.setdefault(str(row["stage"]), []).append(row)
+    cell = Cell(-1, folder.name, None, 0)
+    return [Found(cell=cell, rows=rows, evaluations=[], accuracy=1.0, halted=False) for rows in by_stage.values()]
+
+
 def is_ill(run: Found, lowest: float) -> bool:
     """lowest: accuracy of the healthy runs of its half."""
     constructed = SICKNESSES[run.cell.name].by_construction
@@ -499,6 +510,8 @@ def judge_alarms(healthy: Sequence[Found], ill: Sequence[Found]) -> dict[str, An
             "to_fall": middle([run.plain - run.came[name] for run in rang if run.plain]),
         }
         one = figures[name]
+        if not (one["false"] or one["of"] or one["elsewhere"]):
+            continue
         shares = share(one["false"], len(healthy)), share(one["found"], one["of"])
         table.row(name, *shares, *(one[key] for key in ("elsewhere", "first", "alone", "to_end", "to_fall")))
     return figures
@@ -531,6 +544,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--out", type=Path, default=Path("runs/alarms"))
     options.add_argument("--table", action="store_true", help="run nothing")
+    options.add_argument("--healthy", type=Path, nargs="+", default=[], help="folders of further runs, ended or not")
     options.add_argument("--half", type=int, choices=HALVES, help="print this one alone")
     options.add_argument("--seeds", type=int, default=2, help="of each healthy variation in each half")
     given = options.parse_args()
@@ -545,6 +559,12 @@ def main() -> None:
         if given.half in (None, half):
             print(f"\nhalf {half}, for {what}")
             figures[what] = judge([run for run in runs if run.cell.half == half])
+    if given.healthy:
+        elsewhere = [stage for folder in given.healthy for stage in stages(folder)]
+        print(
+            f"\n{sum(len(stage.rows) for stage in elsewhere)} steps of {len(elsewhere)} healthy stages made elsewhere"
+        )
+        figures["elsewhere"] = judge(elsewhere)
     report(**figures)
 
 

@@ -14,6 +14,7 @@ from rocstar.run.stages import Row, window_mean, window_means
 WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
+LOST_STEPS, LOST_RIGHT = 3, 20  # without a right attempt, where so many were to be expected
 LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
 
 
@@ -160,8 +161,8 @@ LEVELS = (
     ),
 )
 
-FOLLOW = ("nothing learnt", "truncation", "no tool", "hardly any right")
-"""What else there is to see where every attempt is cut."""
+FOLLOW = ("nothing learnt", "truncation", "no tool", "hardly any right", "reward collapse")
+"""What else there is to see where every attempt is cut, or none is right any more."""
 
 
 def alarms(
@@ -169,14 +170,13 @@ def alarms(
 ) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
-    all_cut = _all_cut(rows, tools)
+    cause = _all_cut(rows, tools) or _all_lost(rows)
     found = [
-        all_cut,
         *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
-    return [alarm for alarm in found if alarm and not (all_cut and alarm.name in FOLLOW)]
+    return [*filter(None, [cause]), *(alarm for alarm in found if alarm and not (cause and alarm.name in FOLLOW))]
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
@@ -190,6 +190,21 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
         evidence=f"every attempt is cut by the token limit, because {why}, so none can be right",
         action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
         "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
+    )
+
+
+def _all_lost(rows: Sequence[Row]) -> Alarm | None:
+    """Told before WINDOW steps: at a rate a hundred times too high a single update loses all that a model can."""
+    best = max(window_means(rows, RIGHT, 1), default=0.0)
+    last = rows[-LOST_STEPS:]
+    attempts = sum(row.get("roc/attempts") or 0.0 for row in last)
+    if len(last) < LOST_STEPS or best * attempts < LOST_RIGHT or any(row.get(RIGHT) != 0.0 for row in last):
+        return None
+    return Alarm(
+        name="reward collapse",
+        evidence=f"no attempt of the last {LOST_STEPS} steps is right, and in one step {best:.1%} were",
+        action="see whether calls or verdicts fail; if they do not, begin again, or branch from an earlier step "
+        "(rocstar train --branch RUN@STEP), with a lower learning.learning_rate",
     )
 
 

@@ -81,6 +81,19 @@ def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
     assert names([few] * WINDOW + [fewer] * WINDOW) == [], "chance moves a few right attempts by a third"
 
 
+def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_nothing_that_follows() -> None:
+    """At ec525b2 a rate a hundred times too high, which lost all in its first update, was told after five further
+    steps, as three alarms that all asked for other problems or a longer cold start."""
+    lost: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "learn/updates": 0.0, "tool/none_share": 1.0}
+    begun, gone = ({"roc/attempts": 64.0, **row} for row in ({"verdict/right": 0.17, "learn/updates": 2.0}, lost))
+    assert names([begun, gone, gone]) == []
+    assert names([begun, gone, gone, gone]) == ["reward collapse"]
+    assert names([begun] + 9 * [gone]) == ["reward collapse"], "the first cause alone"
+    few = [{**row, "roc/attempts": 16.0} for row in (begun, gone, gone, gone)]
+    assert names(few) == [], "eight right ones were to be expected, and chance keeps them away"
+    assert names([gone] * WINDOW) == ["nothing learnt", "no tool", "hardly any right"], "nothing was there to lose"
+
+
 def test_entropy_and_tool_errors_that_grow_are_told() -> None:
     assert names(stage({"policy/entropy": 0.95})) == ["entropy growth"]
     assert names(stage({"tool/failed_call_share_in_correct": 0.25})) == ["tool errors"]
