@@ -23,9 +23,10 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -35,8 +36,11 @@ from frame import ROOT, Table, newest_model, parser, read_rows, report, slug
 from rocstar.evaluation.intervals import wilson
 from rocstar.record.folder import RunFolder
 from rocstar.run.alarms import Evaluated, alarms
+from rocstar.run.stages import window_means
+from rocstar.support.exits import FAILED, OK
 
 STEPS, HELD_OUT, EVERY = 12, 40, 4
+SEEDS = 2  # of each healthy variation in each half
 LOST = 0.7  # of the best mean over three steps: below it a fall is plain to a person who looks at the curve
 HALVES = {0: "choosing", 1: "judging"}
 """By the number of the cold start."""
@@ -325,9 +329,9 @@ class Cell(NamedTuple):
         return start.format(half=self.half)
 
 
-def cells(seeds: int) -> list[Cell]:
+def cells() -> list[Cell]:
     """What each half begins with, then the strongest sicknesses, then the others and the healthy by turns."""
-    healthy = [Cell(half, name, None, number(half, n)) for n in range(seeds) for name in VARIATIONS for half in HALVES]
+    healthy = [Cell(half, name, None, number(half, n)) for n in range(SEEDS) for name in VARIATIONS for half in HALVES]
     sick = [Cell(half, name, n, number(half, 0)) for n in (2, 1, 0) for half in HALVES for name in SICKNESSES]
     turns = zip_longest(healthy[2:], sick[len(SICKNESSES) :])
     return [*healthy[:2], *sick[: len(SICKNESSES)], *(cell for turn in turns for cell in turn if cell)]
@@ -362,9 +366,10 @@ def make(folder: Path, verb: str, settings: Sequence[str], spoil: Callable[[], N
     process = forks().Process(target=carry_out, args=(words, spoil, f"{folder}.log"))
     process.start()
     process.join()
-    if not folder.exists():
-        raise SystemExit(f"{folder.name} did not begin:\n{Path(f'{folder}.log').read_text()[-2000:]}")
-    (folder / "ended").write_text(f"{process.exitcode}\n")
+    said = Path(f"{folder}.log").read_text()
+    if process.exitcode not in (OK, FAILED) or "Traceback" in said:
+        raise SystemExit(f"{folder.name} failed:\n{said[-2000:]}")
+    (folder / "ended").write_text(str(process.exitcode))
     if "half" in folder.name and "as-it-is" not in folder.name:
         shutil.rmtree(folder / "checkpoints")  # 200 of them are a gigabyte
 
@@ -402,33 +407,22 @@ def make_cell(out: Path, cell: Cell) -> None:
 # -- what came of them -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """A run that is over."""
 
     cell: Cell
-    rows: Sequence[dict[str, float]]
-    evaluations: Sequence[Evaluated]
     accuracy: float
-    """On held-out problems, the mean of the last evaluations; that of the last one there is where the run halted."""
+    """On held-out problems, the mean of the last evaluations; of the last ones there are where the run halted."""
     halted: bool
+    came: dict[str, int]
+    """The step after which each alarm first rang."""
+    fall: int | None
+    """The step at which the share of right attempts, over three steps, is below LOST of its best."""
 
-    @property
-    def came(self) -> dict[str, int]:
-        """The step after which each alarm first rang."""
-        steps: dict[str, int] = {}
-        for step in range(1, len(self.rows) + 1):
-            known = [each for each in self.evaluations if each.step <= step]
-            for alarm in alarms(self.rows[:step], known, steps=STEPS):
-                steps.setdefault(alarm.name, step)
-        return steps
-
-    @property
-    def plain(self) -> int | None:
-        """The step at which the share of right attempts, over three steps, is below LOST of its best."""
-        right = [row["verdict/right"] for row in self.rows if row.get("verdict/right") is not None]
-        means = [fmean(right[n - 3 : n]) for n in range(3, len(right) + 1)]
-        return next((n + 3 for n, mean in enumerate(means) if mean < LOST * max(means[: n + 1])), None)
+    def is_ill(self, lowest: float) -> bool:
+        """lowest: accuracy of the healthy runs of its half."""
+        constructed = SICKNESSES[self.cell.name].by_construction
+        return constructed or self.halted or self.fall is not None or self.accuracy < lowest
 
 
 def found(out: Path, cell: Cell) -> Found | None:
@@ -436,14 +430,10 @@ def found(out: Path, cell: Cell) -> Found | None:
     if not (folder.path / "ended").exists():
         return None
     results = [(name, step, result["accuracy"]["value"]) for name, step, result in folder.evaluations()]
-    last = [accuracy for _, step, accuracy in results if step == max(step for _, step, _ in results)]
-    return Found(
-        cell=cell,
-        rows=list(read_rows(folder.metrics)),
-        evaluations=[Evaluated(step=step, accuracy=value) for name, step, value in results if name == "during"],
-        accuracy=fmean(last),
-        halted=(folder.path / "ended").read_text().strip() != "0",
-    )
+    last = [accuracy for _, step, accuracy in results if step == results[-1][1]]
+    during = [Evaluated(step=step, accuracy=accuracy) for name, step, accuracy in results if name == "during"]
+    rows = list(read_rows(folder.metrics))
+    return Found(cell, fmean(last), (folder.path / "ended").read_text().strip() != "0", rung(rows, during), fall(rows))
 
 
 def stages(folder: Path) -> list[Found]:
@@ -453,13 +443,21 @@ def stages(folder: Path) -> list[Found]:
         if "verdict/right" in row:
             by_stage.setdefault(str(row["stage"]), []).append(row)
     cell = Cell(-1, folder.name, None, 0)
-    return [Found(cell=cell, rows=rows, evaluations=[], accuracy=1.0, halted=False) for rows in by_stage.values()]
+    return [Found(cell, 1.0, False, rung(rows, ()), fall(rows)) for rows in by_stage.values()]
 
 
-def is_ill(run: Found, lowest: float) -> bool:
-    """lowest: accuracy of the healthy runs of its half."""
-    constructed = SICKNESSES[run.cell.name].by_construction
-    return constructed or run.halted or run.plain is not None or run.accuracy < lowest
+def rung(rows: Sequence[dict[str, float]], evaluations: Sequence[Evaluated]) -> dict[str, int]:
+    steps: dict[str, int] = {}
+    for step in range(1, len(rows) + 1):
+        known = [each for each in evaluations if each.step <= step]
+        for alarm in alarms(rows[:step], known, steps=STEPS):
+            steps.setdefault(alarm.name, step)
+    return steps
+
+
+def fall(rows: Sequence[dict[str, float]]) -> int | None:
+    means = list(window_means(rows, "verdict/right", 3))
+    return next((n + 3 for n, mean in enumerate(means) if mean < LOST * max(means[: n + 1])), None)
 
 
 def share(count: int, of: int) -> str:
@@ -467,76 +465,60 @@ def share(count: int, of: int) -> str:
     return f"{count}/{of} [{100 * one.low:.0f}, {100 * one.high:.0f}]" if of else "-"
 
 
-def middle(values: Sequence[int]) -> float | None:
-    return median(values) if values else None
-
-
 def judge(runs: Sequence[Found]) -> dict[str, Any]:
     """Print what the runs of a half say of alarms and sicknesses; the figures."""
     healthy = [run for run in runs if run.cell.strength is None]
     lowest = min((run.accuracy for run in healthy), default=0.0)
     sick = [run for run in runs if run.cell.strength is not None]
-    ill = [run for run in sick if is_ill(run, lowest)]
-    figures = {
-        "healthy": len(healthy), "healthy_with_alarm": sum(bool(run.came) for run in healthy), "lowest": lowest,
-        "sick": len(sick), "ill": len(ill), "ill_with_alarm": sum(bool(run.came) for run in ill),
-    }  # fmt: skip
-    print(
-        f"healthy runs with an alarm: {share(figures['healthy_with_alarm'], len(healthy))}; accuracy from {lowest:.2f}"
-    )
-    print(f"ill runs with an alarm: {share(figures['ill_with_alarm'], len(ill))}, of {len(sick)} sick ones")
+    ill = [run for run in sick if run.is_ill(lowest)]
+    rang, found = (sum(bool(run.came) for run in some) for some in (healthy, ill))
+    fell = sum(run.fall is not None for run in healthy)
+    print(f"healthy runs with an alarm: {share(rang, len(healthy))}; {fell} fall; accuracy from {lowest:.2f}")
+    print(f"ill runs with an alarm: {share(found, len(ill))}, of {len(sick)} sick ones")
+    figures = {"healthy": len(healthy), "false": rang, "sick": len(sick), "ill": len(ill), "found": found}
     return {**figures, "alarms": judge_alarms(healthy, ill), "sicknesses": judge_sicknesses(sick, lowest)}
 
 
 def judge_alarms(healthy: Sequence[Found], ill: Sequence[Found]) -> dict[str, Any]:
-    """first: ill runs in which nothing rang before it; alone: ill runs in which nothing else rang at all. ahead: steps
-    to the end, and to the step at which a fall is plain, the median of the runs in which it rang."""
-    names = dict.fromkeys(name for sickness in SICKNESSES.values() for name in sickness.alarms)
-    names |= dict.fromkeys(name for run in (*healthy, *ill) for name in run.came)
-    table = Table("alarm", "false", "found", "elsewhere", "first", "alone", "to end", "to fall", first=22, width=18)
+    """false: in healthy runs. found: in ill runs of a sickness that it is for; elsewhere: in other ill runs. first: in
+    ill runs in which nothing rang before it; alone: in which nothing else rang. to end, to fall: steps from alarm to
+    the run's end, and to the step at which the fall is plain; medians."""
+    table = Table("alarm", "false", "found", "elsewhere", "first", "alone", "to end", "to fall", first=22)
     figures = {}
-    for name in names:
-        its = [run for run in ill if name in SICKNESSES[run.cell.name].alarms]
+    for name in dict.fromkeys(chain(*(s.alarms for s in SICKNESSES.values()), *(run.came for run in (*healthy, *ill)))):
         rang = [run for run in ill if name in run.came]
-        steps = [run.came[name] for run in rang]
-        figures[name] = {
-            "false": sum(name in run.came for run in healthy),
-            "found": sum(name in run.came for run in its),
-            "of": len(its),
-            "elsewhere": len(rang) - sum(name in run.came for run in its),
+        its = [run for run in ill if name in SICKNESSES[run.cell.name].alarms]
+        falls = [run.fall - run.came[name] for run in rang if run.fall]
+        one = figures[name] = {
+            "false": share(sum(name in run.came for run in healthy), len(healthy)),
+            "found": share(sum(run in rang for run in its), len(its)),
+            "elsewhere": sum(run not in its for run in rang),
             "first": sum(run.came[name] == min(run.came.values()) for run in rang),
             "alone": sum(len(run.came) == 1 for run in rang),
-            "to_end": middle([STEPS - step for step in steps]),
-            "to_fall": middle([run.plain - run.came[name] for run in rang if run.plain]),
+            "to end": median(STEPS - run.came[name] for run in rang) if rang else None,
+            "to fall": median(falls) if falls else None,
         }
-        one = figures[name]
-        if not (one["false"] or one["of"] or one["elsewhere"]):
-            continue
-        shares = share(one["false"], len(healthy)), share(one["found"], one["of"])
-        table.row(name, *shares, *(one[key] for key in ("elsewhere", "first", "alone", "to_end", "to_fall")))
+        if its or rang or not one["false"].startswith("0"):
+            table.row(name, *one.values())
     return figures
 
 
 def judge_sicknesses(sick: Sequence[Found], lowest: float) -> list[dict[str, Any]]:
-    table = Table("sickness", "strength", "accuracy", "ill", "fall at", "alarms at", first=24)
+    table = Table("sickness", "strength", "accuracy", "ill", "fall", "alarms", first=24)
     figures = []
-    for run in sorted(sick, key=lambda run: (run.cell.name, run.cell.strength)):
-        sickness, number = SICKNESSES[run.cell.name], run.cell.strength
-        came = sorted(run.came.items(), key=lambda one: one[1])
-        why = "built so" if sickness.by_construction else is_ill(run, lowest)
-        figures.append(
-            {
-                "name": run.cell.name,
-                "strength": sickness.strengths[number or 0],
-                "accuracy": run.accuracy,
-                "ill": why,
-                "halted": run.halted,
-                "fall": run.plain,
-                "alarms": run.came,
-            }
-        )
-        told = ", ".join(f"{name} {step}" for name, step in came) + (" (halted)" if run.halted else "")
-        table.row(run.cell.name, str(sickness.strengths[number or 0]), run.accuracy, why, run.plain, told or "-")
+    for run in sorted(sick, key=lambda run: run.cell[1:]):
+        sickness = SICKNESSES[run.cell.name]
+        came = ", ".join(f"{name} {step}" for name, step in sorted(run.came.items(), key=itemgetter(1)))
+        row = {
+            "sickness": run.cell.name,
+            "strength": str(sickness.strengths[run.cell.strength or 0]),
+            "accuracy": run.accuracy,
+            "ill": "built so" if sickness.by_construction else "halted" if run.halted else run.is_ill(lowest),
+            "fall": run.fall,
+            "alarms": came or "none",
+        }
+        table.row(*row.values())
+        figures.append(row)
     return figures
 
 
@@ -546,14 +528,12 @@ def main() -> None:
     options.add_argument("--table", action="store_true", help="run nothing")
     options.add_argument("--healthy", type=Path, nargs="+", default=[], help="folders of further runs, ended or not")
     options.add_argument("--half", type=int, choices=HALVES, help="print this one alone")
-    options.add_argument("--seeds", type=int, default=2, help="of each healthy variation in each half")
     given = options.parse_args()
     out: Path = given.out.resolve()
-    every = list(cells(given.seeds))
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
-    for cell in () if given.table else every:
+    for cell in () if given.table else cells():
         make_cell(out, cell)
-    runs = [run for cell in every if (run := found(out, cell))]
+    runs = [run for cell in cells() if (run := found(out, cell))]
     figures = {}
     for half, what in HALVES.items():
         if given.half in (None, half):
@@ -561,9 +541,7 @@ def main() -> None:
             figures[what] = judge([run for run in runs if run.cell.half == half])
     if given.healthy:
         elsewhere = [stage for folder in given.healthy for stage in stages(folder)]
-        print(
-            f"\n{sum(len(stage.rows) for stage in elsewhere)} steps of {len(elsewhere)} healthy stages made elsewhere"
-        )
+        print(f"\n{len(elsewhere)} healthy stages made elsewhere")
         figures["elsewhere"] = judge(elsewhere)
     report(**figures)
 
