@@ -255,7 +255,7 @@ SICKNESSES = {
     "learning rate": Sickness((*FALLS, "entropy growth"), (4e-3, 1.2e-2, 4e-2), setting("learning.learning_rate={}")),
     "entropy bonus": Sickness(("entropy growth", *FALLS), (0.05, 0.2, 0.8), setting("learning.entropy_coefficient={}")),
     "siblings alike": Sickness(
-        ("entropy collapse", *NOTHING), (0.4, 0.2, 0.1), setting("rollout.temperature={}"), by_construction=True
+        ("too easy", *NOTHING), (0.4, 0.2, 0.1), setting("rollout.temperature={}"), by_construction=True
     ),
     "problems too easy": Sickness(
         ("too easy", "nothing learnt"),

@@ -109,13 +109,6 @@ LEVELS = (
         action="end the stage (rocstar runs end-stage RUN) and let data.drop_solved_attempts leave such problems out",
     ),
     Level(
-        metric="policy/entropy",
-        name="entropy collapse",
-        most=0.01,
-        says="the mean entropy per token is {:.3f} nats, so that siblings are nearly the same",
-        action="end the stage, or branch from an earlier step with a lower learning.learning_rate",
-    ),
-    Level(
         metric="policy/logprob_gap",
         name="logprob gap",
         least=0.02,
@@ -161,8 +154,13 @@ LEVELS = (
     ),
 )
 
-FOLLOW = ("nothing learnt", "truncation", "no tool", "hardly any right", "reward collapse")
-"""What else there is to see where every attempt is cut, or none is right any more."""
+FOLLOW = {
+    "all cut": ("nothing learnt", "truncation", "no tool", "hardly any right", "reward collapse"),
+    "reward collapse": ("nothing learnt", "no tool", "hardly any right"),
+    "hardly any right": ("nothing learnt",),
+    "too easy": ("nothing learnt",),
+}
+"""What else there is to see where an alarm holds, and is not told beside its cause."""
 
 
 def alarms(
@@ -170,13 +168,15 @@ def alarms(
 ) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
-    cause = _all_cut(rows, tools) or _all_lost(rows)
-    found = [
+    looked_at = [
+        _all_cut(rows, tools),
         *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
-    return [*filter(None, [cause]), *(alarm for alarm in found if alarm and not (cause and alarm.name in FOLLOW))]
+    found = [alarm for alarm in looked_at if alarm]
+    follow = {name for alarm in found for name in FOLLOW.get(alarm.name, ())}
+    return [alarm for alarm in found if alarm.name not in follow]
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
@@ -193,36 +193,34 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
     )
 
 
-def _all_lost(rows: Sequence[Row]) -> Alarm | None:
-    """Told before WINDOW steps: at a rate a hundred times too high a single update loses all that a model can."""
-    best = max(window_means(rows, RIGHT, 1), default=0.0)
-    last = rows[-LOST_STEPS:]
-    attempts = sum(row.get("roc/attempts") or 0.0 for row in last)
-    if len(last) < LOST_STEPS or best * attempts < LOST_RIGHT or any(row.get(RIGHT) != 0.0 for row in last):
-        return None
-    return Alarm(
-        name="reward collapse",
-        evidence=f"no attempt of the last {LOST_STEPS} steps is right, and in one step {best:.1%} were",
-        action="see whether calls or verdicts fail; if they do not, begin again, or branch from an earlier step "
-        "(rocstar train --branch RUN@STEP), with a lower learning.learning_rate",
-    )
-
-
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
     """Graded rewards may teach where nothing is right yet; one that fell is a collapse."""
     right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
     if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
         return None
+    cut, failed = (window_mean(rows, name, WINDOW) or 0.0 for name in ("len/truncated", "tool/error_rate"))
     return Alarm(
         name="hardly any right",
-        evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, so hardly a group teaches anything",
-        action="read some (rocstar runs rollouts RUN --wrong --full): where the answers are good, the prompt does not "
-        "ask for the form that evaluate.verifier reads, or the references have another; where they are not, take "
-        "easier problems or a longer cold start (more steps of an sft stage)",
+        evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, {cut:.0%} are cut by the token limit, "
+        f"and {failed:.0%} of the tool calls fail, so hardly a group teaches anything",
+        action="where many are cut, raise rollout.max_response_tokens; read some (rocstar runs rollouts RUN --wrong "
+        "--full): where the answers are good, the prompt does not ask for the form that evaluate.verifier reads, or "
+        "the references have another; where they are not, take easier problems or a longer cold start (more steps of "
+        "an sft stage)",
     )
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
+    """One that loses everything is told before WINDOW steps: at a rate a hundred times too high one update does it."""
+    best, last = max(window_means(rows, RIGHT, 1), default=0.0), rows[-LOST_STEPS:]
+    expected = best * sum(row.get("roc/attempts") or 0.0 for row in last)
+    if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
+        return Alarm(
+            name="reward collapse",
+            evidence=f"no attempt of the last {LOST_STEPS} steps is right, and in one step {best:.1%} were",
+            action="see whether calls or verdicts fail; if they do not, begin again, or branch from an earlier step "
+            "(rocstar train --branch RUN@STEP), with a lower learning.learning_rate",
+        )
     means = list(window_means(rows, RIGHT, WINDOW))
     if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(0.3 * max(means), LEAST_FALL):
         return None

@@ -91,7 +91,21 @@ def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_n
     assert names([begun] + 9 * [gone]) == ["reward collapse"], "the first cause alone"
     few = [{**row, "roc/attempts": 16.0} for row in (begun, gone, gone, gone)]
     assert names(few) == [], "eight right ones were to be expected, and chance keeps them away"
-    assert names([gone] * WINDOW) == ["nothing learnt", "no tool", "hardly any right"], "nothing was there to lose"
+    assert names([gone] * WINDOW) == ["no tool", "hardly any right"], "nothing was there to lose"
+
+
+def test_that_nothing_is_learnt_is_told_where_nothing_else_says_why() -> None:
+    idle: Row = {"learn/updates": 0.0}
+    assert names(stage(idle)) == ["nothing learnt"]
+    assert names(stage({**idle, "group/solved_share": 1.0, "verdict/right": 1.0})) == ["too easy"]
+    assert names([{**HEALTHY, **idle, "verdict/right": 0.0, "reward/mean": 0.0}] * WINDOW) == ["hardly any right"]
+
+
+def test_a_stage_with_hardly_anything_right_tells_how_many_attempts_are_cut_and_calls_fail() -> None:
+    """With room for 14 tokens every attempt that called the tool was cut: 40% of all, too few for `truncation`."""
+    short: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "len/truncated": 0.42, "tool/error_rate": 0.54}
+    (alarm,) = alarms([{**HEALTHY, **short}] * WINDOW)
+    assert "42% are cut by the token limit, and 54% of the tool calls fail" in alarm.evidence
 
 
 def test_entropy_and_tool_errors_that_grow_are_told() -> None:
