@@ -483,7 +483,7 @@ def judge_alarms(healthy: Sequence[Found], ill: Sequence[Found]) -> dict[str, An
     """false: in healthy runs. found: in ill runs of a sickness that it is for; elsewhere: in other ill runs. first: in
     ill runs in which nothing rang before it; alone: in which nothing else rang. to end, to fall: steps from alarm to
     the run's end, and to the step at which the fall is plain; medians."""
-    table = Table("alarm", "false", "found", "elsewhere", "first", "alone", "to end", "to fall", first=22)
+    table = Table("alarm", "false", "found", "elsewhere", "first", "alone", "to end", "to fall", first=22, width=18)
     figures = {}
     for name in dict.fromkeys(chain(*(s.alarms for s in SICKNESSES.values()), *(run.came for run in (*healthy, *ill)))):
         rang = [run for run in ill if name in run.came]
@@ -504,7 +504,7 @@ def judge_alarms(healthy: Sequence[Found], ill: Sequence[Found]) -> dict[str, An
 
 
 def judge_sicknesses(sick: Sequence[Found], lowest: float) -> list[dict[str, Any]]:
-    table = Table("sickness", "strength", "accuracy", "ill", "fall", "alarms", first=24)
+    table = Table("sickness", "strength", "accuracy", "ill", "fall", "alarms", first=24, width=18)
     figures = []
     for run in sorted(sick, key=lambda run: run.cell[1:]):
         sickness = SICKNESSES[run.cell.name]

@@ -15,6 +15,7 @@ WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
 LOST_STEPS, LOST_RIGHT = 3, 20  # without a right attempt, where so many were to be expected
+MANY_CALLS = 20  # all of which fail in one step
 LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
 
 
@@ -61,6 +62,15 @@ class Level:
         return Alarm(name=self.name, evidence=self.says.format(mean), action=self.action) if reached else None
 
 
+FAILED_CALLS = Level(
+    metric="tool/error_rate",
+    name="failed calls",
+    least=0.8,
+    tools_only=True,
+    says="{:.0%} of the tool calls fail",
+    action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
+    "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
+)
 LEVELS = (
     Level(
         metric="learn/updates",
@@ -92,15 +102,7 @@ LEVELS = (
         says="{:.0%} of the attempts never called the tool",
         action="a longer cold start (more steps of an sft stage) shows the model how",
     ),
-    Level(
-        metric="tool/error_rate",
-        name="failed calls",
-        least=0.8,
-        tools_only=True,
-        says="{:.0%} of the tool calls fail",
-        action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
-        "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
-    ),
+    FAILED_CALLS,
     Level(
         metric="group/solved_share",
         name="too easy",
@@ -170,13 +172,14 @@ def alarms(
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
     looked_at = [
         _all_cut(rows, tools),
+        _all_calls_fail(rows, tools),
         *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
-    found = [alarm for alarm in looked_at if alarm]
-    follow = {name for alarm in found for name in FOLLOW.get(alarm.name, ())}
-    return [alarm for alarm in found if alarm.name not in follow]
+    found = {alarm.name: alarm for alarm in looked_at if alarm}
+    follow = {follows for name in found for follows in FOLLOW.get(name, ())}
+    return [alarm for name, alarm in found.items() if name not in follow]
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
@@ -191,6 +194,13 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
         action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
         "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
     )
+
+
+def _all_calls_fail(rows: Sequence[Row], tools: bool) -> Alarm | None:
+    """Alarms at once, as `_all_cut` does: the sandbox, or the form of calls, changed or was never right."""
+    last = rows[-1] if rows else {}
+    calls = (last.get("tool/calls") or 0.0) * (last.get("roc/attempts") or 0.0)
+    return FAILED_CALLS.alarm(rows, tools, 1) if calls >= MANY_CALLS and last.get("tool/error_rate") == 1.0 else None
 
 
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:

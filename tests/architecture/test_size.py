@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2697, 15),
     "rollout": (2059, 12),
-    "run": (3635, 21),
+    "run": (3658, 21),
     "sandbox": (9080, 44),
     "serving": (878, 6),
     "support": (1443, 12),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (544, 1),
     "view": (1536, 8),
 }
-CLASSES, FUNCTIONS = 580, 3964
+CLASSES, FUNCTIONS = 580, 3965
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8469
+BENCHMARK_LINES = 9019
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

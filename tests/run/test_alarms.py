@@ -61,6 +61,14 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
 
 
+def test_a_step_whose_calls_all_fail_is_told_at_once() -> None:
+    """At ec525b2 five steps later, when the reward was gone."""
+    broken: Row = {**HEALTHY, "tool/error_rate": 1.0, "tool/calls": 0.5, "roc/attempts": 40.0}
+    assert names([HEALTHY, broken]) == ["failed calls"] and names([broken] * WINDOW) == ["failed calls"]
+    assert names([{**broken, "tool/error_rate": 0.99}]) == [] and names([broken], tools=False) == []
+    assert names([{**broken, "roc/attempts": 39.0}]) == [], "few calls may all fail by chance"
+
+
 def test_without_tools_nobody_misses_them() -> None:
     rows = stage({"tool/none_share": 1.0})
     assert names(rows) == ["no tool"] and names(rows, tools=False) == []
