@@ -90,7 +90,7 @@ LEVELS = (
     Level(
         metric="len/truncated",
         name="truncation",
-        least=0.5,
+        least=0.3,
         says="{:.0%} of the attempts were cut by the token limit and count as wrong",
         action="raise rollout.max_response_tokens",
     ),
