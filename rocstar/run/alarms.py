@@ -14,6 +14,8 @@ from rocstar.run.stages import Row, window_mean, window_means
 WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
+LOST_STEPS, LOST_RIGHT = 3, 20  # without a right attempt, where so many were to be expected
+MANY_CALLS = 20  # all of which fail in one step
 LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
 
 
@@ -60,6 +62,15 @@ class Level:
         return Alarm(name=self.name, evidence=self.says.format(mean), action=self.action) if reached else None
 
 
+FAILED_CALLS = Level(
+    metric="tool/error_rate",
+    name="failed calls",
+    least=0.8,
+    tools_only=True,
+    says="{:.0%} of the tool calls fail",
+    action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
+    "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
+)
 LEVELS = (
     Level(
         metric="learn/updates",
@@ -79,7 +90,7 @@ LEVELS = (
     Level(
         metric="len/truncated",
         name="truncation",
-        least=0.5,
+        least=0.3,
         says="{:.0%} of the attempts were cut by the token limit and count as wrong",
         action="raise rollout.max_response_tokens",
     ),
@@ -91,28 +102,13 @@ LEVELS = (
         says="{:.0%} of the attempts never called the tool",
         action="a longer cold start (more steps of an sft stage) shows the model how",
     ),
-    Level(
-        metric="tool/error_rate",
-        name="failed calls",
-        least=0.8,
-        tools_only=True,
-        says="{:.0%} of the tool calls fail",
-        action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
-        "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
-    ),
+    FAILED_CALLS,
     Level(
         metric="group/solved_share",
         name="too easy",
         least=0.9,
         says="every attempt was right in {:.0%} of the groups, which teach nothing",
         action="end the stage (rocstar runs end-stage RUN) and let data.drop_solved_attempts leave such problems out",
-    ),
-    Level(
-        metric="policy/entropy",
-        name="entropy collapse",
-        most=0.01,
-        says="the mean entropy per token is {:.3f} nats, so that siblings are nearly the same",
-        action="end the stage, or branch from an earlier step with a lower learning.learning_rate",
     ),
     Level(
         metric="policy/logprob_gap",
@@ -160,8 +156,13 @@ LEVELS = (
     ),
 )
 
-FOLLOW = ("nothing learnt", "truncation", "no tool", "hardly any right")
-"""What else there is to see where every attempt is cut."""
+FOLLOW = {
+    "all cut": ("nothing learnt", "truncation", "no tool", "hardly any right", "reward collapse"),
+    "reward collapse": ("nothing learnt", "no tool", "hardly any right"),
+    "hardly any right": ("nothing learnt",),
+    "too easy": ("nothing learnt",),
+}
+"""What else there is to see where an alarm holds, and is not told beside its cause."""
 
 
 def alarms(
@@ -169,14 +170,16 @@ def alarms(
 ) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
-    all_cut = _all_cut(rows, tools)
-    found = [
-        all_cut,
+    looked_at = [
+        _all_cut(rows, tools),
+        _all_calls_fail(rows, tools),
         *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
-    return [alarm for alarm in found if alarm and not (all_cut and alarm.name in FOLLOW)]
+    found = {alarm.name: alarm for alarm in looked_at if alarm}
+    follow = {follows for name in found for follows in FOLLOW.get(name, ())}
+    return [alarm for name, alarm in found.items() if name not in follow]
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
@@ -193,21 +196,41 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
     )
 
 
+def _all_calls_fail(rows: Sequence[Row], tools: bool) -> Alarm | None:
+    """Alarms at once, as `_all_cut` does: the sandbox, or the form of calls, changed or was never right."""
+    last = rows[-1] if rows else {}
+    calls = (last.get("tool/calls") or 0.0) * (last.get("roc/attempts") or 0.0)
+    return FAILED_CALLS.alarm(rows, tools, 1) if calls >= MANY_CALLS and last.get("tool/error_rate") == 1.0 else None
+
+
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
     """Graded rewards may teach where nothing is right yet; one that fell is a collapse."""
     right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
     if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
         return None
+    cut, failed = (window_mean(rows, name, WINDOW) or 0.0 for name in ("len/truncated", "tool/error_rate"))
     return Alarm(
         name="hardly any right",
-        evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, so hardly a group teaches anything",
-        action="read some (rocstar runs rollouts RUN --wrong --full): where the answers are good, the prompt does not "
-        "ask for the form that evaluate.verifier reads, or the references have another; where they are not, take "
-        "easier problems or a longer cold start (more steps of an sft stage)",
+        evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, {cut:.0%} are cut by the token limit, "
+        f"and {failed:.0%} of the tool calls fail, so hardly a group teaches anything",
+        action="where many are cut, raise rollout.max_response_tokens; read some (rocstar runs rollouts RUN --wrong "
+        "--full): where the answers are good, the prompt does not ask for the form that evaluate.verifier reads, or "
+        "the references have another; where they are not, take easier problems or a longer cold start (more steps of "
+        "an sft stage)",
     )
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
+    """One that loses everything is told before WINDOW steps: at a rate a hundred times too high one update does it."""
+    best, last = max(window_means(rows, RIGHT, 1), default=0.0), rows[-LOST_STEPS:]
+    expected = best * sum(row.get("roc/attempts") or 0.0 for row in last)
+    if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
+        return Alarm(
+            name="reward collapse",
+            evidence=f"no attempt of the last {LOST_STEPS} steps is right, and in one step {best:.1%} were",
+            action="see whether calls or verdicts fail; if they do not, begin again, or branch from an earlier step "
+            "(rocstar train --branch RUN@STEP), with a lower learning.learning_rate",
+        )
     means = list(window_means(rows, RIGHT, WINDOW))
     if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(0.3 * max(means), LEAST_FALL):
         return None

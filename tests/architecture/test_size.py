@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2760, 16),
     "rollout": (2061, 12),
-    "run": (4069, 22),
+    "run": (4092, 22),
     "sandbox": (9080, 44),
     "serving": (878, 6),
     "support": (1499, 13),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (554, 1),
     "view": (1551, 8),
 }
-CLASSES, FUNCTIONS = 576, 3993
+CLASSES, FUNCTIONS = 576, 3994
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 8478
+BENCHMARK_LINES = 9028
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -61,6 +61,14 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
 
 
+def test_a_step_whose_calls_all_fail_is_told_at_once() -> None:
+    """At ec525b2 five steps later, when the reward was gone."""
+    broken: Row = {**HEALTHY, "tool/error_rate": 1.0, "tool/calls": 0.5, "roc/attempts": 40.0}
+    assert names([HEALTHY, broken]) == ["failed calls"] and names([broken] * WINDOW) == ["failed calls"]
+    assert names([{**broken, "tool/error_rate": 0.99}]) == [] and names([broken], tools=False) == []
+    assert names([{**broken, "roc/attempts": 39.0}]) == [], "few calls may all fail by chance"
+
+
 def test_without_tools_nobody_misses_them() -> None:
     rows = stage({"tool/none_share": 1.0})
     assert names(rows) == ["no tool"] and names(rows, tools=False) == []
@@ -79,6 +87,34 @@ def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
     assert names(stage({"verdict/right": 0.34})) == ["reward collapse"]
     few, fewer = ({**HEALTHY, "verdict/right": share} for share in (0.062, 0.04))
     assert names([few] * WINDOW + [fewer] * WINDOW) == [], "chance moves a few right attempts by a third"
+
+
+def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_nothing_that_follows() -> None:
+    """At ec525b2 a rate a hundred times too high, which lost all in its first update, was told after five further
+    steps, as three alarms that all asked for other problems or a longer cold start."""
+    lost: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "learn/updates": 0.0, "tool/none_share": 1.0}
+    begun, gone = ({"roc/attempts": 64.0, **row} for row in ({"verdict/right": 0.17, "learn/updates": 2.0}, lost))
+    assert names([begun, gone, gone]) == []
+    assert names([begun, gone, gone, gone]) == ["reward collapse"]
+    assert names([begun] + 9 * [gone]) == ["reward collapse"], "the first cause alone"
+    few = [{**row, "roc/attempts": 16.0} for row in (begun, gone, gone, gone)]
+    assert names(few) == [], "eight right ones were to be expected, and chance keeps them away"
+    assert names([gone] * WINDOW) == ["no tool", "hardly any right"], "nothing was there to lose"
+
+
+def test_that_nothing_is_learnt_is_told_where_nothing_else_says_why() -> None:
+    idle: Row = {"learn/updates": 0.0}
+    assert names(stage(idle)) == ["nothing learnt"]
+    assert names(stage({**idle, "group/solved_share": 1.0, "verdict/right": 1.0})) == ["too easy"]
+    assert names([{**HEALTHY, **idle, "verdict/right": 0.0, "reward/mean": 0.0}] * WINDOW) == ["hardly any right"]
+
+
+def test_a_stage_with_hardly_anything_right_tells_how_many_attempts_are_cut_and_calls_fail() -> None:
+    """With room for 14 tokens every attempt was cut in which a call might have helped; only that nothing is right and
+    nothing learnt was told at ec525b2."""
+    short: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "len/truncated": 0.22, "tool/error_rate": 0.54}
+    (alarm,) = alarms([{**HEALTHY, **short}] * WINDOW)
+    assert "22% are cut by the token limit, and 54% of the tool calls fail" in alarm.evidence
 
 
 def test_entropy_and_tool_errors_that_grow_are_told() -> None:
