@@ -29,7 +29,7 @@ from rocstar.record.folder import RunFolder, read_json
 TASKS: Mapping[str, Sequence[str]] = {
     "quickstart": [],
     "errors": ["data.demo_mix=majority_right"],  # half of the right attempts have a failed call at the start
-    "rare": ["stage.sft.steps=120"],  # so short a cold start that one attempt in thirty is right
+    "rare": ["stage.sft.steps=150"],  # so short a cold start that one attempt in twenty is right
 }
 """What each task changes of the quickstart's cold start."""
 BASE = "RoC"
@@ -50,6 +50,9 @@ METHODS: Mapping[str, Sequence[str]] = {
     "RoC, DPPO": ["learning.loss=dppo_tv"],
     "RoC, KL-cov": ["learning.loss=kl_cov"],
     "RoC, 20% forks": ["learning.top_entropy_share=0.2"],
+    "RoC, GTPO": ["learning.advantage=gtpo"],
+    "RoC, OTB": ["learning.advantage=otb"],
+    "RoC, refill": ["rollout.refill=2"],
 }
 MOST_STEPS = 200
 FIGURES = ("sampled", "gain", "greedy", "errors", "steps", "cpu")
@@ -132,7 +135,7 @@ def summary(name: str, cells: Mapping[int, Cell], base: Mapping[int, Cell]) -> d
 def print_table(task: str, rows: Sequence[Mapping[str, Any]]) -> None:
     start = fmean(row["before"] for row in rows)
     print(f"{task}: means over seeds on 400 held-out problems; {start:.1%} right before; gain is over RoC, paired")
-    table = Table("", "runs", "sampled", "gain", "95% interval", "greedy", "errors", "steps", "CPU s", first=18)
+    table = Table("", "runs", "sampled", "gain", "paired 95% interval", "greedy", "errors", "steps", "CPU s", first=18)
     for row in sorted(rows, key=lambda row: -row["sampled"]):
         between = "{:+.1%} to {:+.1%}".format(*row["interval"]) if row["interval"] else "-"
         after = [f"{row['gain']:+.1%}", between, f"{row['greedy']:.1%}", f"{row['errors']:.1%}", round(row["steps"], 1)]

@@ -45,7 +45,7 @@ LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9028
+BENCHMARK_LINES = 9031
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
