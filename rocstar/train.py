@@ -156,7 +156,7 @@ def ahead_of_learning(
             return await roll_all(some)
 
         groups = await refilled(
-            made.groups, pool, further, lambda group: bool(choose(group).kept), rounds=rollout.refill, seed=step_seed
+            made.groups, pool, further, lambda group: len(choose(group).kept) > 1, rounds=rollout.refill, seed=step_seed
         )
         return replace(made, groups=groups, refilled=len(groups) - len(made.groups))
 

@@ -158,7 +158,7 @@ class RunFolder:
 
     def replayed_steps(self) -> list[int]:
         """Steps that were tried under other settings, ascending."""
-        return sorted(map(step_of, self.replays.glob("step=*.json")))
+        return sorted(map(step_of, self.replays.glob("step=[0-9]*.json")))
 
     def pool(self, stage: str) -> Path:
         """What is known of the problems that a stage chose from."""
@@ -192,13 +192,13 @@ class RunFolder:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, ascending."""
-        return sorted(step_of(path) for path in self.checkpoints.glob("step=*") if path.is_dir())
+        return sorted(step_of(path) for path in self.checkpoints.glob("step=[0-9]*") if path.is_dir())
 
     def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
         """(name, step, result) of every finished evaluation, by step and then name. One whose file is broken is left
         out, and stderr says so."""
         found = []
-        for file in self.evals.glob("*/step=*/result.json"):
+        for file in self.evals.glob("*/step=[0-9]*/result.json"):
             try:
                 found.append((file.parts[-3], step_of(file.parent), read_json(file)))
             except DataError as error:
@@ -241,10 +241,10 @@ class RunFolder:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
         self.replay(None).unlink(missing_ok=True)
-        for file in (*self.rollouts.glob("step=*.parquet"), *self.replays.glob("step=*.json")):
+        for file in (*self.rollouts.glob("step=[0-9]*.parquet"), *self.replays.glob("step=[0-9]*.json")):
             if step_of(file) > step:
                 file.unlink()
-        for folder in self.evals.glob("*/step=*"):
+        for folder in self.evals.glob("*/step=[0-9]*"):
             if step_of(folder) > step:
                 shutil.rmtree(folder)
         sweep(self.path)

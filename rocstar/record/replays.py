@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,18 +15,28 @@ from rocstar.record.identity import versions
 
 
 def keep(run: RunFolder, step: int | None, found: Mapping[str, Any]) -> None:
-    """found: `steps`, all of them (step is None), or what was `tried` of one, which goes beside what was tried before;
-    the same settings are replaced. stderr says so where the run folder cannot be written."""
-    file = run.replay(step)
+    """found: `steps`, all of them (step is None), or what was `tried` of one, which goes beside what the same versions
+    tried before; the same settings are replaced. stderr says so where the run folder cannot be written."""
+    file, by = run.replay(step), versions()
     try:
         file.parent.mkdir(exist_ok=True)
-        before = read_json(file) if file.is_file() else {}
-        tried = {one["settings"]: one for one in (*before.get("tried", ()), *found.get("tried", ()))}
-        made = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
+        tried = {one["settings"]: one for one in (*_before(run, step, by), *found.get("tried", ()))}
+        made = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": by}
         write_atomic(file, json.dumps(plain({**made, **found, "tried": [*tried.values()]})).encode())
-    except (DataError, OSError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         tell_once(f"{file} cannot be written ({why}), so rocstar view will not show this replay")
+
+
+def _before(run: RunFolder, step: int | None, by: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    file = run.replay(step)
+    if step is None or not file.is_file():
+        return ()
+    try:
+        return _tried(run, step) if read_json(file).get("versions") == by else ()
+    except DataError as error:
+        tell_once(f"{error}; it is replaced")
+        return ()
 
 
 def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
@@ -42,12 +53,25 @@ def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
 
 def carried(run: RunFolder, step: int, row: int, settings: str) -> list[float] | None:
     """[T] the share of a step's gradient on each token of an attempt; None where it was not kept. row: of the step's
-    rollouts; settings: as the file has them, "" for the run's own. Raises DataError."""
-    tried = next((one for one in _tried(run, step) if settings in ("", one["settings"])), {"heaviest": ()})
-    return next((one["carried"] for one in tried["heaviest"] if one["row"] == row), None)
+    rollouts; settings: as the file has them, "" for the run's own. A file that holds something else has none; the
+    replays view says so."""
+    with suppress(DataError):
+        tried = next((one for one in _tried(run, step) if settings in ("", one["settings"])), {"heaviest": ()})
+        return next((one["carried"] for one in tried["heaviest"] if one["row"] == row), None)
+    return None
 
 
 def _tried(run: RunFolder, step: int | None) -> Sequence[Mapping[str, Any]]:
-    """The run's own settings first."""
-    found: Sequence[Mapping[str, Any]] = read_json(run.replay(step))["tried"] if step in run.replayed_steps() else ()
+    """The run's own settings first. Raises DataError."""
+    if step not in run.replayed_steps():
+        return ()
+    file = run.replay(step)
+    found = read_json(file).get("tried")
+    if not isinstance(found, list) or not all(map(_is_tried, found)):
+        raise DataError(f"{file} is not what rocstar replay writes; delete it and replay the step again")
     return found
+
+
+def _is_tried(one: Any) -> bool:
+    heaviest = one.get("heaviest") if isinstance(one, dict) and isinstance(one.get("settings"), str) else None
+    return isinstance(heaviest, list) and all(isinstance(i, dict) and i.keys() >= {"row", "carried"} for i in heaviest)

@@ -70,7 +70,9 @@ KL_OF_TRL = "with use_bias_correction_kl, its default, TRL's KL term has the sam
 SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered conversation
 TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
 LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio"))
-ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
+ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])")
+SAMPLED_UID = re.compile(r"(.*)_(\d+)_(\d+)")  # SAMPLE_ROLLOUT_OUTPUT
+LARGEST = 1e300  # of what is taken for a number
 ACTOR = ("actor/loss", "actor/grad_norm")
 
 
@@ -190,12 +192,17 @@ class _Reader:
 
         self._file, self._log = file, log
         self._tokenizer = AutoTokenizer.from_pretrained(model)
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"{model} has no chat template, by which the prompts were written; give one that has")
         self._ends = tuple(dict.fromkeys((self._tokenizer.eos_token_id, *read_model_files(model).eos_ids)))
 
     # -- TRL -----------------------------------------------------------------------------------------------------------
 
     def trl(self) -> Dump:
-        rows = read_table(self._file).to_pylist()
+        try:
+            rows = read_table(self._file).to_pylist()
+        except ValueError as error:  # pyarrow's are
+            raise DataError(f"{self._file} cannot be read as parquet: {error}") from error
         step = self._one_step(rows)
         entry, before = self._trl_log(step)
         lengths, logged = self._figures(entry, TRL_LENGTHS), self._figures(entry, ("loss", "grad_norm"))
@@ -225,7 +232,8 @@ class _Reader:
         history: dict[int, Mapping[str, Any]] = {}
         beside = [*home.glob("checkpoint-*/trainer_state.json"), *home.glob("trainer_state.json")]
         for place in [self._log] if self._log else beside:
-            told = [_given(one) for one in read_json(place).get("log_history", ())]
+            rows = read_json(place).get("log_history")
+            told = [_given(one) for one in rows] if isinstance(rows, list) else []
             history |= {one["step"]: one for one in told if one.keys() >= {"step", "loss"}}
         if step not in history or (step > 1 and step - 1 not in history):
             raise DataError(
@@ -244,9 +252,12 @@ class _Reader:
         if isinstance(prompt, str):
             return list(self._tokenizer(text=prompt)["input_ids"])
         messages = [_given(one) for one in prompt]
-        if not all(map(_is_plain, messages)):
-            raise self._refused(row, "prompt", "its messages have more than a role and a text, which is not read")
-        return self._rendered(messages)
+        if not messages or not all(map(_is_plain, messages)):
+            raise self._refused(row, "prompt", "its messages are not roles with a text, and nothing else is read")
+        try:
+            return self._rendered(messages)
+        except DataError as error:
+            raise self._refused(row, "prompt", str(error)) from error
 
     def _trl_text(self, row: int, completion: Any, has_ids: bool) -> str:
         if isinstance(completion, str):
@@ -263,7 +274,7 @@ class _Reader:
     # -- verl ----------------------------------------------------------------------------------------------------------
 
     def verl(self) -> Dump:
-        lines = self._file.read_text("utf-8").removesuffix("\n").split("\n")
+        lines = _text(self._file).removesuffix("\n").split("\n")
         rows = [self._json(row, line) for row, line in enumerate(lines)]
         step = self._one_step(rows)
         logged = self._verl_log(step)
@@ -284,10 +295,12 @@ class _Reader:
         scores = self._column(rows, "score", float, int)
         self._compare("score", [fmean(scores)], self._figures(logged, ["critic/rewards/mean"]))
         cut = [one[-1] not in self._ends for one in ids]
-        uids = [str(row.get("uid", "__0")).rsplit("_", 2) for row in rows]  # SAMPLE_ROLLOUT_OUTPUT
-        if (row := next((row for row, uid in enumerate(uids) if uid[-1] != "0"), None)) is not None:
+        uids = [str(row.get("uid", "")) for row in rows]
+        parts = [SAMPLED_UID.fullmatch(uid) for uid in uids]
+        if (row := next((row for row, part in enumerate(parts) if part and part[3] != "0"), None)) is not None:
             raise self._refused(row, "uid", "it is a further output of its rollout, which is not read")
-        members = self._members([f"{uid[0]} {text}" for uid, text in zip(uids, inputs, strict=True)])
+        groups = [part[1] if part else uid for part, uid in zip(parts, uids, strict=True)]
+        members = self._members([f"{group} {text}" for group, text in zip(groups, inputs, strict=True)])
         return Dump(
             trainer="verl",
             step=step,
@@ -312,7 +325,7 @@ class _Reader:
                 f"which rows of {self._file} had an end token is told only by verl's metrics; give with --log what its "
                 "file logger (trainer.logger) or its console wrote"
             )
-        text = self._log.read_text("utf-8")
+        text = _text(self._log)
         if text.startswith("{"):
             told = [row["data"] for row in read_journal(self._log, {"step": int, "data": dict}) if row["step"] == step]
         else:
@@ -326,7 +339,10 @@ class _Reader:
         """Of the one conversation, of a user or of system and user, that reads so without its special tokens."""
         found = set()
         for messages in ({"user": USER}, {"system": SYSTEM, "user": USER}):
-            shown = re.escape(self._read(self._rendered(_messages(messages))))
+            try:
+                shown = re.escape(self._read(self._rendered(_messages(messages))))
+            except DataError:  # a template may know no system
+                continue
             for some in ("(.*)", "(.*?)"):
                 parts = re.fullmatch(shown.replace(SYSTEM, some).replace(USER, some), text, re.DOTALL)
                 ids = self._rendered(_messages(dict(zip(messages, parts.groups(), strict=True)))) if parts else []
@@ -342,7 +358,7 @@ class _Reader:
     def _column(self, rows: Sequence[Mapping[str, Any]], name: str, *kinds: type) -> list[Any]:
         for row, values in enumerate(rows):
             value = values.get(name)
-            if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+            if not isinstance(value, kinds) or not _is_sound(value):
                 raise self._refused(row, name, f"{value!r} is not what the trainer writes there")
         return [values[name] for values in rows]
 
@@ -353,7 +369,11 @@ class _Reader:
         return int(steps[0])
 
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        shown = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        """Raises DataError."""
+        try:
+            shown = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # of the template's own too
+            raise DataError(f"the model's chat template refuses it ({error})") from error
         return list(shown["input_ids"])
 
     def _read(self, ids: Sequence[int]) -> str:
@@ -377,11 +397,13 @@ class _Reader:
                 drawn = f"those drawn, of which no row has more than {most:g}"
                 raise self._refused(row, field, f"its text becomes {len(ids)} tokens, which are not {drawn}")
             made.append(ids if share and len(ids) == most else [*ids, self._ends[0]])
+            if not made[-1]:
+                raise self._refused(row, field, "it has no token")
         return made
 
     def _figures(self, logged: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
         for name in names:
-            if not isinstance(logged.get(name), float | int) or not math.isfinite(logged[name]):
+            if not isinstance(logged.get(name), float | int) or not _is_sound(logged[name]):
                 raise DataError(f"{self._log or self._file.parent.parent}: {name} of the step is {logged.get(name)!r}")
         return {name: float(logged[name]) for name in names}
 
@@ -460,6 +482,20 @@ def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:
 def _given(message: Any) -> dict[str, Any]:
     """Without the keys that only other rows' messages have."""
     return {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else {}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no UTF-8: {error}") from error
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether a number is one that can be computed with, and a text one that can be written."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return not isinstance(value, bool) and (not isinstance(value, float | int) or abs(value) < LARGEST)
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:

@@ -354,6 +354,9 @@ def test_loss_and_gradient_norm_of_verl_come_out_again(model: Path, verl_run: Pa
         (lambda lines: [lines[0].replace("assistant", "someone"), *lines[1:]], "row 0, input: 0 conversations"),
         (lambda lines: [lines[0].replace("short", "short\\nuser\\nno"), *lines[1:]], "row 0, input: 2 conversations"),
         (lambda lines: [lines[0].replace('"score": ', '"score": 1'), *lines[1:]], "score: critic/rewards/mean"),
+        (lambda lines: [re.sub('"score": [^,}]*', '"score": true', lines[0]), *lines[1:]], "row 0, score: True"),
+        (lambda lines: [re.sub('"score": ', '"score": ' + "9" * 400, lines[0]), *lines[1:]], "row 0, score: inf"),
+        (lambda lines: [lines[0].replace('"output": "', '"output": "\\ud800'), *lines[1:]], "row 0, output: '"),
     ],
 )
 def test_a_dump_of_verl_that_is_not_what_was_drawn_is_refused(
@@ -363,6 +366,18 @@ def test_a_dump_of_verl_that_is_not_what_was_drawn_is_refused(
     (tmp_path / "7.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=said):
         read_dump(tmp_path, verl_run / "policy", step=7, log=verl_run / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("data", [b"", b"no parquet", b"\xff\xfe"])
+def test_a_file_that_is_none_of_theirs_is_refused(verl_run: Path, tmp_path: Path, data: bytes) -> None:
+    log = verl_run / "metrics.jsonl"
+    for name in ("completions_00001.parquet", "1.jsonl"):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=name):
+            read_dump(tmp_path / name, verl_run / "policy", log=log)
+    (tmp_path / "broken.jsonl").write_bytes(b"\xff" + log.read_bytes())
+    with pytest.raises(DataError, match="broken"):
+        read_dump(verl_run / "rollouts" / "7.jsonl", verl_run / "policy", log=tmp_path / "broken.jsonl")
 
 
 def test_what_verl_does_not_tell_is_asked_for(verl_run: Path, tmp_path: Path) -> None:

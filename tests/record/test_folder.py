@@ -90,8 +90,12 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
         keep(folder, step, {"tried": []})
     (folder.rollouts / ".step=000004.parquet.x.new").write_bytes(b"half")
     folder.checkpoint(3).mkdir()
+    foreign = folder.replays / "step=abc.json"  # a copy that somebody made
+    foreign.touch()
 
     folder.rewind(3)
+    assert folder.replayed_steps() == [3]
+    foreign.unlink()
 
     assert [row["step"] for row in read_journal(folder.metrics)] == [1, 2, 3]
     assert sorted(file.name for file in folder.rollouts.iterdir()) == ["step=000001.parquet", "step=000003.parquet"]

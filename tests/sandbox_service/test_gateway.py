@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Call, ForkRefused, Limits, ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.call import Call, ForkRefused, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
@@ -148,6 +148,17 @@ async def test_the_operators_limits_hold_for_frames_and_nonsense_is_rejected_alo
     assert {found.pop(9).stdout} == {"1\n"}
     assert {response.outcome for response in found.values()} == {ProgramOutcome.REJECTED}
     assert "--max-wall-seconds" in found[0].message
+
+
+async def test_a_call_that_is_cancelled_at_once_is_answered_and_its_number_free_again(http: Http) -> None:
+    asked, cancel = wire.pack(FrameKind.CALL, 1, wire.encode(call("1"))), wire.pack(FrameKind.CANCEL, 1)
+    reader, found = wire.FrameReader(), []
+    async with connect(frames_url(http)) as socket:
+        for _ in range(2):
+            await socket.send(asked + cancel)
+            while not found or found[-1].kind is not FrameKind.RESPONSE:
+                found += reader.feed(await asyncio.wait_for(socket.recv(decode=False), 20))
+            assert wire.decode_response(found.pop().body).outcome is ServiceOutcome.CANCELLED
 
 
 @pytest.mark.parametrize("data", [wire.pack(FrameKind.HELLO), b"\xff" * 20, "text"])

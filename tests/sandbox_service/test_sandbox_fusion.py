@@ -133,6 +133,12 @@ def test_a_notebook_out_of_time_keeps_the_cells_that_ran(http: Http) -> None:
     assert [error["ename"] for error in late["error"]] == ["TimeoutError"]
 
 
+def test_a_notebook_of_which_nothing_may_run_is_no_success(http: Http) -> None:
+    answer = run_jupyter(http, ["1"], files={"/etc/x": "YQ=="})
+    assert (answer["status"], answer["driver"]["return_code"]) != ("Success", 0)
+    assert answer["status"] == "Failed"
+
+
 def test_what_is_written_past_pythons_streams_belongs_to_its_cell(http: Http) -> None:
     code = "import os, subprocess, sys\nos.write(1, b'raw ')\nsubprocess.run([sys.executable, '-c', 'print(5)']);"
     answer = run_jupyter(http, [code, "print('next')"])

@@ -14,6 +14,7 @@ import pytest
 from rocstar.analysis.sweep import planned
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
+from rocstar.record.replays import keep
 from rocstar.record.rollouts import read_rollouts, write_rollouts
 from rocstar.view.app import STATIC, serve
 from rocstar.view.sources import FileCache, Library, overview
@@ -143,6 +144,14 @@ def test_replays_are_shown_as_they_were_kept_and_give_the_tokens_of_their_attemp
         assert gradient(step=2, row=5)[-1] == 0.2 and sum(gradient(step=2, row=5)) == 0.2
         assert sum(gradient(step=2, row=0, tried="learning.loss=gspo")) == 0.5
         assert gradient(step=2, row=5, tried="learning.loss=gspo") is None
+        for broken in ("{}", "[]", '{"tried": null}', '{"tried": [{"settings": "a", "heaviest": [{}]}]}', "{"):
+            run.replay(2).write_text(broken)
+            assert str(run.replay(2)) in json.dumps(got("replays")) and gradient(step=2, row=5) is None
+        keep(run, 2, {"tried": [{"settings": "a", "heaviest": []}]})
+        assert [one["settings"] for one in got("replays")["tried"]] == ["a"]
+        run.replay(2).write_text(run.replay(2).read_text().replace('"python": "', '"python": "older '))
+        keep(run, 2, {"tried": [{"settings": "b", "heaviest": []}]})
+        assert [one["settings"] for one in got("replays")["tried"]] == ["b"]  # versions are not mixed
         assert gradient(step=2, row=5, tried="learning.loss=nothing") is None
         assert gradient(step=1, row=5) is None
 

@@ -424,8 +424,8 @@ class FrameConnection:
             case FrameKind.CALL if frame.number not in self.calls:
                 self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
             case FrameKind.CANCEL:
-                if frame.number in self.calls:
-                    self.calls[frame.number].cancel()
+                if frame.number in self.calls:  # later, for a task that has not begun would end without an answer
+                    asyncio.get_running_loop().call_soon(self.calls[frame.number].cancel)
             case FrameKind.CLOSE:
                 name = wire.decode_text(frame.body)
                 self.sessions.discard(name)

@@ -5,7 +5,8 @@ not served here; 504: we could not run it (overloaded, or a fault of ours), the 
 
 Departures: only Python; `executor_pod_name` is null; `cell_timeout` is ignored, as it is there; a notebook that runs
 out of time keeps the cells that ran. Absolute paths below /mnt and /tmp stand for the working directory, which programs
-see there where they have a file system of their own; others are left out. Not served: the data sets of /submit.
+see there where they have a file system of their own. One elsewhere makes a program that is to write it fail, and is not
+sent back. Not served: the data sets of /submit.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ async def run_jupyter(asked: Asked) -> HttpReply:
     limits = structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES))
     responses = await play(asked, shape.cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
     last = responses[-1] if responses else Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
-    bad = next((each for each in responses if each.state_lost or each.outcome in TIMEOUTS), None)
+    undone = (*TIMEOUTS, ProgramOutcome.REJECTED)
+    bad = next((each for each in responses if each.state_lost or each.outcome in undone), None)
     summary = bad or Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
     driver = command_result(structs.replace(summary, stdout="", stderr=""), sum(each.run_seconds for each in responses))
     ran = {"driver": driver, "cells": [cell_result(response) for response in responses]}
