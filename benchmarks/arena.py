@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from frame import Table, newest_model, parser, read_rows, report, run_cell, slug
 
-from rocstar.evaluation.intervals import student
+from rocstar.evaluation.intervals import student_interval
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 
@@ -126,8 +126,7 @@ def summary(name: str, cells: Mapping[int, Cell], base: Mapping[int, Cell]) -> d
     """Means over seeds; `gain` is sampled accuracy less that of RoC with the same seed, with its 95% interval."""
     gains = [cells[seed]["sampled"] - base[seed]["sampled"] for seed in cells if seed in base]
     means = {key: fmean(one[key] or 0.0 for one in cells.values()) for key in ("before", *FIGURES) if key != "gain"}
-    half = student(len(gains) - 1) * stdev(gains) / len(gains) ** 0.5 if name != BASE and len(gains) > 1 else None
-    interval = half and [fmean(gains) - half, fmean(gains) + half]
+    interval = student_interval(gains) if name != BASE else None
     by_seed = {seed: one["sampled"] for seed, one in cells.items()}
     return {"method": name, "runs": len(cells), **means, "gain": fmean(gains), "interval": interval, "by_seed": by_seed}
 

@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rocstar.config.recipe import load_recipe, resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
-from rocstar.evaluation.intervals import student
+from rocstar.evaluation.intervals import student_interval
 from rocstar.parts.placement import place
 from rocstar.record.differences import varying
 from rocstar.record.folder import RunFolder, list_runs, read_json, refuse_place
@@ -244,13 +244,11 @@ def figures_of(run: RunFolder) -> dict[tuple[str, str], float]:
 
 
 def _over_runs(key: tuple[str, str], values: Mapping[str, float]) -> dict[str, Any]:
-    numbers, n = list(values.values()), len(values)
-    mean, interval = fmean(numbers), None
+    numbers = list(values.values())
     low, high = -1.0 if key[0] == "gain" else 0.0, math.inf if key[1] in COUNTED else 1.0
-    if n > 1 and (spread := stdev(numbers)):
-        half = student(n - 1) * spread / math.sqrt(n)
-        interval = [max(low, mean - half), min(high, mean + half)]
-    return {"values": dict(values), "mean": mean, "range": [min(numbers), max(numbers)], "interval": interval}
+    found = student_interval(numbers)
+    interval = found and [max(low, found[0]), min(high, found[1])]
+    return {"values": dict(values), "mean": fmean(numbers), "range": [min(numbers), max(numbers)], "interval": interval}
 
 
 # A batch script

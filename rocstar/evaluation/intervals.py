@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, lgamma, log, log1p, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
@@ -99,6 +99,15 @@ def mean_difference(differences_P: Sequence[float]) -> Estimate:
         variance = (sum(squares) + more) / (n + 1) - shrunk * shrunk
         half = student(n) * sqrt(variance / n)
     return Estimate(value, max(-1.0, value - half), min(1.0, value + half), n)
+
+
+def student_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95% interval of the mean of a few figures, such as one a seed, by Student's t law; None of fewer than two, or of
+    equal ones."""
+    if len(values) < 2 or not (spread := stdev(values)):
+        return None
+    half = student(len(values) - 1) * spread / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 @cache

@@ -23,6 +23,8 @@ class Tried:
     """What one set of settings made of a step."""
 
     settings: str
+    groups: Sequence[Group]
+    """The attempts that it was learnt from."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means over its updates."""
     gradient: Gradient = field(default_factory=dict)
@@ -49,13 +51,13 @@ class Tried:
             "fork_share": sum(share for share, _, _ in forks) if tokens else None,
         }
 
-    def heaviest(self, groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+    def heaviest(self, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
         """The tokens that carry most of the gradient."""
         found = sorted(self._tokens(), key=lambda one: -one[0])[:MOST_TOKENS]
         return [
             {
                 "share": share,
-                **_attempt(row, groups),
+                **_attempt(row, self.groups),
                 "place": place,
                 "before": decode(row.token_ids[max(0, place - BEFORE) : place]),
                 "token": decode(row.token_ids[place : place + 1]),
@@ -65,13 +67,13 @@ class Tried:
             for share, row, place in found
         ]
 
-    def attempts(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    def attempts(self) -> list[dict[str, Any]]:
         """The attempts that carry most of the gradient, with each token's share of it."""
         total, found = self._total, sorted(self.rows, key=lambda one: -sum(one[1]))[:MOST_ATTEMPTS]
         return [
             {
                 "share": sum(norms) / total,
-                **_attempt(row, groups),
+                **_attempt(row, self.groups),
                 "advantage": row.advantage,
                 "carried": [float(f"{norm / total:.3g}") for norm in norms],
             }

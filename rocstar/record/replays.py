@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -17,26 +17,24 @@ from rocstar.record.identity import versions
 def keep(run: RunFolder, step: int | None, found: Mapping[str, Any]) -> None:
     """found: `steps`, all of them (step is None), or what was `tried` of one, which goes beside what the same versions
     tried before; the same settings are replaced. stderr says so where the run folder cannot be written."""
-    file, by = run.replay(step), versions()
+    file, made = run.replay(step), {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
     try:
         file.parent.mkdir(exist_ok=True)
-        tried = {one["settings"]: one for one in (*_before(run, step, by), *found.get("tried", ()))}
-        made = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": by}
+        before = _before(run, step)
+        others = before["tried"] if before.get("versions") == made["versions"] else ()
+        tried = {one["settings"]: one for one in (*others, *found.get("tried", ()))}
         write_atomic(file, json.dumps(plain({**made, **found, "tried": [*tried.values()]})).encode())
     except OSError as error:
         why = error.strerror or error
         tell_once(f"{file} cannot be written ({why}), so rocstar view will not show this replay")
 
 
-def _before(run: RunFolder, step: int | None, by: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    file = run.replay(step)
-    if step is None or not file.is_file():
-        return ()
+def _before(run: RunFolder, step: int | None) -> Mapping[str, Any]:
     try:
-        return _tried(run, step) if read_json(file).get("versions") == by else ()
+        return {} if step is None else _read(run, step)
     except DataError as error:
         tell_once(f"{error}; it is replaced")
-        return ()
+        return {}
 
 
 def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
     shown = steps[-1] if steps and step is None else step
     tried = [
         {**one, "heaviest": [{key: attempt[key] for key in attempt if key != "carried"} for attempt in one["heaviest"]]}
-        for one in _tried(run, shown)
+        for one in ([] if shown is None else _read(run, shown)["tried"])
     ]
     return {"steps": steps, "step": shown, "tried": tried, "all": read_json(whole) if whole.is_file() else None}
 
@@ -56,18 +54,18 @@ def carried(run: RunFolder, step: int, row: int, settings: str) -> list[float] |
     rollouts; settings: as the file has them, "" for the run's own. A file that holds something else has none; the
     replays view says so."""
     with suppress(DataError):
-        tried = next((one for one in _tried(run, step) if settings in ("", one["settings"])), {"heaviest": ()})
+        known = _read(run, step)["tried"]
+        tried = next((one for one in known if settings in ("", one["settings"])), {"heaviest": ()})
         return next((one["carried"] for one in tried["heaviest"] if one["row"] == row), None)
     return None
 
 
-def _tried(run: RunFolder, step: int | None) -> Sequence[Mapping[str, Any]]:
-    """The run's own settings first. Raises DataError."""
-    if step not in run.replayed_steps():
-        return ()
+def _read(run: RunFolder, step: int) -> Mapping[str, Any]:
+    """What was kept of a step, of what was `tried` the run's own settings first; empty where nothing was. Raises
+    DataError."""
     file = run.replay(step)
-    found = read_json(file).get("tried")
-    if not isinstance(found, list) or not all(map(_is_tried, found)):
+    found = read_json(file) if file.is_file() else {"tried": []}
+    if not isinstance(found.get("tried"), list) or not all(map(_is_tried, found["tried"])):
         raise DataError(f"{file} is not what rocstar replay writes; delete it and replay the step again")
     return found
 

@@ -125,7 +125,7 @@ def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
         "difference": {name: again[name] - value for name, value in dump.logged.items()},
         "notes": [one for one in dump.notes if reference or one != KL_OF_TRL],
         "tried": [own.told(own.gradient), *(one.told(own.gradient) for one in made)],
-        "tokens": own.heaviest(dump.groups, Codec.load(model).decode),
+        "tokens": own.heaviest(Codec.load(model).decode),
     }
 
 
@@ -147,7 +147,7 @@ def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
         rows = rows_of(everything, advantage_of(stage.learning))
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
-        made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults")
+        made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
         updates, _ = learn_rows(stage.learning, learner, rows, dump.step, partial(note, made, learner))
         made.metrics = mean_of_updates([update.metrics for update in updates])
         yield made

@@ -185,7 +185,7 @@ class Replay:
             for settings, stage in (("as the run did", self.stage), *self._variants):
                 folders = self.recipe.run.modules
                 learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
-                made = Tried(settings=settings)
+                made = Tried(settings=settings, groups=groups)
                 learnt = self._learn(stage, learner, step, groups, partial(note, made, learner))
                 made.metrics = self._means(learnt)
                 yield made

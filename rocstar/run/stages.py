@@ -26,8 +26,7 @@ def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def _spent(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    sampled = sum(row.get(SAMPLED) or 0 for row in rows)
-    if rule.sampled_tokens is None or sampled < rule.sampled_tokens:
+    if rule.sampled_tokens is None or (sampled := sum(row.get(SAMPLED) or 0 for row in rows)) < rule.sampled_tokens:
         return None
     return f"its attempts have {sampled:,.0f} tokens of the model (end.sampled_tokens is {rule.sampled_tokens:,})"
 

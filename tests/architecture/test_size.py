@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1884, 13),
-    "analysis": (2175, 11),
+    "analysis": (2173, 11),
     "answers": (3563, 20),
     "cli": (3450, 22),
     "cluster": (737, 8),
@@ -24,14 +24,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1480, 10),
     "engines": (4050, 20),
     "errors": (53, 1),
-    "evaluation": (3657, 21),
+    "evaluation": (3666, 21),
     "forecast": (1947, 9),
-    "learning": (3780, 22),
+    "learning": (3782, 22),
     "parts": (1628, 9),
     "protocols": (290, 1),
-    "record": (2784, 16),
+    "record": (2782, 16),
     "rollout": (2061, 12),
-    "run": (4128, 22),
+    "run": (4127, 22),
     "sandbox": (9082, 44),
     "serving": (878, 6),
     "support": (1499, 13),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (554, 1),
     "view": (1551, 8),
 }
-CLASSES, FUNCTIONS = 576, 3998
+CLASSES, FUNCTIONS = 576, 3999
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9031
+BENCHMARK_LINES = 9030
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -151,12 +151,12 @@ def _tried(replay: Replay, step: int) -> dict[str, Any]:
     """One set of settings at a time: each holds a gradient of the model's size."""
     from rocstar.record.replays import keep
 
-    made, groups = replay.tried(step), replay.groups(step)
+    made = replay.tried(step)
     own = next(made)  # the run's own settings
-    told = [{**one.told(own.gradient), "heaviest": one.attempts(groups)} for one in itertools.chain([own], made)]
+    told = [{**one.told(own.gradient), "heaviest": one.attempts()} for one in itertools.chain([own], made)]
     keep(replay.run, step, {"tried": told})
     plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in told]  # a number a token
-    return {"tried": plain, "tokens": own.heaviest(groups, replay.policy.codec.decode)}
+    return {"tried": plain, "tokens": own.heaviest(replay.policy.codec.decode)}
 
 
 def _line(step: Mapping[str, Any]) -> str:
