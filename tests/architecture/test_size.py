@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2782, 16),
     "rollout": (2061, 12),
     "run": (4127, 22),
-    "sandbox": (9082, 44),
+    "sandbox": (9084, 44),
     "serving": (878, 6),
     "support": (1499, 13),
     "tools": (604, 6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 
 from rocstar.sandbox.call import MAX_BRANCHES, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.daemon.snapshot import Lineage, Snapshot
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually
 
 OK, REJECTED = ProgramOutcome.OK, ProgramOutcome.REJECTED
+NOTHING = subprocess.DEVNULL
 BEGINNING = """
     import decimal, os, random, threading
     class Kept:
@@ -290,7 +293,7 @@ async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:
     with client:
         session = client.open_session()
         await session.run("x = [str(n) for n in range(200_000)]")
-        waiting = asyncio.create_task(session.fork(8))
+        waiting = asyncio.create_task(session.fork(MAX_BRANCHES))  # so many take longer than the call waits here
         await asyncio.sleep(0.1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -300,6 +303,24 @@ async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:
         await session.run("1")
         await asyncio.sleep(1.0)
         assert client.usage().sessions == 1
+
+
+def test_a_zygote_that_has_died_and_is_still_listed_is_no_fault_of_the_cells() -> None:
+    """Its maps are empty, so a table of the system's that both share would look like memory that the cell shares."""
+    dead, notebook = (
+        subprocess.Popen(words, stdin=NOTHING, stdout=NOTHING, stderr=NOTHING) for words in (["true"], ["sleep", "60"])
+    )
+    try:
+        eventually(lambda: psutil.Process(dead.pid).status() == psutil.STATUS_ZOMBIE)
+        with (
+            Snapshot(notebook.pid, Lineage(dead.pid, 0, 0)) as snapshot,
+            pytest.raises(ProcessLookupError, match="died"),
+        ):
+            snapshot.take(2**20)
+    finally:
+        notebook.kill()
+        notebook.wait()
+        dead.wait()
 
 
 def test_a_dead_zygote_is_told() -> None:

@@ -89,20 +89,22 @@ class Snapshot:
             os.close(fd)
 
     def take(self, most: int) -> None:
-        """Copy it while it waits, at most so many bytes. Raises Unforkable, and OSError when it has died."""
+        """Copy it while it waits, at most so many bytes. Raises Unforkable, OSError when it or the zygote has died."""
         status = fields(f"{self.process}/status")
         if (threads := int(status["Threads"])) > 1:
             raise Unforkable(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
         self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
         self.opened += self.descriptors()
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
+        if not known:  # as of a process that has died and is still listed; what it shares would be taken for the cell's
+            raise ProcessLookupError(f"zygote {self.origin.zygote} has died")
         with open(f"{self.process}/pagemap", "rb", 0) as pages, open(f"{self.process}/mem", "rb", 0) as memory:
             (heap,) = struct.unpack("=Q", os.pread(memory.fileno(), 8, self.origin.arena))
             self.add(HEAP, heap, heap)
             theirs = [each for each in mappings(f"{self.process}/maps") if each.path != "[vsyscall]"]
             self.clear([(each.start, each.end) for each in theirs])
+            first, last = self.arena()
             for mapping in theirs:
-                first, last = self.arena()
                 if mapping.path not in KERNEL and not (mapping.start < last and first < mapping.end):
                     self.copy(mapping, mapping.line in known, pages.fileno(), memory.fileno(), most)
         self.end()
