@@ -34,7 +34,14 @@ from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_prev
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
 from rocstar.run.pools import problems_of_step, refilled, stage_pool
-from rocstar.run.report import mean_of_updates, rolled_metrics, staleness_metrics, step_metrics, suspicion
+from rocstar.run.report import (
+    agent_metrics,
+    mean_of_updates,
+    rolled_metrics,
+    staleness_metrics,
+    step_metrics,
+    suspicion,
+)
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
@@ -184,6 +191,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         **mean_of_updates([update.metrics for update in learnt.updates]),
         **staleness_metrics(rolled.groups, written_by, stage, overlap),
         **rolled_metrics(rolled, stage),
+        **(agent_metrics(rolled.groups) if run.recipe.rollout.agent else {}),
         **run.engine.take_counts(),
     }
 

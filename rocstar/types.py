@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, pairwise, repeat
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -232,6 +232,9 @@ class EngineLoad:
 class Turn:
     completion: Completion
     """What the engine returned."""
+    prompt_ids: tuple[int, ...] = ()
+    """[k] where not empty: all that was continued here, instead of what stands before; an agent (`rollout.agent`) has
+    begun another conversation, or gone back in one."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls found in it, in order, malformed ones included."""
     results: tuple[ToolResult, ...] = ()
@@ -252,6 +255,8 @@ class Stop(StrEnum):
     ANSWERED = "answered"  # a turn without a tool call
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
+    AGENT_FAILED = "agent_failed"  # a program or function of the user's (`rollout.agent`) ended with an error
+    AGENT_TIMEOUT = "agent_timeout"  # it did not end in time
     ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, dropped by the resampler
     SET_ASIDE = "set_aside"  # it goes on in this step or the next (`rollout.carry_over`); never recorded
 
@@ -319,7 +324,7 @@ class Trajectory:
     outcome: Outcome | None = None
     """None until verified, and for ENVIRONMENT_FAILED."""
     fault: str | None = None
-    """The message of the Unavailable that ended it; None otherwise."""
+    """The message of the Unavailable that ended it, or of the error that its agent ended with; None otherwise."""
     seconds: float = 0.0
     """Wall time from first request to end, seconds."""
     tool_seconds: float = 0.0
@@ -330,9 +335,10 @@ class Trajectory:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """[T] prompt, then each completion and its reply."""
+        """[T] prompt, then each completion and its reply; before a turn with a prompt of its own that one."""
         ids = list(self.prompt_ids)
         for turn in self.turns:
+            ids += turn.prompt_ids
             ids += turn.completion.token_ids
             ids += turn.reply_ids
         return tuple(ids)
@@ -342,6 +348,7 @@ class Trajectory:
         """[T] true exactly on completion tokens."""
         mask = [False] * len(self.prompt_ids)
         for turn in self.turns:
+            mask += [False] * len(turn.prompt_ids)
             mask += [True] * len(turn.completion.token_ids)
             mask += [False] * len(turn.reply_ids)
         return tuple(mask)
@@ -351,9 +358,22 @@ class Trajectory:
         """[T] the engine's own numbers on completion tokens, 0.0 elsewhere."""
         values = [0.0] * len(self.prompt_ids)
         for turn in self.turns:
+            values += [0.0] * len(turn.prompt_ids)
             values += turn.completion.logprobs
             values += [0.0] * len(turn.reply_ids)
         return tuple(values)
+
+    @property
+    def conversations(self) -> tuple[Trajectory, ...]:
+        """The attempt in parts whose tokens continue one another, cut before each turn with a prompt of its own."""
+        begins = [0, *(number for number, turn in enumerate(self.turns) if turn.prompt_ids), len(self.turns)]
+        if len(begins) == 2:
+            return (self,)
+        parts = [self.turns[begin:end] for begin, end in pairwise(begins)]
+        return tuple(
+            replace(self, prompt_ids=first.prompt_ids or self.prompt_ids, turns=(replace(first, prompt_ids=()), *rest))
+            for first, *rest in parts
+        )
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -489,7 +509,7 @@ class BatchRow:
     """[T] squared norm of the gradient of a token's log-probability by its logits; filled in by `Learner.score` where
     `learning.advantage` asks for it."""
     identity: str = ""
-    """Which attempt of the step it is (`learning.advantages.identity`)."""
+    """Which attempt of the step it is, and which of its conversations (`learning.advantages.identity`)."""
 
     @property
     def token_advantages(self) -> Sequence[float]:

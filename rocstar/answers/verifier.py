@@ -26,8 +26,8 @@ TOOL_TOLERANCE = Fraction(1, 1000)  # relative; what published word-problem solv
 _ZERO_TOLERANCE = Fraction(1, 10**9)  # absolute; float noise around a reference of 0
 
 Truncated = Literal["wrong", "graded"]
-"""What an attempt is that was cut by a limit: WRONG, or looked at like any other."""
-CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS)
+"""What an attempt is that a limit or the end of its agent has cut: WRONG, or looked at like any other."""
+CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS, Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)
 
 
 @dataclass

@@ -295,6 +295,14 @@ class RolloutSection(StageRolloutSection):
     """Name of the Python tool that the model sees."""
     environment: str | None = None
     """An Environment of your own as `package.module:name`; unset: the conversation with tools."""
+    agent: str | None = None
+    """An agent of your own that makes the attempts: a program (`python my_agent.py`) or a function
+    (`package.module:name`), given an address that speaks OpenAI's protocol; unset: the conversation with tools. Its
+    requests are what max_turns counts."""
+    agent_seconds: Seconds = 600.0
+    """Time that an agent has for an attempt."""
+    agents_at_once: Count = 64
+    """Most programs, or threads of a function that is not async, that run at once; an async function has no limit."""
     feedback_max_chars: int = Field(default=4096, ge=8)
     """Characters of a tool reply that the model is shown; a marker stands where a reply is cut (the release: 256)."""
     feedback_truncate: Literal["left", "right", "middle"] = "middle"
@@ -792,7 +800,7 @@ class Recipe(Section):
         if self.stage and (told := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
             yield f"evaluate: {told}"
         turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
-        if not self.sandbox.tools and self.rollout.environment is None and max(turns, default=1) > 1:
+        if not (self.sandbox.tools or self.rollout.environment or self.rollout.agent) and max(turns, default=1) > 1:
             yield (
                 f"rollout.max_turns {max(turns)} gives turns after calls of tools and sandbox.tools names none; set "
                 "rollout.max_turns to 1, or name tools"
@@ -802,6 +810,7 @@ class Recipe(Section):
                 f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
                 "leave one of them out"
             )
+        yield from self._agent_complaints()
         if self.rollout.environment and any(stage.rollout.carry_over for stage in self.rl_stages):
             yield (
                 "rollout.carry_over continues attempts in new environments and rollout.environment "
@@ -821,6 +830,22 @@ class Recipe(Section):
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"
+
+    def _agent_complaints(self) -> Iterator[str]:
+        """What does not go with `rollout.agent`."""
+        if not self.rollout.agent:
+            return
+        said = f"rollout.agent {self.rollout.agent!r}"
+        if self.rollout.environment:
+            yield f"{said} and rollout.environment both make attempts; leave one of them out"
+        for stage in self.rl_stages:
+            if stage.rollout.carry_over:
+                yield f"rollout.carry_over sets attempts aside, and {said} can't be; leave one of them out"
+            if stage.learning.by_token:
+                yield (
+                    f"learning.advantage {stage.learning.advantage!r} is of attempts with one conversation, and "
+                    f"{said} may have several; take another"
+                )
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """What is wrong where the attempts of an evaluation would be the same; batches of vLLM round differently."""

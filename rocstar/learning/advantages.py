@@ -103,31 +103,37 @@ def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[in
 
 
 def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[BatchRow, ...]:
-    """One row per kept trajectory, groups in order. Tool tokens stay in the row and carry no loss."""
-    rows = []
-    for number, resampled in enumerate(groups):
-        for place, value in kept_advantages(resampled, advantage).items():
-            trajectory = resampled.group.trajectories[place]
-            row = BatchRow(
-                token_ids=trajectory.token_ids,
-                loss_mask=trajectory.loss_mask,
-                sampled_logprobs=trajectory.sampled_logprobs,
-                advantage=value,
-                identity=identity(number, place),
-            )
-            rows.append(row)
-    return tuple(rows)
+    """One row per conversation of a kept trajectory, groups in order; most have one. Tool tokens stay in the row and
+    carry no loss."""
+    return tuple(
+        BatchRow(
+            token_ids=told.token_ids,
+            loss_mask=told.loss_mask,
+            sampled_logprobs=told.sampled_logprobs,
+            advantage=value,
+            identity=identity(number, place, part),
+        )
+        for number, resampled in enumerate(groups)
+        for place, value in kept_advantages(resampled, advantage).items()
+        for part, told in enumerate(resampled.group.trajectories[place].conversations)
+    )
 
 
-def identity(group: int, place: int) -> str:
-    """Which attempt of a step a row is; a problem may stand in it twice, so its id does not tell."""
-    return f"{group}/{place}"
+def identity(group: int, place: int, part: int = 0) -> str:
+    """Which attempt of a step a row is of, and which of its conversations; a problem may stand in a step twice, so its
+    id does not tell."""
+    return f"{group}/{place}/{part}" if part else f"{group}/{place}"
 
 
 def place_of(row: BatchRow) -> tuple[int, int]:
     """The (group, place) that its identity was made of."""
-    group, _, place = row.identity.partition("/")
+    group, place = row.identity.split("/")[:2]
     return int(group), int(place)
+
+
+def part_of(row: BatchRow) -> int:
+    """Which conversation of the attempt it is."""
+    return int("".join(row.identity.split("/")[2:]) or 0)
 
 
 def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
@@ -136,7 +142,8 @@ def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
     question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv 2402.03300)."""
     if mean == "tokens":
         return None
-    alike = [row.identity.rpartition("/")[0] if mean == "questions" else str(n) for n, row in enumerate(rows)]
+    depth = 1 if mean == "questions" else 2
+    alike = ["/".join(row.identity.split("/")[:depth]) or str(n) for n, row in enumerate(rows)]
     tokens: Counter[str] = Counter()
     for name, row in zip(alike, rows, strict=True):
         tokens[name] += sum(row.loss_mask)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec.structs import replace as with_fields
 
+from rocstar.agents.agent import Agent, agent_named
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import check_verifier, verifier_named
 from rocstar.config.places import Engines, TorchEngines, VllmEngines
@@ -75,7 +76,7 @@ class AttemptParts:
     def check(self) -> None:
         """Raise ConfigError where a tool, the environment or the verifier does not exist or does not fit."""
         self.tools()
-        _ = self.environment
+        _ = self.environment, self.agent
         check_verifier(self.recipe.evaluate.verifier, self.recipe.run.modules)
 
     @cached_property
@@ -105,6 +106,20 @@ class AttemptParts:
         return made
 
     @cached_property
+    def agent(self) -> Agent | None:
+        """Makes the attempts in place of the turn loop. Raises ConfigError."""
+        rollout, evaluate = self.recipe.rollout, self.recipe.evaluate
+        if rollout.agent is None:
+            return None
+        return agent_named(
+            rollout.agent,
+            seconds=rollout.agent_seconds,
+            at_once=rollout.agents_at_once,
+            right_above=evaluate.right_above,
+            folders=self.recipe.run.modules,
+        )
+
+    @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:
         """Words a tool result for the model."""
         rollout = self.recipe.rollout
@@ -119,7 +134,8 @@ class AttemptParts:
         """How conversations are written. model: folder whose own chat template may be meant. Raises ConfigError."""
         rollout = self.recipe.rollout
         specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
-        return template_for(rollout.template, model, specs, preamble=rollout.preamble)
+        preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent words its own
+        return template_for(rollout.template, model, specs, preamble=preamble)
 
     def conversation(
         self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None
@@ -162,6 +178,7 @@ class AttemptParts:
             limits=attempt_limits(rollout),
             stop_token_ids=codec.stop_ids(template),
             environment=self.environment,
+            agent=self.agent,
             note=note,
         )
 

@@ -283,16 +283,19 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[float]) -> Turn:
-    sampled, replied = turn["sampled_tokens"], turn["reply_tokens"]
+    shown, sampled, replied = turn.get("prompt_tokens", 0), turn["sampled_tokens"], turn["reply_tokens"]
+    prompt_ids = tuple(islice(tokens, shown))
+    deque(islice(logprobs, shown), maxlen=0)  # zeros
     completion = Completion(
         token_ids=tuple(islice(tokens, sampled)),
         logprobs=tuple(islice(logprobs, sampled)),
         finish=Finish(turn["finish"]),
         version_spans=tuple(VersionSpan(*span) for span in turn["version_spans"]),
     )
-    deque(islice(logprobs, replied), maxlen=0)  # zeros
+    deque(islice(logprobs, replied), maxlen=0)
     return Turn(
         completion=completion,
+        prompt_ids=prompt_ids,
         calls=tuple(ToolCall(**call) for call in turn["calls"]),
         results=tuple(map(result_of, turn["results"])),
         reply_ids=tuple(islice(tokens, replied)),
@@ -401,6 +404,7 @@ def _turn(turn: Turn, text: str) -> dict[str, Any]:
     calls = [_fields(call) for call in turn.calls]
     return {
         "finish": str(turn.completion.finish),
+        **({"prompt_tokens": len(turn.prompt_ids)} if turn.prompt_ids else {}),
         "sampled_tokens": len(turn.completion.token_ids),
         "reply_tokens": len(turn.reply_ids),
         "version_spans": [list(span) for span in turn.completion.version_spans],

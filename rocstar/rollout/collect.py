@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
@@ -25,6 +25,14 @@ from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, s
 AS_THE_MODEL_SAYS = Sampling(max_new_tokens=1)
 
 
+class Agent(Protocol):
+    """Something of the user's own that makes attempts (`rollout.agent`)."""
+
+    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        """One attempt; without an outcome where the verifier is to judge it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roller:
     """Produces verified attempts with the current engine."""
@@ -35,6 +43,8 @@ class Roller:
     limits: AttemptLimits
     stop_token_ids: tuple[int, ...]
     environment: EnvironmentFactory = ToolEnvironment
+    agent: Agent | None = None
+    """Makes the attempts in place of the turn loop."""
     note: Note = note_nothing
     """Told what each attempt, and each group, waits for."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
@@ -98,6 +108,8 @@ class Roller:
     ) -> Trajectory:
         """One attempt, not yet verified; its randomness follows from `sampling.seed`. See `run_episode`."""
         async with self.places:
+            if self.agent:
+                return await self.agent.attempt(self, problem, index, sampling)
             return await run_episode(
                 self.engine,
                 self.environment(problem, self.conversation, self.limits, sampling.seed),
@@ -154,14 +166,14 @@ async def verified_group(
 
 async def _verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     """The same attempts at a problem with their outcomes, all from one call."""
-    whole = [trajectory for trajectory in drawn if trajectory.stop is not Stop.ENVIRONMENT_FAILED]
+    whole = [one for one in drawn if one.stop is not Stop.ENVIRONMENT_FAILED and one.outcome is None]
     found: Sequence[Outcome | VerifierUnavailable]
     try:
         found = await verifier.verify_all([(problem, trajectory) for trajectory in whole])
     except VerifierUnavailable as error:
         found = [error] * len(whole)
     outcomes = {trajectory.index: outcome for trajectory, outcome in zip(whole, found, strict=True)}
-    return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
+    return tuple(_with(one, outcomes.get(one.index, one.outcome)) for one in drawn)
 
 
 def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:

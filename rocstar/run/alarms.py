@@ -80,6 +80,13 @@ LEVELS = (
         action="easier or harder problems, or a longer cold start, give it something to choose among",
     ),
     Level(
+        metric="agent/failed",
+        name="agent failures",
+        least=0.1,
+        says="{:.0%} of the agents ended with an error or out of time, and their attempts count as wrong",
+        action="read what they say in events.jsonl (agent_failures), and mend the agent or raise rollout.agent_seconds",
+    ),
+    Level(
         metric="verdict/undecided",
         name="undecided attempts",
         least=0.01,

@@ -6,7 +6,7 @@ is said in `alarms.py`. It looks at texts, so only at the first SAMPLE right att
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
@@ -17,7 +17,7 @@ from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
-from rocstar.learning.advantages import identity, place_of
+from rocstar.learning.advantages import part_of, place_of
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
@@ -25,6 +25,7 @@ from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
+BADLY_ENDED = (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)
 DROPPED = "dropped."  # how the values of reasons begin that drop an attempt
 SAMPLE = 256  # attempts: a share is then known to about three points either way
 LITERAL = r"""(?:[-+]?[\d._]+(?:e[-+]?\d+)?|"[^"\n]*"|'[^'\n]*')"""
@@ -40,6 +41,13 @@ def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
     verifier, which only a reference or the verifier's own clock may cause; and what the first of them says."""
     attempts = [(r.group.problem, t) for r in groups for t in r.group.trajectories]
     failed = [fault for problem, trajectory in attempts if (fault := _fault_of(problem, trajectory))]
+    return len(failed) / max(1, len(attempts)), next(iter(failed), None)
+
+
+def failed_agents(groups: Sequence[Resampled]) -> tuple[float, str | None]:
+    """Share of a step's attempts whose agent ended with an error or out of time; what the first of them says."""
+    attempts = [t for r in groups for t in r.group.trajectories]
+    failed = [t.fault for t in attempts if t.stop in BADLY_ENDED]
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 
 
@@ -78,7 +86,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "len/tokens": summary.mean_response_tokens,
         "len/truncated": summary.truncation_share,
         "roc/attempts": summary.attempts,
-        "roc/kept": len(rows),
+        "roc/kept": len(set(map(place_of, rows))),
         "group/usable": sum(bool(r.kept) for r in groups),
         "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
         "policy/entropy": mean_entropy(rows) if rows else None,
@@ -152,6 +160,24 @@ def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How a step's agents ended, and what their attempts are made of. A conversation is a branch where it begins with
+    one that was there, answers included, else it was begun anew."""
+    attempts = [trajectory for group in groups for trajectory in group.trajectories]
+    failed = sum(attempt.stop in BADLY_ENDED for attempt in attempts)
+    found = [attempt.conversations for attempt in attempts]
+    return {
+        "agent/failed": failed / max(1, len(attempts)),
+        "agent/conversations": fmean([len(parts) for parts in found] or [0]),
+        "agent/branches": fmean([sum(_is_branch(part, parts) for part in parts) for parts in found] or [0]),
+    }
+
+
+def _is_branch(part: Trajectory, parts: Sequence[Trajectory]) -> bool:
+    answered = ((*each.prompt_ids, *each.turns[0].completion.token_ids) for each in parts if each.turns)
+    return any(part.prompt_ids[: len(ids)] == ids for ids in answered)
+
+
 def _by_age(
     version: int, groups: Sequence[Resampled], rows: Sequence[BatchRow]
 ) -> tuple[list[BatchRow], list[BatchRow]]:
@@ -161,7 +187,8 @@ def _by_age(
     stale: list[BatchRow] = []
     for row in rows:
         number, place = place_of(row)
-        completions = [turn.completion for turn in groups[number].group.trajectories[place].turns]
+        told = groups[number].group.trajectories[place].conversations[part_of(row)]
+        completions = [turn.completion for turn in told.turns]
         spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
         if all(span.version == version for span in spans):
             fresh.append(row)
@@ -178,21 +205,23 @@ def attempt_records(
     groups: Sequence[Resampled], rows: Sequence[BatchRow], *, policy_version: int
 ) -> list[AttemptRecord]:
     """One record per attempt, kept or not; rows: of those that were learnt from."""
-    scored: Mapping[str, BatchRow] = {row.identity: row for row in rows}
+    scored: dict[tuple[int, int], list[BatchRow]] = defaultdict(list)
+    for row in sorted(rows, key=part_of):
+        scored[place_of(row)].append(row)
     records = []
     for number, resampled in enumerate(groups):
         for choice in resampled.choices:
             trajectory = resampled.group.trajectories[choice.index]
-            row = scored.get(identity(number, choice.index))
+            own = scored[number, choice.index]
             records.append(
                 AttemptRecord(
                     problem=resampled.group.problem,
                     trajectory=trajectory,
                     choice=choice,
-                    advantage=row.advantage if row else None,
+                    advantage=own[0].advantage if own else None,
                     policy_version=policy_version,
-                    entropies=row.entropies if row else None,
-                    old_logprobs=row.old_logprobs if row else None,
+                    entropies=[value for row in own for value in row.entropies] if own else None,
+                    old_logprobs=[value for row in own for value in row.old_logprobs] if own else None,
                 )
             )
     return records

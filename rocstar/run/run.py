@@ -27,7 +27,7 @@ from rocstar.run.material import Material
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
-from rocstar.run.report import attempt_records, faults_of
+from rocstar.run.report import attempt_records, failed_agents, faults_of
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen
@@ -157,6 +157,11 @@ class Run:
         share, first = faults_of(chosen)
         if first:
             self.tracker.event("faults", step=step, share=share, first=first)
+        failed, said = failed_agents(chosen)
+        if said:
+            self.tracker.event("agent_failures", step=step, share=failed, first=said)
+        if failed == 1.0:
+            raise RunHalted(f"step {step}: rollout.agent failed in every attempt; the first says: {said}")
         if share > budget:
             raise RunHalted(
                 f"step {step}: {share:.0%} of the attempts ended by failures outside the model or undecided, "

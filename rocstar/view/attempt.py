@@ -47,7 +47,9 @@ def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
     was not recorded is null, one that is missing for all of it makes the whole list null."""
     ids, begin = row["token_ids"], 0
     starts, pieces, lengths, places = list[int](), list[str](), list[int](), list[int]()
-    replied = (n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"]))
+    shown = [turn.get("prompt_tokens", 0) for turn in row["turns"][1:]] + [0]  # anew before the next turn
+    told = zip(row["turns"], shown, strict=False)
+    replied = (n for turn, more in told for n in (turn["sampled_tokens"], turn["reply_tokens"] + more))
     for size in (len(row["prompt_ids"]), *replied):
         starts.append(len(pieces))
         for text, count in merged(ids[begin : begin + size], decode):

@@ -20,7 +20,7 @@ PACKAGE = Path(rocstar.__file__).parent
 BOTTOM = ("types", "errors", "protocols")
 SHARED = (*BOTTOM, "support", "config", "dialogue")
 PARTS = (*SHARED, "tools", "engines", "rollout", "answers", "learning", "data", "record", "sandbox")
-RUNS = (*PARTS, "cluster", "parts")
+RUNS = (*PARTS, "agents", "cluster", "parts")
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "types": (),
     "errors": (),
@@ -38,8 +38,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "data": SHARED,
     "record": SHARED,
     # What they become together.
+    "agents": (*SHARED, "data", "rollout"),
     "cluster": (*SHARED, "engines", "learning", "sandbox"),
-    "parts": PARTS,
+    "parts": (*PARTS, "agents"),
     "evaluation": RUNS,
     "run": (*RUNS, "evaluation"),
     "train": (*RUNS, "run"),

@@ -1,0 +1,227 @@
+"""One attempt that an agent makes: its requests to the model and to the run's tools, and what they come to.
+
+An outage that reached the agent makes the attempt a fault of ours, whatever the agent did then; what the agent did
+wrong is its own. How many requests and tokens there may be is what `rollout.max_turns` and
+`rollout.max_response_tokens` say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rocstar.agents.conversations import Conversations, Place
+from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
+from rocstar.protocols import Tool
+from rocstar.rollout.collect import Roller
+from rocstar.types import (
+    Completion,
+    Finish,
+    Problem,
+    Sampling,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    seed_for,
+    spans_of,
+)
+
+
+class AttemptOver(RocstarError):
+    """A request came after the attempt had ended, or past its limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request."""
+
+    chat: Chat
+    max_tokens: int | None = None
+    """None: as many as there is room for."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these."""
+
+
+class Answer(NamedTuple):
+    message: Message
+    calls: tuple[ToolCall, ...]
+    cut: bool
+    """By a limit of tokens."""
+    read: int
+    written: int
+    """Tokens."""
+
+
+class AgentAttempt:
+    """What an agent does at one problem. Its own tools are made here and closed by `close`."""
+
+    def __init__(self, roller: Roller, problem: Problem, sampling: Sampling, name: str) -> None:
+        """sampling: of every completion; its seed is the attempt's. name: of the attempt, for engines."""
+        self._roller, self._sampling, self._name = roller, sampling, name
+        conversation = roller.conversation
+        self.problem = replace(problem, answer="", metadata={})
+        """What the agent may know of it."""
+        self._own = conversation.own_tools()
+        self._tools: Mapping[str, Tool] = {
+            name: tool for tool in (*conversation.tools, *self._own) for name in (*tool.spec.aliases, tool.spec.name)
+        }
+        self._opening = conversation.ids(conversation.template.opening(problem.question, ()))
+        self._said = Conversations(conversation)
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._requests = self._calls = 0
+        self._own_call = asyncio.Lock()
+        self._latest: Place | None = None
+        self.stop = Stop.ANSWERED
+        self.fault: str | None = None
+        self.over = False
+
+    async def complete(self, asked: Asked) -> Answer:
+        """Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
+        self._refuse_more()
+        place = self._said.place(asked.chat)
+        try:
+            return await self._continued(asked, place)
+        except Unavailable as error:
+            self.fault = self.fault or str(error)
+            raise
+        finally:
+            place.thread.asking = False
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
+        Unavailable."""
+        if self.over:
+            raise AttemptOver("the attempt has ended")
+        found = self._tools.get(tool)
+        if found is None:
+            raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
+        asked = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
+        self._calls += 1
+        try:
+            async with self._own_call:
+                result = await found.run(asked, seed=seed_for(self._sampling.seed, asked.id))
+        except Unavailable as error:
+            self.fault = self.fault or str(error)
+            raise
+        self._note(asked, result)
+        return self._roller.conversation.feedback(result)
+
+    async def close(self) -> None:
+        """Nothing is asked any more."""
+        self.over = True
+        await asyncio.gather(*(tool.close() for tool in self._own))
+        for thread in self._said.threads:
+            await self._roller.engine.close_session(f"{self._name}/{thread.number}")
+
+    def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
+        """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
+        prompt, turns = self._said.turns()
+        limited = stop is Stop.AGENT_FAILED and self.stop is not Stop.ANSWERED  # it fell over our refusal
+        ended = self.stop if stop is None or limited else stop
+        return Trajectory(
+            problem_id=self.problem.id,
+            index=index,
+            prompt_ids=prompt or self._opening,
+            turns=turns,
+            stop=ended if self.fault is None else Stop.ENVIRONMENT_FAILED,
+            fault=self.fault or (why if ended is stop else None),
+            seconds=seconds,
+            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
+        )
+
+    def _refuse_more(self) -> None:
+        most = self._roller.limits.max_turns
+        if self.over:
+            raise AttemptOver("the attempt has ended")
+        if self._requests >= most:
+            self.stop = Stop.MAX_TURNS
+            raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
+        self._requests += 1
+
+    def _no_room(self, tokens: int, room: int) -> AttemptOver:
+        self.stop = Stop.MAX_TOKENS
+        return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
+
+    async def _continued(self, asked: Asked, place: Place) -> Answer:
+        roller, conversation, ids = self._roller, self._roller.conversation, place.ids
+        room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
+        if room <= 0:
+            raise self._no_room(len(ids), len(ids) + room)
+        again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
+        seed = seed_for(self._sampling.seed, again, *ids)  # the same whatever else is under way
+        tokens = min(room, asked.max_tokens or room)
+        session, sent = f"{self._name}/{place.thread.number}", time.monotonic()
+        completion = await roller.engine.generate(
+            ids,
+            replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids),
+            request_id=f"{session}/{len(place.thread.turns)}",
+            session_id=session,
+        )
+        if completion.finish is Finish.ABORTED:
+            raise EngineUnavailable("the completion was aborted before the model had ended it")
+        if not completion.token_ids:
+            raise self._no_room(len(ids), len(ids))
+        kept, text = self._before(completion, asked.stop)
+        calls = conversation.template.calls.parse(text, self._calls) if asked.chat.tools else []
+        if any(call.parse_error for call in calls):
+            calls = []  # the agent reads what was written
+        self._calls += len(calls)
+        message = Message(
+            role=Role.ASSISTANT,
+            content=conversation.template.calls.strip(text).strip() if calls else text,
+            calls=tuple(FunctionCall(name=call.tool, arguments=call.arguments) for call in calls),
+        )
+        turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=time.monotonic() - sent)
+        self._said.answered(place, asked.chat, message, turn)
+        self._latest = place
+        cut = kept.finish is Finish.LENGTH
+        self.stop = Stop.MAX_TOKENS if cut else Stop.ANSWERED
+        return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
+
+    def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
+        """The completion up to the token in which one of the texts ends, and its text before it."""
+        codec, marker = self._roller.codec, self._roller.conversation.template.stop
+        text = codec.decode(completion.token_ids)
+        ends = sorted((place, place + len(stop)) for stop in stops if stop and (place := text.find(stop)) >= 0)
+        if not ends:
+            return completion, text.removesuffix(marker)
+        shown, end = ends[0]
+        lengths = range(len(completion.token_ids))
+        tokens = bisect_left(lengths, end, key=lambda n: len(codec.decode(completion.token_ids[:n])))
+        return _first(completion, tokens), text[:shown]
+
+    def _note(self, call: ToolCall, result: ToolResult) -> None:
+        """Calls of the run's tools are told with the answer that came before them."""
+        if self._latest is None:
+            return
+        turns = self._latest.thread.turns
+        last = turns[-1]
+        done, left = last.calls[: len(last.results)], list(last.calls[len(last.results) :])
+        asked = next((one for one in left if (one.tool, one.arguments) == (call.tool, call.arguments)), None)
+        if asked:
+            left.remove(asked)
+        turns[-1] = replace(
+            last,
+            calls=(*done, asked or call, *left),
+            results=(*last.results, replace(result, call_id=asked.id) if asked else result),
+            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
+        )
+
+
+def _first(completion: Completion, tokens: int) -> Completion:
+    """Its first tokens."""
+    versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
+    return Completion(
+        token_ids=completion.token_ids[:tokens],
+        logprobs=completion.logprobs[:tokens],
+        finish=Finish.STOP,
+        version_spans=spans_of(islice(versions, tokens)),
+    )

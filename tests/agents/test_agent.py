@@ -1,0 +1,229 @@
+"""Functions and programs of the user's own as agents: how they end, and what they give back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rocstar.agents.agent import Agent, agent_named
+from rocstar.errors import ConfigError
+from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
+from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict
+from tests.agents.examples import Told, roller
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM
+from tests.scripted import ScriptedVerifier
+
+SAMPLING = Sampling(max_new_tokens=1, seed=3)
+SCRIPT = """
+import json, os, sys, urllib.request
+problem = json.load(sys.stdin)
+def ask(messages):
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    body = json.dumps({"messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+said = ask([{"role": "user", "content": problem["question"]}])
+"""
+
+
+def function(tmp_path: Path, text: str, **changes: Any) -> Agent:
+    (tmp_path / "own_agent.py").write_text(text)
+    sys.modules.pop("own_agent", None)
+    given = {"seconds": 20.0, "at_once": 4, "right_above": 0.5, **changes}
+    return agent_named("own_agent:agent", folders=[tmp_path], **given)
+
+
+def program(tmp_path: Path, text: str, **changes: Any) -> Agent:
+    file = tmp_path / "own_agent.py"
+    file.write_text(SCRIPT + text)
+    given = {"seconds": 20.0, "at_once": 4, "right_above": 0.5, **changes}
+    return agent_named(f"{sys.executable} {file}", **given)
+
+
+async def made(agent: Agent, replies: list[str], problem: Problem = PROBLEM, **changes: Any) -> Trajectory:
+    """One attempt, verified as a step's attempts are."""
+    drawn = replace(roller(Told(replies), agent=agent), **changes)
+    (group,) = await drawn.roll([problem], attempts=1, seed=1)
+    return group.trajectories[0]
+
+
+ASKS = "    said = (await client.chat([{'role': 'user', 'content': problem.question}]))['choices'][0]['message']\n"
+
+
+async def test_a_function_makes_the_attempt_and_sees_no_answer(tmp_path: Path) -> None:
+    text = "async def agent(problem, client):\n" + ASKS + "    assert problem.answer == '' and not problem.metadata\n"
+    found = await made(function(tmp_path, text), [ANSWER], replace(PROBLEM, metadata={"level": 5}))
+    assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 1.0
+    assert CODEC.decode(found.turns[0].completion.token_ids).startswith(ANSWER)
+
+
+async def test_a_plain_function_runs_in_a_thread_and_asks_over_http(tmp_path: Path) -> None:
+    text = """
+import httpx
+def agent(problem, client):
+    body = {"messages": [{"role": "user", "content": problem.question}]}
+    headers = {"authorization": f"Bearer {client.api_key}"}
+    httpx.post(f"{client.base_url}/chat/completions", json=body, headers=headers, timeout=20).raise_for_status()
+"""
+    found = await made(function(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.ANSWERED and len(found.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("gives", "verdict", "reward"),
+    [("1", Verdict.RIGHT, 1.0), ("0.25", Verdict.WRONG, 0.25), ("True", Verdict.RIGHT, 1.0)],
+)
+async def test_a_number_is_the_reward(tmp_path: Path, gives: str, verdict: Verdict, reward: float) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    return {gives}\n"
+    found = await made(function(tmp_path, text), ["no box"])
+    assert found.outcome and (found.outcome.verdict, found.outcome.reward) == (verdict, reward)
+    assert found.outcome.method == "agent"
+
+
+async def test_a_text_is_judged_as_the_last_words_and_is_not_learnt_from(tmp_path: Path) -> None:
+    def judge(problem: Problem, trajectory: Trajectory) -> Verdict:
+        last = CODEC.decode(trajectory.turns[-1].completion.token_ids)
+        return Verdict.RIGHT if "\\boxed{5}" in last else Verdict.WRONG
+
+    text = f"async def agent(problem, client):\n{ASKS}    return '5'\n"
+    found = await made(function(tmp_path, text), ["no box"], verifier=ScriptedVerifier(judge))
+    assert found.outcome and found.outcome.verdict is Verdict.RIGHT
+    assert len(found.turns) == 1 and "boxed" not in CODEC.decode(found.token_ids)
+
+
+async def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    return [5]\n"
+    with pytest.raises(ConfigError, match=r"rollout\.agent gave \[5\]; let it give a text, a finite number or nothing"):
+        await made(function(tmp_path, text), [ANSWER])
+
+
+async def test_a_function_that_raises_has_failed_and_says_where(tmp_path: Path) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    raise KeyError('mistake')\n"
+    found = await made(function(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and found.fault == "KeyError: 'mistake' (own_agent.py, line 3)"
+    assert found.outcome and len(found.turns) == 1
+
+
+async def test_an_outage_is_ours_even_where_the_agent_catches_it(tmp_path: Path) -> None:
+    text = f"""
+async def agent(problem, client):
+{ASKS}    try:
+        await client.chat([{{'role': 'user', 'content': 'more'}}])
+    except Exception:
+        return 1.0
+"""
+    found = await made(function(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.ENVIRONMENT_FAILED and found.outcome is None and "script" in (found.fault or "")
+
+
+async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    text = f"import asyncio\nasync def agent(problem, client):\n{ASKS}    await asyncio.Event().wait()\n"
+    found = await made(function(tmp_path, text, seconds=0.3), [ANSWER])
+    assert found.stop is Stop.AGENT_TIMEOUT and found.fault == "the agent did not end within 0.3 s"
+
+
+async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -> None:
+    os.environ["SECRET_OF_OURS"] = "x"
+    try:
+        text = "assert 'SECRET_OF_OURS' not in os.environ\nprint('working')\nprint(json.dumps({'reward': 0.75}))\n"
+        found = await made(program(tmp_path, text), [ANSWER])
+    finally:
+        del os.environ["SECRET_OF_OURS"]
+    assert found.outcome and found.outcome.reward == 0.75, found.fault
+
+
+async def test_a_program_that_fails_says_its_last_line(tmp_path: Path) -> None:
+    found = await made(program(tmp_path, "raise ValueError('no luck')\n"), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and found.fault
+    assert found.fault.endswith("ended with 1: ValueError: no luck")
+
+
+async def test_nothing_of_a_program_is_left_behind(tmp_path: Path) -> None:
+    text = f"""
+import subprocess, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+time.sleep(600)
+"""
+    found = await made(program(tmp_path, text, seconds=5.0), [ANSWER])
+    assert found.stop is Stop.AGENT_TIMEOUT
+    child = int((tmp_path / "pid").read_text())
+    assert await asyncio.to_thread(_ends, child)
+
+
+def _ends(pid: int) -> bool:
+    until = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_no_more_programs_run_at_once_than_allowed(tmp_path: Path) -> None:
+    text = f"""
+import time
+place = {str(tmp_path)!r}
+open(f"{{place}}/running-{{os.getpid()}}", "w").close()
+print(len([name for name in os.listdir(place) if name.startswith("running-")]), file=sys.stderr)
+assert len([name for name in os.listdir(place) if name.startswith("running-")]) <= 2
+time.sleep(0.2)
+os.remove(f"{{place}}/running-{{os.getpid()}}")
+"""
+    agent = program(tmp_path, text, at_once=2, seconds=60.0)
+    drawn = roller(Told([ANSWER] * 6), agent=agent)
+    (group,) = await drawn.roll([PROBLEM], attempts=6, seed=1)
+    assert [one.stop for one in group.trajectories] == [Stop.ANSWERED] * 6, [one.fault for one in group.trajectories]
+
+
+async def test_a_late_request_of_an_agent_that_was_ended_is_refused(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class Keeps:
+        async def __call__(self, client: Any) -> None:
+            kept.append(client)
+
+    agent = Agent(Keeps(), seconds=5.0, at_once=None, right_above=0.5)
+    await made(agent, [ANSWER])
+    with pytest.raises(Exception, match="the attempt has ended"):
+        await kept[0].chat([{"role": "user", "content": "late"}])
+    with pytest.raises(httpx.ConnectError):
+        async with httpx.AsyncClient() as http:
+            await http.get(f"{kept[0].base_url}/models")
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("no_such_program --flag", "there is no program 'no_such_program'"),
+        ("'unclosed", "is no command"),
+        ("own_missing:agent", "there is no module own_missing"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_anything_starts(reference: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        agent_named(reference, seconds=1.0, at_once=1, right_above=0.5)
+
+
+async def test_an_attempt_of_several_conversations_is_kept_as_it_was(tmp_path: Path) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    await client.chat([{{'role': 'user', 'content': 'anew'}}])\n"
+    found = await made(function(tmp_path, text), ["one", ANSWER])
+    assert len(found.conversations) == 2
+    record = AttemptRecord(problem=PROBLEM, trajectory=found, policy_version=1)
+    (row,) = attempts_table(1, [record], CODEC.decode).to_pylist()
+    again = trajectory_of(decoded(row))
+    assert [part.token_ids for part in again.conversations] == [part.token_ids for part in found.conversations]
+    assert again.loss_mask == found.loss_mask and again.turns[1].prompt_ids == found.turns[1].prompt_ids

@@ -1,0 +1,191 @@
+"""The address of the gateway, spoken to as the field's clients speak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from rocstar.agents.attempt import AgentAttempt, Asked
+from rocstar.agents.gateway import Gateway, app_of
+from rocstar.errors import EngineUnavailable
+from rocstar.types import Completion, Finish, Status, Stop, ToolResult
+from tests.agents.examples import Told, attempt, chat, made_by
+from tests.rollout.examples import CODEC, program
+from tests.scripted import ScriptedTool
+
+SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+TOOL = {"type": "function", "function": {"name": "python", "description": "Runs it.", "parameters": SCHEMA}}
+
+
+def client(one: AgentAttempt) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app_of({"key": one}.get))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"authorization": "Bearer key"})
+
+
+async def ask(one: AgentAttempt, path: str = "/v1/chat/completions", **body: Any) -> Any:
+    async with client(one) as http:
+        return (await http.post(path, json=body)).json()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def test_a_chat_with_a_tool_of_the_agent_is_one_conversation() -> None:
+    one = attempt(Told([program("print(2+3)"), "so 5"]))
+    first = await ask(one, messages=[user("q")], tools=[TOOL])
+    message = first["choices"][0]["message"]
+    assert first["choices"][0]["finish_reason"] == "tool_calls"
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"code": "print(2+3)"}
+    answered = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "5"}
+    second = await ask(one, messages=[user("q"), message, answered], tools=[TOOL])
+    assert second["choices"][0]["message"]["content"] == "so 5"
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    made = made_by(one)
+    assert len(made.conversations) == 1 and made.num_sampled_tokens == sum(
+        each["usage"]["completion_tokens"] for each in (first, second)
+    )
+
+
+async def test_responses_and_messages_say_the_same() -> None:
+    function = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+    one = attempt(Told([program("print(2+3)"), "so 5"]))
+    first = await ask(one, "/v1/responses", input="q", instructions="be brief", tools=[function])
+    (call,) = first["output"]
+    assert (call["type"], call["name"], first["status"]) == ("function_call", "python", "completed")
+    told = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+    asked = [user("q"), call, told]
+    second = await ask(one, "/v1/responses", input=asked, instructions="be brief", tools=[function])
+    assert second["output"][0]["content"][0]["text"] == "so 5"
+
+    other = attempt(Told([program("print(2+3)"), "so 5"]))
+    offered = [{"name": "python", "description": "Runs it.", "input_schema": SCHEMA}]
+    head = {"max_tokens": 60, "system": "be brief", "tools": offered}
+    first = await ask(other, "/v1/messages", messages=[user("q")], **head)
+    (block,) = first["content"]
+    assert (block["type"], block["input"], first["stop_reason"]) == ("tool_use", {"code": "print(2+3)"}, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "5"}]}
+    turns = [user("q"), {"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+    second = await ask(other, "/v1/messages", messages=turns, **head)
+    assert (second["content"], second["stop_reason"]) == ([{"type": "text", "text": "so 5"}], "end_turn")
+
+    ours, theirs = made_by(one), made_by(other)
+    assert len(ours.conversations) == 1 and ours.token_ids == theirs.token_ids
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_a_stream_says_what_a_whole_answer_says(path: str) -> None:
+    one = attempt(Told(["so 5"]))
+    asked = {"input": "q"} if path.endswith("responses") else {"messages": [user("q")], "max_tokens": 60}
+    async with client(one) as http:
+        lines = (await http.post(path, json={**asked, "stream": True})).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "so 5" in json.dumps(events)
+    assert made_by(one).num_sampled_tokens == len(CODEC.encode("so 5")) + 1
+
+
+async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
+    one = attempt(Told(["so 5"]))
+    async with client(one) as http:
+        refused = await http.post(
+            "/v1/chat/completions", json={"messages": [user("q")]}, headers={"authorization": "Bearer other"}
+        )
+    assert (refused.status_code, refused.json()["error"]["message"]) == (401, "no attempt under way has this key")
+    assert made_by(one).turns == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "messages must be a list, got None"),
+        ({"messages": [user("q")], "n": 3}, "n 3 is not obeyed here; leave it out"),
+        ({"messages": [user("q")], "max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
+        ({"messages": [user("q")], "stop": 7}, "stop must be a text or a list of texts, got 7"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is no text"),
+    ],
+)
+async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(body: dict[str, Any], said: str) -> None:
+    found = await ask(attempt(Told([])), **body)
+    assert said in found["error"]["message"] and found["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_outage_makes_the_attempt_a_fault_whatever_the_agent_does_then() -> None:
+    one = attempt(Told(["so 5"]))
+    await ask(one, messages=[user("q")])
+    async with client(one) as http:
+        failed = await http.post("/v1/chat/completions", json={"messages": [user("another")]})
+    assert failed.status_code == 503
+    made = made_by(one)
+    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "the script of session" in made.fault
+
+
+async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
+    class Aborted(Told):
+        async def generate(self, token_ids: Sequence[int], *given: Any, **names: Any) -> Completion:
+            return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED)
+
+    one = attempt(Aborted([]))
+    with pytest.raises(EngineUnavailable):
+        await one.complete(Asked(chat=chat("q")))
+    assert made_by(one).stop is Stop.ENVIRONMENT_FAILED
+
+
+async def test_limits_end_an_attempt_and_say_so() -> None:
+    one = attempt(Told(["a"] * 5), max_turns=1)
+    await ask(one, messages=[user("q")])
+    refused = await ask(one, messages=[user("again")])
+    assert "1 requests that rollout.max_turns allows" in refused["error"]["message"]
+    assert made_by(one).stop is Stop.MAX_TURNS
+
+    short = attempt(Told(["a long answer that goes on and on"]), max_response_tokens=5)
+    cut = await ask(short, messages=[user("What is 2 + 3?")])
+    assert cut["choices"][0]["finish_reason"] == "length" and made_by(short).stop is Stop.MAX_TOKENS
+    more = await ask(short, messages=[user("w" * 400)])
+    assert "rollout.max_response_tokens leaves room for" in more["error"]["message"]
+
+
+async def test_an_answer_ends_before_the_first_stop_text_and_its_tokens_with_it() -> None:
+    one = attempt(Told(["Thought: add\nObservation: 5 and more", "then"]))
+    first = await ask(one, messages=[user("q")], stop=["Observation:", "never"])
+    assert first["choices"][0]["message"]["content"] == "Thought: add\n"
+    kept = made_by(one).turns[0].completion
+    assert CODEC.decode(kept.token_ids).startswith("Thought: add\nObservation:")
+    assert "more" not in CODEC.decode(kept.token_ids) and kept.finish is Finish.STOP
+    assert len(kept.logprobs) == len(kept.token_ids) == sum(span.tokens for span in kept.version_spans)
+    await ask(one, messages=[user("q"), first["choices"][0]["message"], user("go on")])
+    assert len(made_by(one).conversations) == 1
+
+
+async def test_the_runs_tools_are_called_by_name_and_counted() -> None:
+    tool = ScriptedTool({"print(2+3)": "5\n", "print(x)": ToolResult(call_id="", status=Status.CODE_ERROR)})
+    one = attempt(Told([program("print(2+3)"), "so 5"]), tool)
+    first = await ask(one, messages=[user("q")], tools=[TOOL])
+    assert (await ask(one, "/v1/tools/python", code="print(2+3)"))["content"] == "5"
+    await ask(one, "/v1/tools/python", code="print(x)")
+    assert "no tool named 'bash'" in (await ask(one, "/v1/tools/bash", code="ls"))["error"]["message"]
+    (turn,) = made_by(one).turns
+    assert [call.id for call in turn.calls] == [result.call_id for result in turn.results]
+    assert turn.calls[0].id == first["choices"][0]["message"]["tool_calls"][0]["id"]
+    assert made_by(one).num_failed_calls == 1 and made_by(one).num_calls == 2
+
+
+async def test_the_address_is_there_while_attempts_are() -> None:
+    gateway, one, other = Gateway(), attempt(Told(["so 5"])), attempt(Told(["so 6"]))
+    async with gateway.opened(one) as key, gateway.opened(other) as another, httpx.AsyncClient() as http:
+        for name, text in ((key, "so 5"), (another, "so 6")):
+            sent = {"authorization": f"Bearer {name}"}
+            url = f"{gateway.origin}/v1/chat/completions"
+            found = await http.post(url, json={"messages": [user("q")]}, headers=sent)
+            assert found.json()["choices"][0]["message"]["content"] == text
+        assert (await http.get(f"{gateway.origin}/v1/models")).json()["data"][0]["id"] == "policy"
+    with pytest.raises(httpx.ConnectError):
+        async with httpx.AsyncClient() as http:
+            await http.get(f"{gateway.origin}/v1/models")
+    async with gateway.opened(one) as again:
+        assert again != key
+    await asyncio.sleep(0)
