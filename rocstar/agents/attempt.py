@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import Conversations, Place
+from rocstar.agents.conversations import Conversations, Place, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
@@ -79,6 +79,8 @@ class AgentAttempt:
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
         self._latest: Place | None = None
+        self._cached: set[Thread] = set()
+        """Conversations of which engines may keep something."""
         self.stop = Stop.ANSWERED
         self.fault: str | None = None
         self.over = False
@@ -118,8 +120,7 @@ class AgentAttempt:
         """Nothing is asked any more."""
         self.over = True
         await asyncio.gather(*(tool.close() for tool in self._own))
-        for thread in self._said.threads:
-            await self._roller.engine.close_session(f"{self._name}/{thread.number}")
+        await self._forget(list(self._cached))
 
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
@@ -158,13 +159,9 @@ class AgentAttempt:
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
         seed = seed_for(self._sampling.seed, again, *ids)  # the same whatever else is under way
         tokens = min(room, asked.max_tokens or room)
-        session, sent = f"{self._name}/{place.thread.number}", time.monotonic()
-        completion = await roller.engine.generate(
-            ids,
-            replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids),
-            request_id=f"{session}/{len(place.thread.turns)}",
-            session_id=session,
-        )
+        sampling = replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids)
+        sent = time.monotonic()
+        completion = await self._sampled(place, sampling)
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         if not completion.token_ids:
@@ -185,6 +182,26 @@ class AgentAttempt:
         cut = kept.finish is Finish.LENGTH
         self.stop = Stop.MAX_TOKENS if cut else Stop.ANSWERED
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
+
+    async def _sampled(self, place: Place, sampling: Sampling) -> Completion:
+        """Continue a conversation. Engines keep what they have computed of one that waits for its next request, so an
+        attempt has one such at most: were it to wait for room while it holds some, all attempts could."""
+        thread, engine = place.thread, self._roller.engine
+        await self._forget([each for each in self._cached if not each.asking])
+        session = f"{self._name}/{thread.number}"
+        self._cached.add(thread)
+        try:
+            request = f"{session}/{len(thread.turns)}"
+            return await engine.generate(place.ids, sampling, request_id=request, session_id=session)
+        finally:
+            if any(each.asking for each in self._said.threads if each is not thread):
+                await self._forget([thread])
+
+    async def _forget(self, threads: Sequence[Thread]) -> None:
+        """Give back what engines keep of conversations."""
+        for thread in threads:
+            self._cached.discard(thread)
+            await self._roller.engine.close_session(f"{self._name}/{thread.number}")
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""

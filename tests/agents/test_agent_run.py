@@ -1,0 +1,127 @@
+"""A run whose attempts an agent makes: it goes on, goes back and begins anew; the run is stopped, resumed, and replayed
+to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import read_rollouts, trajectory_of
+from tests.tiny_run import Command, begun, metrics, workplace
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
+WANDERER = '''
+import json
+PARAMETERS = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+TOOL = {"type": "function", "function": {"name": "python", "description": "", "parameters": PARAMETERS}}
+
+async def solve(problem, client):
+    """Asks once and again from the start, goes on from both, and begins anew at the end."""
+    question = {"role": "user", "content": problem.question}
+    for messages in ([question], [question]):
+        message = (await client.chat(messages, tools=[TOOL]))["choices"][0]["message"]
+        if calls := message.get("tool_calls"):
+            said = await client.call("python", **json.loads(calls[0]["function"]["arguments"]))
+            replies = [{"role": "tool", "tool_call_id": call["id"], "content": said} for call in calls]
+            for _ in range(2):  # one goes on, the other is a branch
+                await client.chat([*messages, message, *replies], tools=[TOOL])
+    await client.chat([{"role": "user", "content": "Add 2 and 3"}])
+'''
+
+
+def settings(base: Path, *more: str) -> tuple[str, ...]:
+    limits = ("rollout.max_turns=12", "rollout.max_response_tokens=96")
+    return (*begun(base), "stage.stage3.steps=0", "stage.stage1.steps=3", *limits, *more)
+
+
+@pytest.fixture
+def wandered(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = workplace(tmp_path / "place")
+    (place / "wanderer.py").write_text(WANDERER)
+    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=wanderer:solve")
+    ended = Command.start(place, "train", "tiny.toml", *given).wait()
+    assert ended.code == 0, ended.told
+    return place
+
+
+def test_every_sampled_token_is_learnt_from_once_and_replayed_to_the_bit(wandered: Path) -> None:
+    run = RunFolder(wandered / "runs" / "tiny")
+    rows = [row for row in metrics(wandered) if "agent/conversations" in row]
+    assert len(rows) == 3 and all(row["agent/conversations"] > 2 and row["agent/failed"] == 0.0 for row in rows)
+    assert any(row["agent/branches"] > 0 for row in rows)
+    for row in rows:
+        attempts = [(one, trajectory_of(one)) for one in read_rollouts(run, row["step"])]
+        assert row["step/tokens"] == sum(made.num_sampled_tokens for _, made in attempts)
+        learnt = [(one, made) for one, made in attempts if one["old_logprobs"]]
+        for one, made in learnt:
+            assert len(one["old_logprobs"]) == len(made.token_ids) == len(one["token_ids"])
+            gaps = [
+                abs(ours - theirs)
+                for ours, theirs, mine in zip(
+                    one["old_logprobs"], one["sampled_logprobs"], one["loss_mask"], strict=True
+                )
+                if mine
+            ]
+            assert max(gaps) < 1e-4  # each conversation was learnt from after its own prompt alone
+    ended = Command.start(wandered, "replay", "tiny", "--json").wait()
+    steps = json.loads(ended.out)["steps"]
+    assert ended.code == 0 and [one["differs"] for one in steps] == [{}] * 3, ended.told
+
+
+def test_a_run_that_is_stopped_goes_on(
+    wandered: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An agent that asks one request at a time repeats itself, so the numbers are those of an undisturbed run."""
+    place = workplace(tmp_path / "stopped")
+    (place / "wanderer.py").write_text(WANDERER)
+    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=wanderer:solve")
+    command = Command.start(place, "train", "tiny.toml", *given)
+    ended = command.after_step(3, command.interrupt)
+    ended = Command.start(place, "train", "--resume", "tiny").wait()
+    assert ended.code == 0, ended.told
+    assert metrics(place) == metrics(wandered)
+
+
+def test_where_every_agent_fails_the_run_halts_and_says_why(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = workplace(tmp_path / "place")
+    (place / "broken.py").write_text("def solve(problem, client):\n    raise RuntimeError('no such luck')\n")
+    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=broken:solve")
+    ended = Command.start(place, "train", "tiny.toml", *given).wait()
+    said = "rollout.agent failed in every attempt; the first says: RuntimeError: no such luck (broken.py, line 2)"
+    assert ended.code != 0 and said in ended.told
+
+
+@pytest.mark.parametrize(
+    "agent", [f"{EXAMPLES}/with_tools.py:solve", f"python {EXAMPLES / 'client_script.py'}"], ids=["function", "program"]
+)
+def test_the_examples_take_part_in_a_run(agent: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = workplace(tmp_path / "place")
+    given = [*settings(tmp_path_factory.getbasetemp(), f"rollout.agent={agent}"), "stage.stage1.steps=1"]
+    given.remove("stage.stage1.steps=3")
+    ended = Command.start(place, "train", "tiny.toml", *given).wait()
+    assert ended.code == 0, ended.told
+    *_, row = metrics(place)
+    found: dict[str, Any] = row
+    assert found["agent/failed"] == 0.0 and found["agent/conversations"] == 1.0 and found["tool/calls"] > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("rollout.environment=x:y", "both make attempts"),
+        ("rollout.carry_over=0.3", "sets attempts aside"),
+        ("learning.advantage=gtpo", "is of attempts with one conversation"),
+    ],
+)
+def test_what_does_not_go_with_an_agent_is_refused(setting: str, said: str, tmp_path: Path) -> None:
+    place = workplace(tmp_path / "place")
+    ended = Command.start(place, "train", "tiny.toml", "--dry-run", "rollout.agent=x:y", setting).wait()
+    assert ended.code != 0 and said in ended.told
