@@ -11,12 +11,12 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from rocstar.agents.conversations import Conversations, Place, Thread
-from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.agents.conversations import Answer, Asked, Conversations, Place, Thread
+from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
@@ -39,27 +39,6 @@ class AttemptOver(RocstarError):
     """A request came after the attempt had ended, or past its limits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request."""
-
-    chat: Chat
-    max_tokens: int | None = None
-    """None: as many as there is room for."""
-    stop: tuple[str, ...] = ()
-    """The answer ends before the first of these."""
-
-
-class Answer(NamedTuple):
-    message: Message
-    calls: tuple[ToolCall, ...]
-    cut: bool
-    """By a limit of tokens."""
-    read: int
-    written: int
-    """Tokens."""
-
-
 class AgentAttempt:
     """What an agent does at one problem. Its own tools are made here and closed by `close`."""
 
@@ -79,6 +58,7 @@ class AgentAttempt:
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
         self._latest: Place | None = None
+        self._asking: set[asyncio.Future[Completion]] = set()
         self._cached: set[Thread] = set()
         """Conversations of which engines may keep something."""
         self.stop = Stop.ANSWERED
@@ -100,8 +80,7 @@ class AgentAttempt:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
         Unavailable."""
-        if self.over:
-            raise AttemptOver("the attempt has ended")
+        self._refuse_late()
         found = self._tools.get(tool)
         if found is None:
             raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
@@ -117,8 +96,11 @@ class AgentAttempt:
         return self._roller.conversation.feedback(result)
 
     async def close(self) -> None:
-        """Nothing is asked any more."""
+        """Nothing is asked any more; what is under way is broken off."""
         self.over = True
+        for asking in self._asking:
+            asking.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
         await asyncio.gather(*(tool.close() for tool in self._own))
         await self._forget(list(self._cached))
 
@@ -140,12 +122,15 @@ class AgentAttempt:
 
     def _refuse_more(self) -> None:
         most = self._roller.limits.max_turns
-        if self.over:
-            raise AttemptOver("the attempt has ended")
+        self._refuse_late()
         if self._requests >= most:
             self.stop = Stop.MAX_TURNS
             raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
         self._requests += 1
+
+    def _refuse_late(self) -> None:
+        if self.over:
+            raise AttemptOver("the attempt has ended")
 
     def _no_room(self, tokens: int, room: int) -> AttemptOver:
         self.stop = Stop.MAX_TOKENS
@@ -190,10 +175,16 @@ class AgentAttempt:
         await self._forget([each for each in self._cached if not each.asking])
         session = f"{self._name}/{thread.number}"
         self._cached.add(thread)
+        request = f"{session}/{len(thread.turns)}"
+        asking = asyncio.ensure_future(engine.generate(place.ids, sampling, request_id=request, session_id=session))
+        self._asking.add(asking)
         try:
-            request = f"{session}/{len(thread.turns)}"
-            return await engine.generate(place.ids, sampling, request_id=request, session_id=session)
+            return await asking
+        except asyncio.CancelledError:
+            self._refuse_late()  # `close` has ended it
+            raise
         finally:
+            self._asking.discard(asking)
             if any(each.asking for each in self._said.threads if each is not thread):
                 await self._forget([thread])
 

@@ -26,7 +26,28 @@ from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
-from rocstar.types import Completion, Turn
+from rocstar.types import Completion, ToolCall, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request."""
+
+    chat: Chat
+    max_tokens: int | None = None
+    """None: as many as there is room for."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these."""
+
+
+class Answer(NamedTuple):
+    message: Message
+    calls: tuple[ToolCall, ...]
+    cut: bool
+    """By a limit of tokens."""
+    read: int
+    written: int
+    """Tokens."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -53,7 +74,7 @@ class Place(NamedTuple):
     """What is continued."""
 
 
-class _Answer(NamedTuple):
+class _Given(NamedTuple):
     """A completion that was given, with all that stands before it."""
 
     thread: Thread
@@ -66,7 +87,7 @@ class Conversations:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _Given] = {}
         """By the messages up to it and with it."""
         self.threads: list[Thread] = []
         self._given = 0
@@ -91,7 +112,7 @@ class Conversations:
         thread.ids = (*place.ids, *turn.completion.token_ids)
         thread.last = self._given
         *_, key = _keys(chat.tools, (*chat.messages, answer))
-        self._answers[key] = _Answer(thread, thread.ids, turn.completion)
+        self._answers[key] = _Given(thread, thread.ids, turn.completion)
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""

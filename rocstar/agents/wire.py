@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.attempt import Answer, Asked
+from rocstar.agents.conversations import Answer, Asked
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role, call_of, message_of, tools_of
 from rocstar.errors import DataError
 from rocstar.types import ToolCall

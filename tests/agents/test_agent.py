@@ -205,6 +205,28 @@ async def test_a_late_request_of_an_agent_that_was_ended_is_refused(tmp_path: Pa
             await http.get(f"{kept[0].base_url}/models")
 
 
+async def test_what_an_agent_leaves_under_way_is_broken_off(tmp_path: Path) -> None:
+    text = f"""
+import asyncio
+async def agent(problem, client):
+{ASKS}    asyncio.get_running_loop().left = asyncio.ensure_future(client.chat([{{'role': 'user', 'content': 'more'}}]))
+    await asyncio.sleep(0.05)
+"""
+
+    class Slow(Told):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            if self.given:
+                await asyncio.Event().wait()
+            return await super().generate(token_ids, sampling, **names)
+
+    engine = Slow([ANSWER])
+    (group,) = await roller(engine, agent=function(tmp_path, text)).roll([PROBLEM], attempts=1, seed=1)
+    (found,) = group.trajectories
+    assert found.stop is Stop.ANSWERED and len(found.turns) == 1 and len(engine.closed) >= 2
+    with pytest.raises(Exception, match="the attempt has ended"):
+        await asyncio.get_running_loop().left  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("reference", "said"),
     [

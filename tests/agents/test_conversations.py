@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.agents.attempt import Asked
+from rocstar.agents.conversations import Asked
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Refused, Role, tools_of
 from rocstar.learning.advantages import rows_of
 from rocstar.types import Choice, Completion, Group, Penalty, Reason, Resampled, Sampling, Trajectory
@@ -166,3 +166,38 @@ async def test_the_same_tokens_draw_the_same_whatever_else_is_asked() -> None:
             await one.complete(Asked(chat=chat(word)))
     assert engines[0].seeds == engines[1].seeds
     assert all(len(set(each)) == len(each) for each in engines[0].seeds.values())
+
+
+async def test_an_attempt_leaves_one_conversation_in_engines_at_most() -> None:
+    """Else all attempts could wait for room while each holds some."""
+
+    class Holds(Told):
+        def __init__(self, replies: Sequence[str]) -> None:
+            super().__init__(replies)
+            self.held: set[str] = set()
+            self.most_idle = 0
+            self.busy: set[str] = set()
+
+        async def generate(self, token_ids: Sequence[int], sampling: Sampling, **names: Any) -> Completion:
+            session = names["session_id"]
+            self.held.add(session)
+            self.busy.add(session)
+            self.most_idle = max(self.most_idle, len(self.held - self.busy))
+            await asyncio.sleep(0.001)
+            try:
+                return await super().generate(token_ids, sampling, **names)
+            finally:
+                self.busy.discard(session)
+
+        async def close_session(self, session_id: str) -> None:
+            self.held.discard(session_id)
+
+    engine = Holds(["a"] * 20)
+    one = attempt(engine, max_turns=20)
+    for word in ("x", "y", "z"):
+        await one.complete(Asked(chat=chat(word)))
+        assert len(engine.held) == 1
+    await asyncio.gather(*(one.complete(Asked(chat=chat(f"at once {n}"))) for n in range(5)))
+    assert engine.most_idle == 0 and len(engine.held) <= 1
+    await one.close()
+    assert not engine.held

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rocstar.agents.attempt import AgentAttempt, Asked
+from rocstar.agents.attempt import AgentAttempt
+from rocstar.agents.conversations import Asked
 from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Finish, Status, Stop, ToolResult
