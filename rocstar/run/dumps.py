@@ -13,6 +13,7 @@ neither has the engine's log-probabilities, so are settings that ask for them. S
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -65,7 +66,8 @@ UNTOLD = ("learning.importance_", "learning.attempt_ratio_", "learning.off_polic
 """What asks for the engine's log-probabilities."""
 COMPUTED = ("learning.advantage", "learning.normalize_by_std")
 """What makes advantages, which TRL's dump has already."""
-CLOSE = 1e-6  # of means that the trainers take in fp32
+CLOSE = 1e-6
+"""Of the larger figure, or by itself where that is below 1: the trainers compute in fp32."""
 KL_OF_TRL = "with use_bias_correction_kl, its default, TRL's KL term has the same loss and another gradient than here"
 SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered conversation
 TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
@@ -73,7 +75,8 @@ LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio
 ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])")
 SAMPLED_UID = re.compile(r"(.*)_(\d+)_(\d+)")  # SAMPLE_ROLLOUT_OUTPUT
 LARGEST = 1e300  # of what is taken for a number
-ACTOR = ("actor/loss", "actor/grad_norm")
+FIGURES = ("loss", "grad_norm")
+"""What is compared with the log; the norm is that before the gradient is clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Dump:
     advantages: Sequence[float] | None
     """Of the groups' attempts in order, where the dump has them."""
     logged: Mapping[str, float]
-    """loss, and grad_norm before it was clipped."""
+    """Those of FIGURES that the log has."""
     notes: Sequence[str]
     """What no field of the dump tells, and was taken for granted."""
 
@@ -113,18 +116,24 @@ def read_dump(place: Path, model: Path, *, step: int | None = None, log: Path | 
 
 def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> dict[str, Any]:
     """What each set of settings makes of the step, as `rocstar replay --json` tells it, and the first one's loss and
-    gradient norm beside the logged ones. Raises ConfigError."""
+    gradient norm beside the logged ones; `differs` names those that are not as close as CLOSE says. Raises
+    ConfigError."""
     made = _tried(dump, model, variants, reference)
     own = next(made)
-    again = {name: own.metrics[f"learn/{name}"] for name in dump.logged}
+    again = {name: own.metrics[f"learn/{name}"] for name in FIGURES}
+    tried = [
+        {**one.told(own.gradient), "gradient_norm": one.metrics["learn/grad_norm"]}
+        for one in itertools.chain([own], made)
+    ]
     return {
         "trainer": dump.trainer,
         "step": dump.step,
         "logged": dump.logged,
         "again": again,
         "difference": {name: again[name] - value for name, value in dump.logged.items()},
+        "differs": [name for name, value in dump.logged.items() if not _is_close(again[name], value)],
         "notes": [one for one in dump.notes if reference or one != KL_OF_TRL],
-        "tried": [own.told(own.gradient), *(one.told(own.gradient) for one in made)],
+        "tried": tried,
         "tokens": own.heaviest(Codec.load(model).decode),
     }
 
@@ -132,37 +141,41 @@ def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
 def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> Iterator[Tried]:
     """reference: what learning.kl_coefficient keeps the policy near."""
     recipes = [_recipe(dump.trainer, settings) for settings in variants]
-    pulled = {bool(recipe.rl_stages[0].learning.kl_coefficient) for recipe in recipes}
+    pulled = {bool(recipe.learning.kl_coefficient) for recipe in recipes}
     if pulled != {reference is not None}:
         raise ConfigError("learning.kl_coefficient and --reference FOLDER, the model of the KL term, go together")
     everything = [Resampled(group=group, choices=_all(group)) for group in dump.groups]
     for settings, recipe in zip(variants, recipes, strict=True):
-        (stage,) = recipe.rl_stages
+        learning = recipe.learning
         begun = load_model(reference or model)
         known = begun.get_output_embeddings().weight.shape[0]  # both trainers take the softmax over all rows
         policy = Policy(begun, Codec.load(model), template_named("paper"), recipe.model, known=known)
-        learner = GrpoLearner(policy, stage.learning, temperature=stage.rollout.temperature)
+        learner = GrpoLearner(policy, learning, temperature=recipe.rollout.temperature)
         if reference:
             policy.model.load_state_dict(load_model(model).state_dict())
-        rows = rows_of(everything, advantage_of(stage.learning))
+        rows = rows_of(everything, advantage_of(learning))
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
         made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
-        updates, _ = learn_rows(stage.learning, learner, rows, dump.step, partial(note, made, learner))
+        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(note, made, learner))
         made.metrics = mean_of_updates([update.metrics for update in updates])
         yield made
 
 
 def _recipe(trainer: str, settings: Sequence[str]) -> Recipe:
-    refused = (*UNTOLD, *(COMPUTED if trainer == "TRL" else ()))
     for setting in settings:
-        if not setting.startswith(TAKEN) or setting.startswith(refused):
+        if not setting.startswith(TAKEN):
             raise ConfigError(
-                f"a dump of {trainer} takes no {setting!r}; give {', '.join(TAKEN)}..., but none of "
-                f"{', '.join(refused)}..., which it lacks what they need for, or has the result of"
+                f"a dump of {trainer} takes no {setting!r}; give learning.KEY=VALUE, or a value of "
+                "rollout.temperature, model.dtype or model.device"
             )
-    own = [one if one.startswith("model.") else f"stage.dump.{one}" for one in settings]
-    return changed(Recipe(learning=DEFAULTS[trainer]), ["stage.dump.kind=rl", "stage.dump.steps=1", *own], {})
+        if setting.startswith(UNTOLD):
+            raise ConfigError(
+                f"{setting!r} asks for the engine's log-probabilities, which {trainer} writes nowhere; leave it out"
+            )
+        if trainer == "TRL" and setting.startswith(COMPUTED):
+            raise ConfigError(f"{setting!r} makes advantages, and a dump of TRL has its own; leave it out")
+    return changed(Recipe(learning=DEFAULTS[trainer]), settings, {})
 
 
 def _all(group: Group) -> tuple[Choice, ...]:
@@ -205,7 +218,7 @@ class _Reader:
             raise DataError(f"{self._file} cannot be read as parquet: {error}") from error
         step = self._one_step(rows)
         entry, before = self._trl_log(step)
-        lengths, logged = self._figures(entry, TRL_LENGTHS), self._figures(entry, ("loss", "grad_norm"))
+        lengths = self._figures(entry, TRL_LENGTHS)
         tokens = self._figures(entry, ["num_tokens"])["num_tokens"] - before
         prompts, completions = (self._column(rows, name, str, list) for name in ("prompt", "completion"))
         prompt_ids = [self._trl_prompt(row, prompt) for row, prompt in enumerate(prompts)]
@@ -222,7 +235,7 @@ class _Reader:
             step=step,
             groups=[_group(some, prompts, prompt_ids, ids, cut) for some in members],
             advantages=[advantages[row] for some in members for row in some],
-            logged=logged,
+            logged=self._logged(entry),
             notes=(*([] if has_ids else self._notes()), KL_OF_TRL),
         )
 
@@ -234,7 +247,7 @@ class _Reader:
         for place in [self._log] if self._log else beside:
             rows = read_json(place).get("log_history")
             told = [_given(one) for one in rows] if isinstance(rows, list) else []
-            history |= {one["step"]: one for one in told if one.keys() >= {"step", "loss"}}
+            history |= {one["step"]: one for one in told if "step" in one and one.keys() & {"loss", "num_tokens"}}
         if step not in history or (step > 1 and step - 1 not in history):
             raise DataError(
                 f"no trainer_state.json in {home} has steps {max(1, step - 1)} and {step} one by one; train with "
@@ -306,7 +319,7 @@ class _Reader:
             step=step,
             groups=[_group(some, inputs, prompt_ids, ids, cut, scores) for some in members],
             advantages=None,
-            logged=dict(zip(("loss", "grad_norm"), self._figures(logged, ACTOR).values(), strict=True)),
+            logged=self._logged(logged, "actor/"),
             notes=self._notes(),
         )
 
@@ -407,9 +420,13 @@ class _Reader:
                 raise DataError(f"{self._log or self._file.parent.parent}: {name} of the step is {logged.get(name)!r}")
         return {name: float(logged[name]) for name in names}
 
+    def _logged(self, told: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+        there = {f"{prefix}{name}": name for name in FIGURES if f"{prefix}{name}" in told}
+        return {there[name]: value for name, value in self._figures(told, list(there)).items()}
+
     def _compare(self, field: str, found: Sequence[float], logged: Mapping[str, float]) -> None:
         for own, (name, value) in zip(found, logged.items(), strict=True):
-            if not math.isclose(own, value, rel_tol=CLOSE, abs_tol=CLOSE):
+            if not _is_close(own, value):
                 raise DataError(
                     f"{self._file}: {field}: {name} is {own:.10g} as the rows are read with this model's tokenizer and "
                     f"template, and the trainer logged {value}: rows are missing, or these are not the tokens it had"
@@ -472,6 +489,10 @@ def _outcome(score: float) -> Outcome:
         method="verl",
         format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
     )
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
 def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:

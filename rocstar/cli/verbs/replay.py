@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from rocstar.run.replay import Replay, Span
 
 SHOWN = 48  # characters before a token
-FORKS = "of forks: share of the gradient that the fifth of tokens with the highest entropy carries"
+COLUMNS = (
+    "gradient: its norm{}; clipped: share of tokens at a bound; attempts: learnt from; tokens: of theirs, those with a "
+    "gradient; of forks: share of the gradient that the fifth of the tokens with the highest entropy carries"
+)
+APPLIED, LOGGED = ", as applied", " before clipping, as the trainer logs it"
 
 
 def replay(
@@ -111,11 +115,24 @@ def _dumped(
     told = learnt(dump, model, variants, reference)
     if as_json:
         print_json(told)
-        return
-    print(f"step {told['step']} of {told['trainer']}, {told['tried'][0]['attempts']} attempts")
-    for name, value in told["logged"].items():
-        print(f"{name:9} {told['again'][name]:.8g}, logged {value:.8g}, difference {told['difference'][name]:.1e}")
-    print("\n".join([*told["notes"], *_table(told["tried"]), *_heaviest(told["tokens"], "under the first settings")]))
+    else:
+        attempts, heaviest = told["tried"][0]["attempts"], _heaviest(told["tokens"], "under the first settings")
+        print(f"step {told['step']} of {told['trainer']}, {attempts} attempts")
+        print("\n".join([*_beside_log(told), *told["notes"], *_table(told["tried"], LOGGED), *heaviest]))
+    if told["differs"]:
+        other = (f"{name} by {told['difference'][name]:.1e}" for name in told["differs"])
+        stop(FAILED, f"step {told['step']} came out otherwise than {told['trainer']} logged it: {', '.join(other)}")
+
+
+def _beside_log(told: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, value in told["again"].items():
+        logged, difference = (told[what].get(name) for what in ("logged", "difference"))
+        beside = (
+            "not in the log, so not compared" if logged is None else f"logged {logged:.8g}, difference {difference:.1e}"
+        )
+        lines.append(f"{name:9} {value:.8g}, {beside}")
+    return lines
 
 
 def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
@@ -141,7 +158,11 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
     if not as_json:
         print(
             "\n".join(
-                [*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"], "as the run did")]
+                [
+                    *_summary(found["steps"]),
+                    *_table(found["tried"], APPLIED),
+                    *_heaviest(found["tokens"], "as the run did"),
+                ]
             )
         )
     return found
@@ -171,12 +192,12 @@ def _summary(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{same} of {len(steps)} steps to the bit as recorded"] if len(steps) > 1 else []
 
 
-def _table(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(tried: Sequence[Mapping[str, Any]], norm: str) -> list[str]:
     if not tried:
         return []
     width = max(len(one["settings"]) for one in tried)
     head = f"{'':{width}}     loss  gradient  cosine  clipped  attempts  tokens  of forks"
-    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), FORKS]
+    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), COLUMNS.format(norm)]
 
 
 def _figures(one: Mapping[str, Any]) -> str:
