@@ -136,6 +136,10 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
     assert any(re.fullmatch(told, each) for each in lines)
     assert not any(told.startswith("run.save_rollouts") or ".epochs = 0" in told for told in lines)  # their defaults
     assert not Path("runs").exists()
+    for taken, free in (("tiny", "tiny-2"), ("tiny-2", "tiny-3")):
+        Path("runs", taken).mkdir(parents=True)
+        assert cli.run(["train", "tiny.toml", "--dry-run"]) == exits.OK
+        assert f"; run folder: runs/{free}\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +199,8 @@ def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeyp
     assert "hush" not in told
     assert found["run.keep_checkpoints"]["source"] == "child.toml:4"
     assert found["rollout.max_response_tokens"]["source"].startswith("tiny.toml:")
+    assert found["run.name"]["value"] == "child" and found["run.name"]["source"] == "child.toml:3"
+    assert not any(key.startswith("stage.") and key.endswith(".name") for key in found)
     assert found["rollout.top_p"]["source"] == "command line: rollout.top_p=0.5"
     assert "stage.stage1.rollout.top_p" not in found  # as the run's
     assert found["stage.stage1.rollout.max_turns"] == {
