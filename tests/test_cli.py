@@ -160,6 +160,11 @@ def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
     there = 40
     assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
     assert "so each step takes all" not in capsys.readouterr().err
+    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run", *as_json]
+    assert cli.run(["train", "tiny.toml", *given]) == exits.OK
+    assert f"takes all {there} and makes {there * 32} attempts, and rollout.refill finds no further ones\n" in (
+        capsys.readouterr().err
+    )
     given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
     assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
     told = capsys.readouterr().err
