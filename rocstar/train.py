@@ -183,7 +183,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),
-        **mean_of_updates([update.metrics for update in learnt.updates]),
+        **mean_of_updates(learnt.updates),
         **staleness_metrics(rolled.groups, written_by, stage, overlap),
         **rolled_metrics(rolled, stage),
         **run.engine.take_counts(),

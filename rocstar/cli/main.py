@@ -248,7 +248,8 @@ def _start(
 
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
-    recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
+    given = settings if runs is None else [*settings, f"run.folder={runs}"]
+    recipe = load_recipe(path, given)
     stages = [stage for stage in recipe.stage if kind in (None, stage.kind)]
     if not stages:
         raise ConfigError(f"{path} has no [[stage]]{f' of kind {kind}' if kind else ''}, so there is nothing to do")
@@ -262,7 +263,6 @@ def _start(
         material = read_material(recipe)
     recipe = material.with_steps(recipe)
     if dry_run:
-        given = settings if runs is None else [*settings, f"run.folder={runs}"]
         place = free_place(recipe.run.folder, recipe.run.name)
         _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), place, as_json=as_json)
         return
@@ -319,10 +319,8 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(made.recipe, rows=made.unmade)
     if dry_run:
-        given, place = (
-            of_run(made.recipe, source.name, settings, os.environ),
-            free_place(source.path.parent, made.recipe.run.name),
-        )
+        given = of_run(made.recipe, source.name, settings, os.environ)
+        place = free_place(source.path.parent, made.recipe.run.name)
         _print_given(made.recipe, material, given, place, as_json=as_json)
         return
     fill = partial(fill_branch, source=source, step=step, anew=made.anew, changes=made.changes)
@@ -366,16 +364,12 @@ def _print_given(
         print(material.placement.table(), file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
-    for told in material.notes:
+    few = (few_problems(stage, len(material.problems[stage.name])) for stage in material.recipe.rl_stages)
+    for told in (*material.notes, *filter(None, few)):
         print(told, file=sys.stderr)
-    for stage in material.recipe.stage:
-        if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
-            print(few, file=sys.stderr)
     if 0 < len(material.heldout) < recipe.evaluate.problems:
-        told = (
-            f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
-        )
-        print(f"{told}; all of them are asked", file=sys.stderr)
+        asked = f"fewer than evaluate.problems = {recipe.evaluate.problems}; all of them are asked"
+        print(f"{len(material.heldout)} problems are held out, {asked}", file=sys.stderr)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -28,18 +28,12 @@ def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 def expected_steps(rule: EndSection, steps: int, rows: Sequence[Row]) -> int:
     """After how many of at most `steps` a stage is over if further ones have as many tokens as those until now."""
-    sampled = _sampled(rows)
-    return (
-        min(steps, math.ceil(rule.sampled_tokens * len(rows) / sampled)) if rule.sampled_tokens and sampled else steps
-    )
-
-
-def _sampled(rows: Sequence[Row]) -> float:
-    return sum(row.get(SAMPLED) or 0 for row in rows)
+    sampled, most = sum(row.get(SAMPLED) or 0 for row in rows), rule.sampled_tokens
+    return min(steps, math.ceil(most * len(rows) / sampled)) if most and sampled else steps
 
 
 def _spent(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    if rule.sampled_tokens is None or (sampled := _sampled(rows)) < rule.sampled_tokens:
+    if rule.sampled_tokens is None or (sampled := sum(row.get(SAMPLED) or 0 for row in rows)) < rule.sampled_tokens:
         return None
     return f"its attempts have {sampled:,.0f} tokens of the model (end.sampled_tokens is {rule.sampled_tokens:,})"
 
