@@ -166,6 +166,8 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     assert all(0 < row["learn/importance_weight"] <= 2 for row in learnt)
     fresh = [row["learn/importance_weight"] for row in learnt if row["staleness/max"] == 0]
     assert fresh == pytest.approx([1] * len(fresh), abs=1e-4)
+    replayed = Command.start(folder, "replay", "tiny", "--json").wait()
+    assert replayed.code == 0, replayed.told
 
 
 def second_rank(command: Command) -> psutil.Process:
