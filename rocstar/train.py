@@ -112,7 +112,9 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         stage,
         f"{plural(stage.steps, 'step')} of {min(rollout.problems_per_step, len(pool))} problems x "
         f"{rollout.attempts_per_problem} attempts from {len(pool)} problems, "
-        f"at most {rollout.max_response_tokens} tokens",
+        f"at most {rollout.max_response_tokens} tokens"
+        + (f", {stage.learning.advantage} advantages" if stage.learning.advantage != "grpo" else "")
+        + (f", up to {plural(rollout.refill, 'round')} of further ones" if rollout.refill else ""),
     )
     with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:
@@ -188,7 +190,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),
-        **mean_of_updates([update.metrics for update in learnt.updates]),
+        **mean_of_updates(learnt.updates),
         **staleness_metrics(rolled.groups, written_by, stage, overlap),
         **rolled_metrics(rolled, stage),
         **(agent_metrics(rolled.groups) if run.recipe.rollout.agent else {}),

@@ -136,6 +136,10 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
     assert any(re.fullmatch(told, each) for each in lines)
     assert not any(told.startswith("run.save_rollouts") or ".epochs = 0" in told for told in lines)  # their defaults
     assert not Path("runs").exists()
+    for taken, free in (("tiny", "tiny-2"), ("tiny-2", "tiny-3")):
+        Path("runs", taken).mkdir(parents=True)
+        assert cli.run(["train", "tiny.toml", "--dry-run"]) == exits.OK
+        assert f"; run folder: runs/{free}\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +160,11 @@ def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
     there = 40
     assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
     assert "so each step takes all" not in capsys.readouterr().err
+    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run", *as_json]
+    assert cli.run(["train", "tiny.toml", *given]) == exits.OK
+    assert f"takes all {there} and makes {there * 32} attempts, and rollout.refill finds no further ones\n" in (
+        capsys.readouterr().err
+    )
     given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
     assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
     told = capsys.readouterr().err
@@ -195,6 +204,8 @@ def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeyp
     assert "hush" not in told
     assert found["run.keep_checkpoints"]["source"] == "child.toml:4"
     assert found["rollout.max_response_tokens"]["source"].startswith("tiny.toml:")
+    assert found["run.name"]["value"] == "child" and found["run.name"]["source"] == "child.toml:3"
+    assert not any(key.startswith("stage.") and key.endswith(".name") for key in found)
     assert found["rollout.top_p"]["source"] == "command line: rollout.top_p=0.5"
     assert "stage.stage1.rollout.top_p" not in found  # as the run's
     assert found["stage.stage1.rollout.max_turns"] == {

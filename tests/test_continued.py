@@ -50,7 +50,8 @@ def refused(run: RunFolder, *settings: str, step: int = 6) -> str:
     [
         ("run.seed=5", "takes no 'run.seed=5'"),
         ("model.hidden_size=64", "takes no 'model.hidden_size=64'"),
-        ("rollout.template=model", "takes no 'rollout.template=model'"),
+        ("rollout.template=model", "takes no 'rollout.template=model'; leave that out (only stage.NAME.KEY of"),
+        ("learning.loss=gspo", "; give it to a stage, as stage.two.learning.loss=gspo, or leave that out"),
         ("learning.learning_rate=1e-5", "stage.NAME.KEY of stages that go on"),
         ("stage.cold.steps=9", "stage cold was over at step 6"),
         ("stage.one.steps=4", "has made its 4 steps at step 6"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +15,10 @@ import pytest
 from rocstar.errors import ConfigError
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import prompt_tokens
+from rocstar.protocols import Advantage, PolicyLoss, PolicyTokens, Resampler
 from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import check_call, is_reference, load, named
-from rocstar.types import Sampling, Stop
+from rocstar.types import Choice, Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
 from tests.scripted import ScriptedEngine, ScriptedTool
 
@@ -21,6 +26,19 @@ from tests.scripted import ScriptedEngine, ScriptedTool
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def test_the_page_has_the_signatures_and_fields_that_code_of_ones_own_gets() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
+    told = page.partition("Their signatures")[2].partition("```python\n")[2].partition("```")[0]
+    given = {one.name: one for one in ast.walk(ast.parse(told)) if isinstance(one, ast.FunctionDef)}
+    for name, protocol in {"loss": PolicyLoss, "advantage": Advantage, "__call__": Resampler}.items():
+        taken = inspect.signature(protocol.__call__)
+        mine = [(arg.arg, ast.unparse(arg.annotation)) for arg in given[name].args.args if arg.annotation]
+        assert mine == [(one.name, one.annotation) for one in list(taken.parameters.values())[1:]]
+        assert ast.unparse(given[name].returns or ast.Constant(None)) == taken.return_annotation
+    for name, kind in {"tokens": PolicyTokens, "choice": Choice}.items():
+        assert re.findall(rf"^\| `{name}\.(\w+)` \|", page, re.MULTILINE) == [one.name for one in fields(kind)]
 
 
 def test_only_a_colon_makes_a_reference() -> None:

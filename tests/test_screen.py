@@ -48,7 +48,8 @@ def screens(progress: io.StringIO | None = None) -> tuple[Screen, io.StringIO, i
 def test_the_step_line_has_its_fixed_order() -> None:
     assert step_line("stage1", 12, 20, METRICS) == LINE
     assert step_line("stage1", 12, 20, dict(reversed(METRICS.items()))) == LINE
-    assert "kept 96/192 carried 2  calls" in step_line("stage1", 12, 20, {**METRICS, "carry/attempts": 2.0})
+    more = {"carry/attempts": 2.0, "refill/groups": 3.0}
+    assert "kept 96/192 carried 2 refilled 3  calls" in step_line("stage1", 12, 20, {**METRICS, **more})
 
 
 def test_the_page_explains_every_metric_of_the_step_line() -> None:
@@ -113,6 +114,15 @@ def test_the_time_left_is_said_after_three_steps_and_follows_the_clock() -> None
         screen.step("stage1", step, 20, {"step/seconds": 30.0})
     told = [line.partition(", ")[2] for line in progress.getvalue().splitlines()]
     assert told == ["", "", "about 8 min left", "about 8 min left", "about 8 min left"]
+
+
+def test_the_time_left_of_a_stage_that_will_end_before_its_steps_is_that_to_its_end() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    for step in range(1, 5):
+        clock.now += 30.0
+        screen.step("stage1", step, 20, {"step/seconds": 30.0}, expected=10)
+    assert progress.getvalue().splitlines()[-1] == "stage1 step 4/20, about 3 min left"
 
 
 def test_an_uneven_pace_is_told_as_a_span() -> None:

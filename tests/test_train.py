@@ -129,9 +129,11 @@ def test_a_run_killed_and_stopped_at_random_points_ends_as_if_nothing_had_been(
 def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_recorded_attempt_once(
     plain: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """Time decides which weights wrote what, so the tokens are not those of another run; everything else is."""
+    """Time decides which weights wrote what, so the tokens are not those of another run; everything else is. Groups
+    that teach nothing are replaced ahead of learning as well."""
     folder = workplace(tmp_path / "w")
-    settings = ("evaluate.problems=0", "rollout.max_staleness_steps=1", "learning.importance_cap=2")
+    stale = ("rollout.max_staleness_steps=1", "learning.importance_cap=2")
+    settings = ("evaluate.problems=0", "rollout.refill=2", *stale)
     start = begun(tmp_path_factory.getbasetemp(), steps=0)
     command = Command.start(folder, "train", "tiny.toml", *start, *settings)
     assert command.after_step(2, command.process.kill).code == -signal.SIGKILL
@@ -143,14 +145,18 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     assert ended.code == 0, ended.told
 
     rows, made = metrics(folder), attempts(folder)
+    of_plain = [{**one, "step": one["step"] - COLD_STEPS} for one in attempts(plain)]
     assert [row["step"] for row in rows] == list(range(1, RL_STEPS + 1))
     for row in rows:
         of_step = [attempt for attempt in made if attempt["step"] == row["step"]]
-        assert len({(attempt["problem_id"], attempt["index"]) for attempt in of_step}) == len(of_step) == 8
+        groups = 2 + row["refill/groups"]
+        assert len({(attempt["problem_id"], attempt["index"]) for attempt in of_step}) == len(of_step) == 4 * groups
         assert sum(attempt["kept"] for attempt in of_step) == row["roc/kept"]
+        assert row["group/usable"] == 2 or groups == 4 or row["stage"] == "stage3"  # of four problems
+    assert any(row["refill/groups"] for row in rows)
     state = json.loads((last_checkpoint(folder) / "state.json").read_text())
     assert state["policy_version"] == sum(row["learn/updates"] for row in rows) > 0
-    drawn = [[attempt["problem_id"] for attempt in whose[:32]] for whose in (made, attempts(plain))]
+    drawn = [[[a["problem_id"] for a in w if a["step"] == step][:8] for step in range(1, 5)] for w in (made, of_plain)]
     assert drawn[0] == drawn[1], "the problems of each step of stage1 follow from the seed"
 
     ages = [filed - version for filed, wrote in versions(folder) for version in wrote]
@@ -160,6 +166,8 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     assert all(0 < row["learn/importance_weight"] <= 2 for row in learnt)
     fresh = [row["learn/importance_weight"] for row in learnt if row["staleness/max"] == 0]
     assert fresh == pytest.approx([1] * len(fresh), abs=1e-4)
+    replayed = Command.start(folder, "replay", "tiny", "--json").wait()
+    assert replayed.code == 0, replayed.told
 
 
 def second_rank(command: Command) -> psutil.Process:
@@ -196,7 +204,7 @@ def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
     """Engines in processes give the embedded engine's very tokens, and a death costs no attempt."""
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
-    recipe.write_text(f'{recipe.read_text()}\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n')
+    recipe.write_text(recipe.read_text() + TWO_ENGINES)
     command = Command.start(folder, "train", "tiny.toml", *start)
     while len(metrics_lines(folder)) <= COLD_STEPS and command.process.is_alive():
         time.sleep(0.002)
@@ -211,6 +219,7 @@ def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
     assert attempts(folder) == attempts(plain)
 
 
+TWO_ENGINES = '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'
 DEADLY = """
 import os
 from pathlib import Path
@@ -231,7 +240,7 @@ def test_a_run_whose_engines_take_turns_with_learners_is_killed_in_either_turn_a
     engine that dies costs none; nor does kill -9 of the run while attempts are written, and while it learns."""
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
-    recipe.write_text(f'{recipe.read_text()}\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n')
+    recipe.write_text(recipe.read_text() + TWO_ENGINES)
     (folder / "own.py").write_text(DEADLY)
     turns = ("cluster.colocate=true", "learning.advantage=own.py:deadly")
     command = Command.start(folder, "train", "tiny.toml", *start, *turns)
@@ -441,10 +450,16 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
             assert row["group/usable"] == 2 or len(problems) == 4
         learnt = [attempt for attempt in own if attempt["kept"]]
         assert len({attempt["problem_id"] for attempt in learnt}) == row["group/usable"]
+    (killed / "tiny.toml").write_text((killed / "tiny.toml").read_text() + TWO_ENGINES)
     command = Command.start(killed, "train", *given)
     assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
-    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
-    assert attempts(killed) == made and metrics(killed) == metrics(whole)
+    command = Command.start(killed, "train", "--resume", "tiny")
+    ended = command.after_step(COLD_STEPS + 3, lambda: engines_of(command)[-1].kill())
+    assert ended.code == 0, ended.told
+    assert any(row.get("engine/lost") for row in metrics(killed))
+    assert attempts(killed) == made and list(map(undisturbed, metrics(killed))) == list(
+        map(undisturbed, metrics(whole))
+    )
     replayed = Command.start(killed, "replay", "tiny", "--json").wait()
     assert replayed.code == 0, replayed.told
     assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * RL_STEPS

@@ -242,13 +242,14 @@ def _start(
 ) -> None:
     from rocstar.config.origins import of_recipe
     from rocstar.config.recipe import load_recipe, recipe_text
-    from rocstar.record.folder import RunFolder, refuse_place
+    from rocstar.record.folder import RunFolder, free_place, refuse_place
     from rocstar.record.trackers import refuse_absent
     from rocstar.run.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
-    recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
+    given = settings if runs is None else [*settings, f"run.folder={runs}"]
+    recipe = load_recipe(path, given)
     stages = [stage for stage in recipe.stage if kind in (None, stage.kind)]
     if not stages:
         raise ConfigError(f"{path} has no [[stage]]{f' of kind {kind}' if kind else ''}, so there is nothing to do")
@@ -262,8 +263,8 @@ def _start(
         material = read_material(recipe)
     recipe = material.with_steps(recipe)
     if dry_run:
-        given = settings if runs is None else [*settings, f"run.folder={runs}"]
-        _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), as_json=as_json)
+        place = free_place(recipe.run.folder, recipe.run.name)
+        _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), place, as_json=as_json)
         return
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
@@ -296,7 +297,8 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(made.recipe, rows=made.unmade)
     if dry_run:
-        _print_given(made.recipe, material, of_run(made.recipe, folder.name, settings, os.environ), as_json=as_json)
+        given = of_run(made.recipe, folder.name, settings, os.environ)
+        _print_given(made.recipe, material, given, folder.path, as_json=as_json)
         return
     if made.goes_on:
         record(folder, made)
@@ -306,7 +308,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
     from rocstar.config.origins import of_run
-    from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint
+    from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint, free_place
     from rocstar.run.continued import continued
     from rocstar.run.material import read_material
 
@@ -317,7 +319,9 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(made.recipe, rows=made.unmade)
     if dry_run:
-        _print_given(made.recipe, material, of_run(made.recipe, source.name, settings, os.environ), as_json=as_json)
+        given = of_run(made.recipe, source.name, settings, os.environ)
+        place = free_place(source.path.parent, made.recipe.run.name)
+        _print_given(made.recipe, material, given, place, as_json=as_json)
         return
     fill = partial(fill_branch, source=source, step=step, anew=made.anew, changes=made.changes)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
@@ -325,8 +329,11 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
-def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance], *, as_json: bool) -> None:
-    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+def _print_given(
+    recipe: Recipe, material: Material, given: Sequence[Provenance], place: Path, *, as_json: bool
+) -> None:
+    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force. place:
+    where the run would be."""
     from rocstar.config.origins import ABSENT
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
@@ -341,6 +348,7 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
                 "memory": memory,
                 "placement": [asdict(process) for process in material.placement.processes],
                 "first_prompt": prompt,
+                "run_folder": str(place),
             }
         )
     else:
@@ -349,23 +357,19 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
             print(f"{one.key} = {json.dumps(one.value)}  ({before}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
-        print(f"stages in order: {order or 'none'}", file=sys.stderr)
+        print(f"stages in order: {order or 'none'}; run folder: {place}", file=sys.stderr)
         if prompt is not None:
             print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.placement.gpu_bytes:
         print(material.placement.table(), file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
-    for told in material.notes:
+    few = (few_problems(stage, len(material.problems[stage.name])) for stage in material.recipe.rl_stages)
+    for told in (*material.notes, *filter(None, few)):
         print(told, file=sys.stderr)
-    for stage in material.recipe.stage:
-        if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
-            print(few, file=sys.stderr)
     if 0 < len(material.heldout) < recipe.evaluate.problems:
-        told = (
-            f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
-        )
-        print(f"{told}; all of them are asked", file=sys.stderr)
+        asked = f"fewer than evaluate.problems = {recipe.evaluate.problems}; all of them are asked"
+        print(f"{len(material.heldout)} problems are held out, {asked}", file=sys.stderr)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

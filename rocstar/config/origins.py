@@ -52,7 +52,8 @@ def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], oth
         base = key.split(".", 2)[2] if key.startswith("stage.") else key
         default = values.get(base, ABSENT) if base != key else defaults.get(key, ABSENT)
         counted = key.endswith(".epochs") and value == 0  # the steps are shown, which epochs have come to
-        if value != default and not counted and not key.endswith(".name") and value not in ([], None):
+        listed = key.endswith(".name") and key != "run.name"  # of a stage or an engine, which the key has already
+        if value != default and not counted and not listed and value not in ([], None):
             yield Provenance(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
 
 

@@ -286,6 +286,11 @@ def numbered(name: str) -> Iterable[str]:
     return (name if number == 1 else f"{name}-{number}" for number in count(1))
 
 
+def free_place(base: Path | str, name: str) -> Path:
+    """Where a run of this name would be made now."""
+    return next(place for part in numbered(name) if not (place := Path(base) / part).exists())
+
+
 def claim(paths: Iterable[Path]) -> Path:
     """Make the first of these folders that is not there yet. Making it is the claim, so two that ask at once never
     share one. Raises OSError."""

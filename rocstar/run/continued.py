@@ -51,14 +51,17 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     rocstar; DataError."""
     if run.newer:
         raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
+    was = resolved_from_json(run.resolved)
     for given in settings:
         if not given.startswith((*PLACES, f"{THREADS}=", "stage.", *([own] if own else []))):
+            section, _, key = given.partition("=")[0].partition(".")
+            names = [stage.name for stage in was.stage if hasattr(getattr(stage, section, None), key)]
+            better = f"give it to a stage, as stage.{names[-1]}.{given}, or " if names else ""
             raise ConfigError(
-                f"{flag} goes on with the settings of {run.name} and takes no {given!r}; leave that out (only "
+                f"{flag} goes on with the settings of {run.name} and takes no {given!r}; {better}leave that out (only "
                 f"stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, {THREADS}"
                 f"{own and ' and '}{own.rstrip('=')} may change)"
             )
-    was = resolved_from_json(run.resolved)
     now = changed(was, settings, {})
     fresh = [*_differ(was, now, step or 0), *_other_threads(run, was, now, step or 0)]
     if step is not None:

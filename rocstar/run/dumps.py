@@ -13,6 +13,7 @@ neither has the engine's log-probabilities, so are settings that ask for them. S
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -65,7 +66,8 @@ UNTOLD = ("learning.importance_", "learning.attempt_ratio_", "learning.off_polic
 """What asks for the engine's log-probabilities."""
 COMPUTED = ("learning.advantage", "learning.normalize_by_std")
 """What makes advantages, which TRL's dump has already."""
-CLOSE = 1e-6  # of means that the trainers take in fp32
+is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
+"""Whether a figure is the trainer's, which computes in fp32: 1e-6 of the larger one, or 1e-6 where that is below 1."""
 KL_OF_TRL = "with use_bias_correction_kl, its default, TRL's KL term has the same loss and another gradient than here"
 SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered conversation
 TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
@@ -73,7 +75,8 @@ LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio
 ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])")
 SAMPLED_UID = re.compile(r"(.*)_(\d+)_(\d+)")  # SAMPLE_ROLLOUT_OUTPUT
 LARGEST = 1e300  # of what is taken for a number
-ACTOR = ("actor/loss", "actor/grad_norm")
+FIGURES = ("loss", "grad_norm")
+"""What is compared with the log; the norm is that before the gradient is clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Dump:
     advantages: Sequence[float] | None
     """Of the groups' attempts in order, where the dump has them."""
     logged: Mapping[str, float]
-    """loss, and grad_norm before it was clipped."""
+    """Those of FIGURES that the log has."""
     notes: Sequence[str]
     """What no field of the dump tells, and was taken for granted."""
 
@@ -113,18 +116,23 @@ def read_dump(place: Path, model: Path, *, step: int | None = None, log: Path | 
 
 def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> dict[str, Any]:
     """What each set of settings makes of the step, as `rocstar replay --json` tells it, and the first one's loss and
-    gradient norm beside the logged ones. Raises ConfigError."""
+    gradient norm beside the logged ones; `differs` names those that are not `is_close`. Raises
+    ConfigError."""
     made = _tried(dump, model, variants, reference)
     own = next(made)
-    again = {name: own.metrics[f"learn/{name}"] for name in dump.logged}
+    again = {name: own.metrics[f"learn/{name}"] for name in FIGURES}
     return {
         "trainer": dump.trainer,
         "step": dump.step,
         "logged": dump.logged,
         "again": again,
         "difference": {name: again[name] - value for name, value in dump.logged.items()},
+        "differs": [name for name, value in dump.logged.items() if not is_close(again[name], value)],
         "notes": [one for one in dump.notes if reference or one != KL_OF_TRL],
-        "tried": [own.told(own.gradient), *(one.told(own.gradient) for one in made)],
+        "tried": [
+            {**one.told(own.gradient), "gradient_norm": one.metrics["learn/grad_norm"]}
+            for one in itertools.chain([own], made)
+        ],
         "tokens": own.heaviest(Codec.load(model).decode),
     }
 
@@ -132,43 +140,44 @@ def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
 def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> Iterator[Tried]:
     """reference: what learning.kl_coefficient keeps the policy near."""
     recipes = [_recipe(dump.trainer, settings) for settings in variants]
-    pulled = {bool(recipe.rl_stages[0].learning.kl_coefficient) for recipe in recipes}
+    pulled = {bool(recipe.learning.kl_coefficient) for recipe in recipes}
     if pulled != {reference is not None}:
         raise ConfigError("learning.kl_coefficient and --reference FOLDER, the model of the KL term, go together")
-    everything = [Resampled(group=group, choices=_all(group)) for group in dump.groups]
+    kept = partial(Choice, kept=True, reason=Reason.KEPT_ALL, penalty=Penalty(errors=0.0, format=0.0))
+    choices = [tuple(kept(index=one.index) for one in group.trajectories) for group in dump.groups]
+    pairs = zip(dump.groups, choices, strict=True)  # those with equal rewards too: both trainers count their tokens
+    everything = [Resampled(group=group, choices=chosen) for group, chosen in pairs]
     for settings, recipe in zip(variants, recipes, strict=True):
-        (stage,) = recipe.rl_stages
+        learning = recipe.learning
         begun = load_model(reference or model)
         known = begun.get_output_embeddings().weight.shape[0]  # both trainers take the softmax over all rows
         policy = Policy(begun, Codec.load(model), template_named("paper"), recipe.model, known=known)
-        learner = GrpoLearner(policy, stage.learning, temperature=stage.rollout.temperature)
+        learner = GrpoLearner(policy, learning, temperature=recipe.rollout.temperature)
         if reference:
             policy.model.load_state_dict(load_model(model).state_dict())
-        rows = rows_of(everything, advantage_of(stage.learning))
+        rows = rows_of(everything, advantage_of(learning))
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
         made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
-        updates, _ = learn_rows(stage.learning, learner, rows, dump.step, partial(note, made, learner))
-        made.metrics = mean_of_updates([update.metrics for update in updates])
+        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(note, made, learner))
+        made.metrics = mean_of_updates(updates)
         yield made
 
 
 def _recipe(trainer: str, settings: Sequence[str]) -> Recipe:
-    refused = (*UNTOLD, *(COMPUTED if trainer == "TRL" else ()))
     for setting in settings:
-        if not setting.startswith(TAKEN) or setting.startswith(refused):
+        if not setting.startswith(TAKEN):
             raise ConfigError(
-                f"a dump of {trainer} takes no {setting!r}; give {', '.join(TAKEN)}..., but none of "
-                f"{', '.join(refused)}..., which it lacks what they need for, or has the result of"
+                f"a dump of {trainer} takes no {setting!r}; give learning.KEY=VALUE, or a value of "
+                "rollout.temperature, model.dtype or model.device"
             )
-    own = [one if one.startswith("model.") else f"stage.dump.{one}" for one in settings]
-    return changed(Recipe(learning=DEFAULTS[trainer]), ["stage.dump.kind=rl", "stage.dump.steps=1", *own], {})
-
-
-def _all(group: Group) -> tuple[Choice, ...]:
-    """Those with equal rewards too, whose tokens both trainers count in the mean."""
-    kept = partial(Choice, kept=True, reason=Reason.KEPT_ALL, penalty=Penalty(errors=0.0, format=0.0))
-    return tuple(kept(index=index) for index in range(len(group.trajectories)))
+        if setting.startswith(UNTOLD):
+            raise ConfigError(
+                f"{setting!r} asks for the engine's log-probabilities, which {trainer} writes nowhere; leave it out"
+            )
+        if trainer == "TRL" and setting.startswith(COMPUTED):
+            raise ConfigError(f"{setting!r} makes advantages, and a dump of TRL has its own; leave it out")
+    return changed(Recipe(learning=DEFAULTS[trainer]), settings, {})
 
 
 def _file(place: Path, step: int | None) -> Path:
@@ -205,7 +214,7 @@ class _Reader:
             raise DataError(f"{self._file} cannot be read as parquet: {error}") from error
         step = self._one_step(rows)
         entry, before = self._trl_log(step)
-        lengths, logged = self._figures(entry, TRL_LENGTHS), self._figures(entry, ("loss", "grad_norm"))
+        lengths = self._figures(entry, TRL_LENGTHS)
         tokens = self._figures(entry, ["num_tokens"])["num_tokens"] - before
         prompts, completions = (self._column(rows, name, str, list) for name in ("prompt", "completion"))
         prompt_ids = [self._trl_prompt(row, prompt) for row, prompt in enumerate(prompts)]
@@ -216,15 +225,11 @@ class _Reader:
         self._compare("completion", [*_lengths(ids), fmean(cut)], lengths)
         self._compare("prompt", [sum(map(len, (*prompt_ids, *ids)))], {"num_tokens of the step": tokens})
         members = self._members([json.dumps(prompt) for prompt in prompts])
-        advantages = self._column(rows, "advantage", float)
-        return Dump(
-            trainer="TRL",
-            step=step,
-            groups=[_group(some, prompts, prompt_ids, ids, cut) for some in members],
-            advantages=[advantages[row] for some in members for row in some],
-            logged=logged,
-            notes=(*([] if has_ids else self._notes()), KL_OF_TRL),
-        )
+        groups = [_group(some, prompts, prompt_ids, ids, cut) for some in members]
+        column, logged = self._column(rows, "advantage", float), self._logged(entry)
+        advantages = [column[row] for some in members for row in some]
+        notes = (*([] if has_ids else self._notes()), KL_OF_TRL)
+        return Dump(trainer="TRL", step=step, groups=groups, advantages=advantages, logged=logged, notes=notes)
 
     def _trl_log(self, step: int) -> tuple[Mapping[str, Any], float]:
         """What log_history has of the step, and its count of tokens before it."""
@@ -234,7 +239,7 @@ class _Reader:
         for place in [self._log] if self._log else beside:
             rows = read_json(place).get("log_history")
             told = [_given(one) for one in rows] if isinstance(rows, list) else []
-            history |= {one["step"]: one for one in told if one.keys() >= {"step", "loss"}}
+            history |= {one["step"]: one for one in told if "step" in one and one.keys() & {"loss", "num_tokens"}}
         if step not in history or (step > 1 and step - 1 not in history):
             raise DataError(
                 f"no trainer_state.json in {home} has steps {max(1, step - 1)} and {step} one by one; train with "
@@ -242,9 +247,8 @@ class _Reader:
             )
         if any("num_tokens" not in history.get(near, history[step]) for near in range(step - 1, step + 2)):
             raise DataError(
-                f"{self._file}: several steps, {step} among them, learnt from these rollouts, and no field tells what "
-                "each one took; only what one step learnt from is replayed (num_iterations=1, "
-                "steps_per_generation=gradient_accumulation_steps)"
+                f"{self._file}: several steps, {step} among them, learnt from these rollouts; only those of one step "
+                "are replayed (num_iterations=1, steps_per_generation=gradient_accumulation_steps)"
             )
         return history[step], self._figures(history[step - 1], ["num_tokens"])["num_tokens"] if step > 1 else 0
 
@@ -263,9 +267,7 @@ class _Reader:
         if isinstance(completion, str):
             return completion
         if len(completion) != 1:
-            raise self._refused(
-                row, "completion", "it has several messages, and no field tells which tokens a tool wrote"
-            )
+            raise self._refused(row, "completion", "no field tells which tokens of its several messages a tool wrote")
         message = _given(completion[0])
         if not has_ids and not _is_plain(message):
             raise self._refused(row, "completion", f"TRL has parsed it into {', '.join(message)}; log completion_ids")
@@ -277,38 +279,31 @@ class _Reader:
         lines = _text(self._file).removesuffix("\n").split("\n")
         rows = [self._json(row, line) for row, line in enumerate(lines)]
         step = self._one_step(rows)
-        logged = self._verl_log(step)
-        if (turns := logged.get("num_turns/max")) != 2:
-            raise DataError(
-                f"{self._file}: verl logged num_turns/max {turns}; only attempts of one question and one answer (2) "
-                "are read, since no field tells which tokens a tool wrote"
-            )
+        told = self._verl_log(step)
+        if (turns := told.get("num_turns/max")) != 2:
+            only = "only 2, a question and an answer, is read, since no field tells which tokens a tool wrote"
+            raise DataError(f"{self._file}: verl logged num_turns/max {turns}; {only}")
         inputs, outputs = (self._column(rows, name, str) for name in ("input", "output"))
         known = {text: self._verl_prompt(inputs.index(text), text) for text in dict.fromkeys(inputs)}
         prompt_ids = [known[text] for text in inputs]
-        self._compare("input", _lengths(prompt_ids), self._figures(logged, [f"prompt{one}" for one in LENGTHS[:3]]))
-        lengths = self._figures(logged, [f"response{name}" for name in LENGTHS])
+        self._compare("input", _lengths(prompt_ids), self._figures(told, [f"prompt{one}" for one in LENGTHS[:3]]))
+        lengths = self._figures(told, [f"response{name}" for name in LENGTHS])
         ids = self._tokens("output", outputs, lengths)
         mean, most, least = _lengths(ids)
         at_limit = fmean(len(one) == most for one in ids) if lengths["response_length/clip_ratio"] else 0.0
         self._compare("output", [mean, most, least, at_limit], lengths)
         scores = self._column(rows, "score", float, int)
-        self._compare("score", [fmean(scores)], self._figures(logged, ["critic/rewards/mean"]))
+        self._compare("score", [fmean(scores)], self._figures(told, ["critic/rewards/mean"]))
         cut = [one[-1] not in self._ends for one in ids]
         uids = [str(row.get("uid", "")) for row in rows]
         parts = [SAMPLED_UID.fullmatch(uid) for uid in uids]
         if (row := next((row for row, part in enumerate(parts) if part and part[3] != "0"), None)) is not None:
             raise self._refused(row, "uid", "it is a further output of its rollout, which is not read")
-        groups = [part[1] if part else uid for part, uid in zip(parts, uids, strict=True)]
-        members = self._members([f"{group} {text}" for group, text in zip(groups, inputs, strict=True)])
-        return Dump(
-            trainer="verl",
-            step=step,
-            groups=[_group(some, inputs, prompt_ids, ids, cut, scores) for some in members],
-            advantages=None,
-            logged=dict(zip(("loss", "grad_norm"), self._figures(logged, ACTOR).values(), strict=True)),
-            notes=self._notes(),
-        )
+        names = [part[1] if part else uid for part, uid in zip(parts, uids, strict=True)]
+        members = self._members([f"{name} {text}" for name, text in zip(names, inputs, strict=True)])
+        groups, notes = [_group(some, inputs, prompt_ids, ids, cut, scores) for some in members], self._notes()
+        logged = self._logged(told, "actor/")
+        return Dump(trainer="verl", step=step, groups=groups, advantages=None, logged=logged, notes=notes)
 
     def _json(self, row: int, line: str) -> Mapping[str, Any]:
         try:
@@ -348,9 +343,7 @@ class _Reader:
                 ids = self._rendered(_messages(dict(zip(messages, parts.groups(), strict=True)))) if parts else []
                 found |= {tuple(ids)} if self._read(ids) == text else set()
         if len(found) != 1:
-            raise self._refused(
-                row, "input", f"{len(found)} conversations of the model's chat template read so; one must"
-            )
+            raise self._refused(row, "input", f"{len(found)} conversations of the model's chat template read so, not 1")
         return list(found.pop())
 
     # -- both ----------------------------------------------------------------------------------------------------------
@@ -407,9 +400,13 @@ class _Reader:
                 raise DataError(f"{self._log or self._file.parent.parent}: {name} of the step is {logged.get(name)!r}")
         return {name: float(logged[name]) for name in names}
 
+    def _logged(self, told: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+        there = {f"{prefix}{name}": name for name in FIGURES if f"{prefix}{name}" in told}
+        return {there[name]: value for name, value in self._figures(told, list(there)).items()}
+
     def _compare(self, field: str, found: Sequence[float], logged: Mapping[str, float]) -> None:
         for own, (name, value) in zip(found, logged.items(), strict=True):
-            if not math.isclose(own, value, rel_tol=CLOSE, abs_tol=CLOSE):
+            if not is_close(own, value):
                 raise DataError(
                     f"{self._file}: {field}: {name} is {own:.10g} as the rows are read with this model's tokenizer and "
                     f"template, and the trainer logged {value}: rows are missing, or these are not the tokens it had"
@@ -446,32 +443,19 @@ def _group(
     problem = Problem(id=problem_id(question), question=question, answer="")
     attempts = []
     for index, row in enumerate(rows):
-        written = Completion(
-            token_ids=tuple(ids[row]),
-            logprobs=(math.nan,) * len(ids[row]),  # nobody wrote them down
-            finish=Finish.LENGTH if cut[row] else Finish.STOP,
-        )
-        attempts.append(
-            Trajectory(
-                problem_id=problem.id,
-                index=index,
-                prompt_ids=tuple(prompt_ids[row]),
-                turns=(Turn(completion=written),),
-                stop=Stop.MAX_TOKENS if cut[row] else Stop.ANSWERED,
-                outcome=None if scores is None else _outcome(scores[row]),
-            )
-        )
+        unknown = (math.nan,) * len(ids[row])  # nobody wrote them down
+        finish, end = (Finish.LENGTH, Stop.MAX_TOKENS) if cut[row] else (Finish.STOP, Stop.ANSWERED)
+        turn = Turn(completion=Completion(token_ids=tuple(ids[row]), logprobs=unknown, finish=finish))
+        prompt, outcome = tuple(prompt_ids[row]), None if scores is None else _outcome(scores[row])
+        made = Trajectory(problem_id=problem.id, index=index, prompt_ids=prompt, turns=(turn,), stop=end)
+        attempts.append(replace(made, outcome=outcome))
     return Group(problem=problem, trajectories=tuple(attempts))
 
 
 def _outcome(score: float) -> Outcome:
-    return Outcome(
-        verdict=Verdict.RIGHT if score > RIGHT_ABOVE else Verdict.WRONG,
-        reward=float(score),
-        extracted=None,
-        method="verl",
-        format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
-    )
+    verdict = Verdict.RIGHT if score > RIGHT_ABOVE else Verdict.WRONG
+    form = FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False)
+    return Outcome(verdict=verdict, reward=float(score), extracted=None, method="verl", format_facts=form)
 
 
 def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:

@@ -214,14 +214,16 @@ def with_epochs(recipe: Recipe) -> Recipe:
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
-    """What a step takes where there are fewer problems than it asks for; None where there are enough."""
+    """What a step takes where there are fewer problems than it asks for, or none to refill it with; None where there
+    are enough."""
     rollout = stage.rollout
-    if there >= rollout.problems_per_step:
+    if there >= rollout.problems_per_step + (rollout.refill > 0):
         return None
     return (
         f"stage {stage.name} has {plural(there, 'problem')} and rollout.problems_per_step is "
         f"{rollout.problems_per_step}, so each step takes all {there} and makes "
         f"{there * rollout.attempts_per_problem} attempts"
+        f"{', and rollout.refill finds no further ones' if rollout.refill else ''}"
     )
 
 

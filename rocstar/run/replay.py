@@ -187,7 +187,7 @@ class Replay:
                 learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
                 made = Tried(settings=settings, groups=groups)
                 learnt = self._learn(stage, learner, step, groups, partial(note, made, learner))
-                made.metrics = self._means(learnt)
+                made.metrics = mean_of_updates(learnt.updates)
                 yield made
             self.learner.restore(Path(kept))
 
@@ -241,7 +241,7 @@ class Replay:
                 differs[what] = f"{', '.join(other)} of the attempts"
         if self._decides and (count := self._other_outcomes(groups)):
             differs["rewards"] = f"those of {plural(count, 'attempt')}"
-        metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **self._means(learnt)}
+        metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **mean_of_updates(learnt.updates)}
         row = self.span.recorded[step]
         for name in (name for name, value in metrics.items() if row.get(name) != value):
             differs[name] = f"{metrics[name]!r}, recorded {row.get(name)!r}"
@@ -249,9 +249,6 @@ class Replay:
         if kept and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
         return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=kept)
-
-    def _means(self, learnt: LearnedStep) -> dict[str, float]:
-        return mean_of_updates([update.metrics for update in learnt.updates])
 
     @property
     def _decides(self) -> bool:

@@ -22,7 +22,7 @@ from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
 from rocstar.run.pools import is_solved
-from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict, VersionSpan
+from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Update, Verdict, VersionSpan
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
 BADLY_ENDED = (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)
@@ -99,14 +99,11 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
-    if not updates:
-        return {"learn/updates": 0.0}
-    names = updates[0].keys()
-    return {"learn/updates": float(len(updates))} | {
-        f"learn/{name}": sum(update[name] for update in updates) / len(updates) for name in names
-    }
+    names = updates[0].metrics if updates else ()
+    means = {f"learn/{name}": sum(update.metrics[name] for update in updates) / len(updates) for name in names}
+    return {"learn/updates": float(len(updates)), **means}
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:

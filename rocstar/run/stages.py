@@ -9,6 +9,7 @@ is ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -23,6 +24,12 @@ REWARD, TRUNCATED, SOLVED, SAMPLED = "reward/mean", "len/truncated", "group/solv
 def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
     """Why a stage with these steps is over, in words; None while it goes on. rows: its metrics, one a step."""
     return _spent(rule, rows) or _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+
+
+def expected_steps(rule: EndSection, steps: int, rows: Sequence[Row]) -> int:
+    """After how many of at most `steps` a stage is over if further ones have as many tokens as those until now."""
+    sampled, most = sum(row.get(SAMPLED) or 0 for row in rows), rule.sampled_tokens
+    return min(steps, math.ceil(most * len(rows) / sampled)) if most and sampled else steps
 
 
 def _spent(rule: EndSection, rows: Sequence[Row]) -> str | None:

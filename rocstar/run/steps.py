@@ -16,7 +16,7 @@ from rocstar.rollout.carry import Carried
 from rocstar.run.alarms import Alarm, Evaluated, alarms
 from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
-from rocstar.run.stages import why_over
+from rocstar.run.stages import expected_steps, why_over
 from rocstar.support.screen import plural
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
@@ -65,7 +65,8 @@ class StageSteps:
         progress.policy_version = run.policy.version
         run.tracker.log(progress.step, row)
         self._rows.append(row)
-        run.screen.step(stage.name, progress.stage_step, stage.steps, row)
+        expected = expected_steps(stage.end, stage.steps, self._rows)
+        run.screen.step(stage.name, progress.stage_step, stage.steps, row, expected)
         found = self._alarms()
         for alarm in found:
             if alarm.name not in self._alarmed:  # each is told once while it lasts

@@ -60,9 +60,10 @@ class Screen:
         self._printed = float("-inf")
         self.note(f"{name}: {detail}" if detail else name)
 
-    def step(self, stage: str, step: int, total: int, metrics: Metrics) -> None:
-        """One step is done: `step` of `total` in this stage."""
-        left = self._left(stage, step, total, first=step - 1, began=self._clock() - metrics.get("step/seconds", 0.0))
+    def step(self, stage: str, step: int, total: int, metrics: Metrics, expected: int | None = None) -> None:
+        """One step is done: `step` of `total` in this stage. expected: after how many it will probably end."""
+        began = self._clock() - metrics.get("step/seconds", 0.0)
+        left = self._left(stage, step, expected or total, first=step - 1, began=began)
         self._show(step_line(stage, step, total, metrics) + left, last=step >= total)
 
     def attempted(self, name: str, done: int, total: int, right: float) -> None:
@@ -345,6 +346,7 @@ STEP_LINE: tuple[tuple[str, str, Form], ...] = (
     ("  kept {}", "roc/kept", whole),
     ("/{}", "roc/attempts", whole),
     (" carried {}", "carry/attempts", whole),
+    (" refilled {}", "refill/groups", whole),
     ("  calls {}", "tool/calls", plain_number),
     (" err {}", "tool/error_rate", round_percent),
     ("  tokens {}", "len/tokens", whole),

@@ -21,6 +21,7 @@ pytest.importorskip("trl", reason="TRL has an environment of its own: scripts/ad
 
 import pyarrow
 import torch
+import typer
 from datasets import Dataset
 from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -152,6 +153,34 @@ def test_the_verb_prints_both_and_what_other_settings_make(
     assert (
         "grad_norm" in (shown := capsys.readouterr().out) and "logged" in shown and "under the first settings" in shown
     )
+    norm = told["logged"]["grad_norm"]  # several times as much as the gradient that was applied, which is clipped
+    assert norm > 1 and told["tried"][0]["gradient_norm"] == pytest.approx(norm, **CLOSE)
+    assert f"{norm:.4f}" in shown and "before clipping" in shown and told["differs"] == []
+
+
+def test_the_verb_fails_where_the_loss_is_not_the_logged_one(
+    model: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {"step": 2, "model": run / "checkpoint-1", "reference": model}
+    for as_json in (False, True):
+        with pytest.raises(typer.Exit) as end:
+            replay(str(run), ["learning.kl_coefficient=0.08,0.04"], **given, as_json=as_json)
+        shown = capsys.readouterr()
+        assert end.value.exit_code == 1
+        assert re.search(r"step 2 came out otherwise than TRL logged it: loss by .*e-0\d, grad_norm by ", shown.err)
+        if as_json:
+            assert json.loads(shown.out)["differs"] == ["loss", "grad_norm"]
+
+
+def test_without_a_logged_loss_nothing_is_compared(
+    model: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = json.loads((run / "checkpoint-3" / "trainer_state.json").read_text())
+    for row in told["log_history"]:
+        del row["loss"], row["grad_norm"]
+    (log := tmp_path / "state.json").write_text(json.dumps(told))
+    replay(str(run), ["learning.kl_coefficient=0.04"], step=2, model=run / "checkpoint-1", reference=model, log=log)
+    assert len(re.findall(r"(?:loss|grad_norm) +\d.*, not in the log, so not compared", capsys.readouterr().out)) == 2
 
 
 def logs_ids(completion_ids: list[list[int]], log_extra: Callable[..., None], **columns: Any) -> list[float]:
@@ -198,8 +227,17 @@ def test_what_cannot_be_held_is_refused_in_a_sentence(model: Path, run: Path) ->
     wrote, dump = run / "checkpoint-1", read_dump(run, run / "checkpoint-1", step=2)
     with pytest.raises(ConfigError, match=r"checkpoint of step 2, and the rollouts .* of step 1"):
         read_dump(run, run / "checkpoint-2", step=2)
-    for setting in ("learning.normalize_by_std=false", "learning.importance_cap=2", "resample.keep=2"):
-        with pytest.raises(ConfigError, match=setting):
+    for setting, said in (
+        ("learning.normalize_by_std=false", "^'{}' makes advantages, and a dump of TRL has its own; leave it out$"),
+        ("learning.importance_cap=2", "^'{}' asks for the engine's log-probabilities, which TRL writes nowhere;"),
+        (
+            "resample.keep=2",
+            "^a dump of TRL takes no '{}'; give learning.KEY=VALUE, or a value of rollout.temperature,",
+        ),
+        ("learning.los=grpo", "^override '{}': unknown key learning.los; did you mean learning.loss"),
+        ("rollout.temperature=-1", "^override '{}': rollout.temperature = -1 should be greater than 0"),
+    ):
+        with pytest.raises(ConfigError, match=said.format(setting)):
             learnt(dump, wrote, [[setting]], None)
     for settings, reference in (["learning.kl_coefficient=0.1"], None), ([], model):
         with pytest.raises(ConfigError, match="go together"):
@@ -338,10 +376,13 @@ def verl_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("log", ["metrics.jsonl", "console.txt"])
-def test_loss_and_gradient_norm_of_verl_come_out_again(model: Path, verl_run: Path, log: str) -> None:
+def test_loss_and_gradient_norm_of_verl_come_out_again(model: Path, verl_run: Path, tmp_path: Path, log: str) -> None:
     given: dict[str, Any] = {"step": 7, "log": verl_run / log}
     found = again(verl_run / "rollouts", verl_run / "policy", "learning.kl_coefficient=0.05", reference=model, **given)
     assert found["again"] == pytest.approx(found["logged"], **CLOSE)
+    marked = tmp_path / log
+    marked.write_bytes(b"\xef\xbb\xbf" + given["log"].read_bytes())  # as Windows' editors save it
+    assert read_dump(verl_run / "rollouts", verl_run / "policy", step=7, log=marked).logged == found["logged"]
     other = again(verl_run / "rollouts", verl_run / "policy", "learning.advantage=rloo", **given)
     assert other["again"] != pytest.approx(other["logged"], rel=1e-3)
 

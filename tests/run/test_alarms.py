@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 
+from rocstar.run import alarms as module
 from rocstar.run.alarms import LEVELS, WINDOW, Evaluated, alarms
 from rocstar.run.stages import Row
 
@@ -33,6 +38,13 @@ def stage(*changes: Row) -> list[Row]:
 def names(rows: list[Row], *evaluations: float, tools: bool = True) -> list[str]:
     seen = [Evaluated(step=step, accuracy=accuracy) for step, accuracy in enumerate(evaluations)]
     return [alarm.name for alarm in alarms(rows, seen, tools=tools)]
+
+
+def test_the_page_names_every_alarm_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text().partition("## Warnings during a run")[2]
+    named = re.findall(r"^\| `([a-z ]+)` \|", page.partition("\n## ")[0], re.MULTILINE)
+    told = re.findall(r'\bname="([^"]+)"', inspect.getsource(module))
+    assert sorted(named) == sorted({*told, "name"}) and len(set(told)) > len(LEVELS)
 
 
 def test_a_healthy_stage_raises_none() -> None:

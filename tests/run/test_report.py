@@ -19,7 +19,7 @@ from rocstar.run.report import (
     staleness_metrics,
     step_metrics,
 )
-from rocstar.types import Completion, Finish, Group, Reason, Resampled, Turn, Verdict, VersionSpan
+from rocstar.types import Completion, Finish, Group, Reason, Resampled, Turn, Update, Verdict, VersionSpan
 from tests.record.examples import PROBLEM, choice, resampled, trajectory
 
 
@@ -44,7 +44,8 @@ def scored(groups: list[Resampled], normalize_by_std: bool = True) -> tuple:  # 
 
 
 def test_a_step_tells_the_mean_of_its_updates_and_how_many_there_were() -> None:
-    assert mean_of_updates([{"loss": 1.0, "grad_norm": 4.0}, {"loss": 3.0, "grad_norm": 2.0}]) == {
+    found = ({"loss": 1.0, "grad_norm": 4.0}, {"loss": 3.0, "grad_norm": 2.0})
+    assert mean_of_updates([Update(metrics=metrics, rows=()) for metrics in found]) == {
         "learn/updates": 2.0,
         "learn/loss": 2.0,
         "learn/grad_norm": 3.0,

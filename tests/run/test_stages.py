@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import EndSection, RlStage
-from rocstar.run.stages import Row, why_over
+from rocstar.run.stages import Row, expected_steps, why_over
 
 PAPER_STAGE_1 = EndSection(reward_gain=0.005, truncated_share=0.10)
 PAPER_STAGE_2 = EndSection(solved_share=0.70)
@@ -92,3 +92,10 @@ def test_a_stage_ends_with_the_step_that_uses_up_its_budget_of_tokens() -> None:
     assert length(EndSection(sampled_tokens=1000), rows) == 3
     assert length(EndSection(sampled_tokens=1008), rows) is None
     assert "1,000 tokens" in (why_over(EndSection(sampled_tokens=1000), rows[:3]) or "")
+
+
+def test_a_stage_is_expected_to_end_by_its_steps_or_by_its_tokens_whichever_comes_first() -> None:
+    rows: list[Row] = [{"step/tokens": 300.0}, {"step/tokens": 100.0}]
+    budgets = [EndSection(), *(EndSection(sampled_tokens=tokens) for tokens in (401, 1000, 1001, 9999))]
+    assert [expected_steps(rule, 20, rows) for rule in budgets] == [20, 3, 5, 6, 20]
+    assert expected_steps(EndSection(sampled_tokens=9), 20, [{"step/tokens": 0.0}]) == 20

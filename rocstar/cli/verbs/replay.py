@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from rocstar.run.replay import Replay, Span
 
 SHOWN = 48  # characters before a token
-FORKS = "of forks: share of the gradient that the fifth of tokens with the highest entropy carries"
+COLUMNS = (
+    "gradient: its norm{}; clipped: share of tokens at a bound; attempts: learnt from; tokens: of theirs, those with a "
+    "gradient; of forks: share of the gradient that the fifth of the tokens with the highest entropy carries"
+)
 
 
 def replay(
@@ -64,7 +68,11 @@ def replay(
     if model is not None:
         if bundle is not None:
             raise ConfigError("--bundle is of a run; leave it out with --model")
-        _dumped(Path(name), model, step, log, reference, _variants(settings or []) or [()], as_json=as_json)
+        quiet()
+        from rocstar.run.dumps import learnt, read_dump
+
+        dump = read_dump(Path(name), model, step=step, log=log)
+        _tell_dumped(learnt(dump, model, _variants(settings or []) or [()], reference), as_json=as_json)
         return
     if reference or log:
         raise ConfigError("--reference and --log are for rollouts of TRL or verl; give --model, which wrote them")
@@ -87,35 +95,25 @@ def replay(
         keep(run, None, {"steps": told["steps"]})
     if as_json:
         print_json(told)
-    other = [one["step"] for one in told["steps"] if one["differs"]]
-    if other:
-        stop(
-            FAILED, f"{len(other)} of {len(told['steps'])} steps came out otherwise, the first of them step {other[0]}"
-        )
+    if other := [one["step"] for one in told["steps"] if one["differs"]]:
+        of = f"{len(other)} of {len(told['steps'])} steps"
+        stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
 
 
-def _dumped(
-    place: Path,
-    model: Path,
-    step: int | None,
-    log: Path | None,
-    reference: Path | None,
-    variants: Sequence[Sequence[str]],
-    *,
-    as_json: bool,
-) -> None:
-    quiet()
-    from rocstar.run.dumps import learnt, read_dump
-
-    dump = read_dump(place, model, step=step, log=log)
-    told = learnt(dump, model, variants, reference)
+def _tell_dumped(told: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(told)
-        return
-    print(f"step {told['step']} of {told['trainer']}, {told['tried'][0]['attempts']} attempts")
-    for name, value in told["logged"].items():
-        print(f"{name:9} {told['again'][name]:.8g}, logged {value:.8g}, difference {told['difference'][name]:.1e}")
-    print("\n".join([*told["notes"], *_table(told["tried"]), *_heaviest(told["tokens"], "under the first settings")]))
+    else:
+        print(f"step {told['step']} of {told['trainer']}, {told['tried'][0]['attempts']} attempts")
+        for name, value in told["again"].items():
+            logged, difference = (told[what].get(name, math.nan) for what in ("logged", "difference"))
+            beside = f"logged {logged:.8g}, difference {difference:.1e}"
+            print(f"{name:9} {value:.8g}, {beside if name in told['logged'] else 'not in the log, so not compared'}")
+        heaviest = _heaviest(told["tokens"], "under the first settings")
+        print("\n".join([*told["notes"], *_table(told["tried"], " before clipping"), *heaviest]))
+    if told["differs"]:
+        other = (f"{name} by {told['difference'][name]:.1e}" for name in told["differs"])
+        stop(FAILED, f"step {told['step']} came out otherwise than {told['trainer']} logged it: {', '.join(other)}")
 
 
 def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
@@ -139,11 +137,9 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                     if not as_json:
                         print(_line(found["steps"][-1]))
     if not as_json:
-        print(
-            "\n".join(
-                [*_summary(found["steps"]), *_table(found["tried"]), *_heaviest(found["tokens"], "as the run did")]
-            )
-        )
+        same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"], "as the run did")
+        told = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
+        print("\n".join([*told, *_table(found["tried"], ", as applied"), *heaviest]))
     return found
 
 
@@ -166,17 +162,12 @@ def _line(step: Mapping[str, Any]) -> str:
     return f"step {step['step']}: to the bit as recorded, {step['metrics']} metrics among it{weights}"
 
 
-def _summary(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    same = sum(not step["differs"] for step in steps)
-    return [f"{same} of {len(steps)} steps to the bit as recorded"] if len(steps) > 1 else []
-
-
-def _table(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(tried: Sequence[Mapping[str, Any]], norm: str) -> list[str]:
     if not tried:
         return []
     width = max(len(one["settings"]) for one in tried)
     head = f"{'':{width}}     loss  gradient  cosine  clipped  attempts  tokens  of forks"
-    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), FORKS]
+    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), COLUMNS.format(norm)]
 
 
 def _figures(one: Mapping[str, Any]) -> str:

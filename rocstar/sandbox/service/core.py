@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
 TOKEN_SECONDS = 1.0  # between two looks into the file of tokens
 STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
 MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
+HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0.2 s to decode them
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
@@ -449,7 +451,9 @@ def decode(body: bytes, shape: type[Shape], wrong_field: int = 400) -> Shape:
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong field: {error}", wrong_field) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the request is not valid JSON: {error}") from error
+        half = HALF_PAIR.search(body[-99:])  # msgspec takes it for the end of a body that was cut
+        why = "it has half of a surrogate pair, which is no character" if half else error
+        raise BadRequest(f"the request is not valid JSON: {why}") from error
     except RecursionError:
         raise BadRequest("the request is nested too deeply") from None
 
