@@ -35,7 +35,7 @@ from frame import ROOT, Table, newest_model, parser, read_rows, report, slug
 
 from rocstar.evaluation.intervals import wilson
 from rocstar.record.folder import RunFolder
-from rocstar.run.alarms import Evaluated, alarms
+from rocstar.run.alarms import alarms
 from rocstar.run.stages import window_means
 from rocstar.support.exits import FAILED, OK
 
@@ -250,37 +250,33 @@ def setting(*texts: str) -> Callable[[Any], list[str]]:
 
 
 FALLS = ("reward collapse", "hardly any right")
-NOTHING = ("nothing learnt", "hardly any right")
+NONE_RIGHT = ("hardly any right",)
 SICKNESSES = {
-    "learning rate": Sickness((*FALLS, "entropy growth"), (4e-3, 1.2e-2, 4e-2), setting("learning.learning_rate={}")),
-    "entropy bonus": Sickness(("entropy growth", *FALLS), (0.05, 0.2, 0.8), setting("learning.entropy_coefficient={}")),
+    "learning rate": Sickness(FALLS, (4e-3, 1.2e-2, 4e-2), setting("learning.learning_rate={}")),
+    "entropy bonus": Sickness(FALLS, (0.05, 0.2, 0.8), setting("learning.entropy_coefficient={}")),
     "siblings alike": Sickness(
-        ("too easy", *NOTHING), (0.4, 0.2, 0.1), setting("rollout.temperature={}"), by_construction=True
+        ("too easy", *NONE_RIGHT), (0.4, 0.2, 0.1), setting("rollout.temperature={}"), by_construction=True
     ),
     "problems too easy": Sickness(
-        ("too easy", "nothing learnt"),
+        ("too easy",),
         (0.5, 0.3, 0.15),
         setting("rollout.temperature={}"),
         start=GOOD_START,
         by_construction=True,
     ),
     "problems too hard": Sickness(
-        NOTHING,
+        NONE_RIGHT,
         ('["powmod","lin","count","two"]', '["lin","count","two"]', '["count","two"]'),
         setting("data.families={}"),
     ),
     "limit too short": Sickness(
-        ("truncation", "all cut", *NOTHING), (30, 22, 14), setting("stage.stage1.rollout.max_response_tokens={}")
+        ("truncation", "all cut", *NONE_RIGHT), (30, 22, 14), setting("stage.stage1.rollout.max_response_tokens={}")
     ),
     "failing calls": Sickness(("failed calls", "no tool"), (0.3, 0.6, 1.0), spoil=spoil_sandbox),
-    "calls begin to fail": Sickness(
-        ("tool errors", "failed calls", *FALLS), (0.3, 0.6, 1.0), spoil=partial(spoil_sandbox, after=300)
-    ),
-    "guesses accepted": Sickness(
-        ("unfounded answers", "evaluation is flat", "no tool"), (0.3, 0.6, 1.0), spoil=judged(accepts_guesses)
-    ),
-    "right ones refused": Sickness(NOTHING, (0.5, 0.9, 1.0), spoil=judged(refuses_right), by_construction=True),
-    "verdicts flipped": Sickness(("unfounded answers", "evaluation is flat"), (0.1, 0.25, 0.45), spoil=judged(flips)),
+    "calls begin to fail": Sickness(("failed calls", *FALLS), (0.3, 0.6, 1.0), spoil=partial(spoil_sandbox, after=300)),
+    "guesses accepted": Sickness(("unfounded answers", "no tool"), (0.3, 0.6, 1.0), spoil=judged(accepts_guesses)),
+    "right ones refused": Sickness(NONE_RIGHT, (0.5, 0.9, 1.0), spoil=judged(refuses_right), by_construction=True),
+    "verdicts flipped": Sickness(("unfounded answers",), (0.1, 0.25, 0.45), spoil=judged(flips)),
     "undecided": Sickness(
         ("undecided attempts",), (0.01, 0.02, 0.04), spoil=judged(leaves_undecided), by_construction=True
     ),
@@ -292,14 +288,12 @@ SICKNESSES = {
         setting("rollout.max_staleness_steps={}", "learning.learning_rate=2e-3"),
     ),
     "gradients not finite": Sickness(
-        ("skipped updates", "nothing learnt"), (0.1, 0.25, 0.4), spoil=spoil_gradients, by_construction=True
+        ("skipped updates",), (0.1, 0.25, 0.4), spoil=spoil_gradients, by_construction=True
     ),
     "constants accepted": Sickness(
-        ("constant printing", "evaluation is flat"), (0.3, 0.6, 1.0), spoil=judged(accepts_constants), start=HACKS
+        ("constant printing",), (0.3, 0.6, 1.0), spoil=judged(accepts_constants), start=HACKS
     ),
-    "lists accepted": Sickness(
-        ("several answers", "evaluation is flat"), (0.3, 0.6, 1.0), spoil=judged(accepts_lists), start=HACKS
-    ),
+    "lists accepted": Sickness(("several answers",), (0.3, 0.6, 1.0), spoil=judged(accepts_lists), start=HACKS),
 }
 
 
@@ -431,9 +425,8 @@ def found(out: Path, cell: Cell) -> Found | None:
         return None
     results = [(name, step, result["accuracy"]["value"]) for name, step, result in folder.evaluations()]
     last = [accuracy for _, step, accuracy in results if step == results[-1][1]]
-    during = [Evaluated(step=step, accuracy=accuracy) for name, step, accuracy in results if name == "during"]
     rows = list(read_rows(folder.metrics))
-    return Found(cell, fmean(last), (folder.path / "ended").read_text().strip() != "0", rung(rows, during), fall(rows))
+    return Found(cell, fmean(last), (folder.path / "ended").read_text().strip() != "0", rung(rows), fall(rows))
 
 
 def stages(folder: Path) -> list[Found]:
@@ -443,14 +436,13 @@ def stages(folder: Path) -> list[Found]:
         if "verdict/right" in row:
             by_stage.setdefault(str(row["stage"]), []).append(row)
     cell = Cell(-1, folder.name, None, 0)
-    return [Found(cell, 1.0, False, rung(rows, ()), fall(rows)) for rows in by_stage.values()]
+    return [Found(cell, 1.0, False, rung(rows), fall(rows)) for rows in by_stage.values()]
 
 
-def rung(rows: Sequence[dict[str, float]], evaluations: Sequence[Evaluated]) -> dict[str, int]:
+def rung(rows: Sequence[dict[str, float]]) -> dict[str, int]:
     steps: dict[str, int] = {}
     for step in range(1, len(rows) + 1):
-        known = [each for each in evaluations if each.step <= step]
-        for alarm in alarms(rows[:step], known, steps=STEPS):
+        for alarm in alarms(rows[:step], steps=STEPS):
             steps.setdefault(alarm.name, step)
     return steps
 
@@ -498,7 +490,7 @@ def judge_alarms(healthy: Sequence[Found], ill: Sequence[Found]) -> dict[str, An
             "to end": median(STEPS - run.came[name] for run in rang) if rang else None,
             "to fall": median(falls) if falls else None,
         }
-        if its or rang or not one["false"].startswith("0"):
+        if its or rang or not str(one["false"]).startswith("0"):
             table.row(name, *one.values())
     return figures
 

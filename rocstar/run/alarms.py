@@ -6,7 +6,7 @@ Each alarm looks at the mean over the last WINDOW steps, so that one odd step ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocstar.run.stages import Row, window_mean, window_means
@@ -30,27 +30,15 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """An evaluation of the stage under way."""
-
-    step: int
-    """Steps of the run that were done."""
-    accuracy: float
-    name: str = "during"
-    """Name of the benchmark; `during` on the held-out problems."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """An alarm for a metric whose mean reaches a level, or falls to it."""
+    """An alarm for a metric whose mean reaches a level."""
 
     metric: str
     name: str
     says: str
     """Evidence; `{}` is the mean."""
     action: str
-    least: float | None = None
-    most: float | None = None
+    least: float
     tools_only: bool = False
     """Not looked at where attempts have no tools."""
 
@@ -58,8 +46,9 @@ class Level:
         mean = window_mean(rows, self.metric, window)
         if mean is None or (self.tools_only and not tools):
             return None
-        reached = (self.least is not None and mean >= self.least) or (self.most is not None and mean <= self.most)
-        return Alarm(name=self.name, evidence=self.says.format(mean), action=self.action) if reached else None
+        return (
+            Alarm(name=self.name, evidence=self.says.format(mean), action=self.action) if mean >= self.least else None
+        )
 
 
 FAILED_CALLS = Level(
@@ -72,13 +61,6 @@ FAILED_CALLS = Level(
     "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
 )
 LEVELS = (
-    Level(
-        metric="learn/updates",
-        name="nothing learnt",
-        most=0.0,
-        says="no update was made: the attempts at each problem were all wrong or all right",
-        action="easier or harder problems, or a longer cold start, give it something to choose among",
-    ),
     Level(
         metric="agent/failed",
         name="agent failures",
@@ -164,25 +146,21 @@ LEVELS = (
 )
 
 FOLLOW = {
-    "all cut": ("nothing learnt", "truncation", "no tool", "hardly any right", "reward collapse"),
-    "reward collapse": ("nothing learnt", "no tool", "hardly any right"),
-    "hardly any right": ("nothing learnt",),
-    "too easy": ("nothing learnt",),
+    "all cut": ("truncation", "no tool", "hardly any right", "reward collapse"),
+    "reward collapse": ("no tool", "hardly any right"),
 }
 """What else there is to see where an alarm holds, and is not told beside its cause."""
 
 
-def alarms(
-    rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True, steps: int = WINDOW
-) -> list[Alarm]:
+def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
     looked_at = [
         _all_cut(rows, tools),
         _all_calls_fail(rows, tools),
         *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
-        *(judge(rows) for judge in TRENDS),
-        _evaluation_lags(rows, evaluations),
+        _hardly_any_right(rows),
+        _reward_collapse(rows),
     ]
     found = {alarm.name: alarm for alarm in looked_at if alarm}
     follow = {follows for name in found for follows in FOLLOW.get(name, ())}
@@ -246,55 +224,4 @@ def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
         evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
         action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper found "
         "no setting that prevents it",
-    )
-
-
-def _entropy_growth(rows: Sequence[Row]) -> Alarm | None:
-    means = list(window_means(rows, "policy/entropy", WINDOW))
-    if not means or means[-1] < 3 * means[0] or means[-1] < means[0] + 0.5:
-        return None
-    return Alarm(
-        name="entropy growth",
-        evidence=f"the mean entropy per token is {means[-1]:.2f} nats and was {means[0]:.2f} at the stage's beginning",
-        action="set learning.entropy_coefficient to 0, or lower learning.learning_rate or rollout.temperature",
-    )
-
-
-def _errors_grow(rows: Sequence[Row]) -> Alarm | None:
-    means = list(window_means(rows, "tool/failed_call_share_in_correct", WINDOW))
-    if not means or means[-1] < means[0] + 0.1:
-        return None
-    return Alarm(
-        name="tool errors",
-        evidence=f"{means[-1]:.0%} of the calls in right attempts fail; at the stage's beginning {means[0]:.0%} did",
-        action='take resample.method = "roc", or look what fails in rollouts/*.parquet',
-    )
-
-
-TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (
-    _hardly_any_right,
-    _reward_collapse,
-    _entropy_growth,
-    _errors_grow,
-)
-
-
-def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:
-    right = list(window_means(rows, RIGHT, WINDOW))
-    if not right or right[-1] < right[0] + 0.1:
-        return None
-    names = dict.fromkeys(each.name for each in evaluations)
-    by_name = ([each for each in evaluations if each.name == name] for name in names)
-    series = sorted((one for one in by_name if len(one) >= 3), key=len, reverse=True)  # enough points to be judged
-    moves = (max(each.accuracy for each in one[1:]) > one[0].accuracy + 0.01 for one in series)
-    if not series or any(moves):  # a benchmark may be too hard to move
-        return None
-    first, last = series[0][0], series[0][-1]
-    return Alarm(
-        name="evaluation is flat",
-        evidence=f"the share of right attempts in training rose from {right[0]:.3f} to {right[-1]:.3f} while "
-        f"{len(series[0])} evaluations ({first.name}) went from {first.accuracy:.3f} at step {first.step} to "
-        f"{last.accuracy:.3f} at step {last.step}",
-        action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
-        "are learnt by heart, and there should be more of them",
     )

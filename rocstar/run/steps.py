@@ -13,7 +13,7 @@ from typing import Any
 from rocstar.config.sections import Stage
 from rocstar.record.journal import read_journal
 from rocstar.rollout.carry import Carried
-from rocstar.run.alarms import Alarm, Evaluated, alarms
+from rocstar.run.alarms import Alarm, alarms
 from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
 from rocstar.run.stages import expected_steps, why_over
@@ -28,7 +28,6 @@ class StageSteps:
     def __init__(self, run: Run, stage: Stage, learner: Learner) -> None:
         self._run, self._stage, self._learner = run, stage, learner
         self._rows: list[Mapping[str, Any]] = [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]
-        self._evaluated = _evaluations(run)
         self._alarmed = {alarm.name for alarm in self._alarms()}  # told before the checkpoint
         self._began = 0.0
 
@@ -49,7 +48,6 @@ class StageSteps:
         """An evaluation before the step is no part of the step's time."""
         before = time.monotonic()
         yield
-        self._evaluated = _evaluations(self._run)
         self._began += time.monotonic() - before
 
     def done(self, metrics: Mapping[str, float]) -> None:
@@ -101,7 +99,7 @@ class StageSteps:
         if not self._stage.rollouts:
             return []
         tools = any(rollout.has_tools for rollout in self._stage.rollouts)
-        return alarms(self._rows, self._evaluated, tools=tools, steps=self._stage.steps)
+        return alarms(self._rows, tools=tools, steps=self._stage.steps)
 
     def _why_over(self) -> str | None:
         stage, run = self._stage, self._run
@@ -124,14 +122,3 @@ def steps_of(run: Run, stage: Stage, learner: Learner) -> Iterator[StageSteps]:
                 with run.stopper.holding():
                     run.save(learner, complete=False)
             raise
-
-
-def _evaluations(run: Run) -> list[Evaluated]:
-    """Evaluations of the stage under way, from the run folder."""
-    steps = range(run.progress.step - run.progress.stage_step, run.progress.step + 1)
-    asked = {"during", *(benchmark.name for benchmark in run.material.benchmarks)}
-    return [
-        Evaluated(name=name, step=step, accuracy=result["accuracy"]["value"])
-        for name, step, result in run.folder.evaluations()
-        if name in asked and step in steps
-    ]

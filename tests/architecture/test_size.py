@@ -15,38 +15,38 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1884, 13),
-    "agents": (1, 1),
+    "agents": (1117, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
     "cli": (3445, 22),
     "cluster": (737, 8),
-    "config": (2050, 11),
+    "config": (2075, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
     "engines": (4050, 20),
     "errors": (53, 1),
     "evaluation": (3666, 21),
     "forecast": (1947, 9),
-    "learning": (3782, 22),
-    "parts": (1628, 9),
+    "learning": (3789, 22),
+    "parts": (1645, 9),
     "protocols": (290, 1),
-    "record": (2787, 16),
-    "rollout": (2061, 12),
-    "run": (4118, 22),
+    "record": (2791, 16),
+    "rollout": (2073, 12),
+    "run": (4073, 22),
     "sandbox": (9088, 44),
     "serving": (878, 6),
     "support": (1501, 13),
     "tools": (604, 6),
-    "train": (198, 1),
-    "types": (554, 1),
-    "view": (1551, 8),
+    "train": (206, 1),
+    "types": (574, 1),
+    "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 576, 3999
-LONGEST_CHAIN = 17
+CLASSES, FUNCTIONS = 592, 4073
+LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9030
+BENCHMARK_LINES = 9195
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
