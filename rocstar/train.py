@@ -114,7 +114,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{rollout.attempts_per_problem} attempts from {len(pool)} problems, "
         f"at most {rollout.max_response_tokens} tokens"
         + (f", {stage.learning.advantage} advantages" if stage.learning.advantage != "grpo" else "")
-        + (f", up to {plural(rollout.refill, 'round')} of further ones" if rollout.refill else ""),
+        + (f", up to {plural(rollout.refill, 'round')} of further groups" if rollout.refill else ""),
     )
     with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:

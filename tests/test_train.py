@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -435,6 +436,8 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
     whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
+    assert "at most 48 tokens, otb advantages, up to 2 rounds of further groups\n" in ended.told
+    assert re.search(r"^stage1 step .* refilled \d ", ended.told, re.MULTILINE)
     made, rows = attempts(whole), [row for row in metrics(whole) if "refill/groups" in row]
     assert len(rows) == RL_STEPS and sum(row["refill/groups"] for row in rows)
     first = {(row["step"], row["problem_id"]) for row in attempts(plain)}
