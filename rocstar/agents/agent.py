@@ -88,7 +88,7 @@ class Runs(Protocol):
         ...
 
 
-class Agent:
+class GatewayAgent:
     """Makes attempts by an agent; it is what `Roller.agent` wants."""
 
     def __init__(self, runs: Runs, *, seconds: float, at_once: int | None, right_above: float) -> None:
@@ -146,7 +146,7 @@ class Agent:
 
 def agent_named(
     reference: str, *, seconds: float, at_once: int, right_above: float, folders: Sequence[Path | str] = ()
-) -> Agent:
+) -> GatewayAgent:
     """The agent that `rollout.agent` names, which has so many seconds for an attempt. at_once: programs, or threads of
     a function that is not async. right_above: a larger reward of it is RIGHT. Raises ConfigError."""
     if is_reference(reference) and " " not in reference.strip():
@@ -154,8 +154,10 @@ def agent_named(
         found = load(reference, folders=folders, setting="rollout.agent")
         check_call(found, ("problem", "client"), said=said)
         threads = 0 if inspect.iscoroutinefunction(found) else at_once
-        return Agent(FunctionAgent(found, threads), seconds=seconds, at_once=threads or None, right_above=right_above)
-    return Agent(ProgramAgent(_words(reference)), seconds=seconds, at_once=at_once, right_above=right_above)
+        return GatewayAgent(
+            FunctionAgent(found, threads), seconds=seconds, at_once=threads or None, right_above=right_above
+        )
+    return GatewayAgent(ProgramAgent(_words(reference)), seconds=seconds, at_once=at_once, right_above=right_above)
 
 
 def _words(command: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rocstar.agents.conversations import Answer, Asked, Conversations, Place, Thread
+from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Standing, Thread
 from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
@@ -57,7 +57,7 @@ class AgentAttempt:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self._latest: Place | None = None
+        self._latest: Standing | None = None
         self._asking: set[asyncio.Future[Completion]] = set()
         self._cached: set[Thread] = set()
         """Conversations of which engines may keep something."""
@@ -65,7 +65,7 @@ class AgentAttempt:
         self.fault: str | None = None
         self.over = False
 
-    async def complete(self, asked: Asked) -> Answer:
+    async def complete(self, asked: AgentRequest) -> Answer:
         """Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
         self._refuse_more()
         place = self._said.place(asked.chat)
@@ -136,7 +136,7 @@ class AgentAttempt:
         self.stop = Stop.MAX_TOKENS
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
-    async def _continued(self, asked: Asked, place: Place) -> Answer:
+    async def _continued(self, asked: AgentRequest, place: Standing) -> Answer:
         roller, conversation, ids = self._roller, self._roller.conversation, place.ids
         room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
         if room <= 0:
@@ -168,7 +168,7 @@ class AgentAttempt:
         self.stop = Stop.MAX_TOKENS if cut else Stop.ANSWERED
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
 
-    async def _sampled(self, place: Place, sampling: Sampling) -> Completion:
+    async def _sampled(self, place: Standing, sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep what they have computed of one that waits for its next request, so an
         attempt has one such at most: were it to wait for room while it holds some, all attempts could."""
         thread, engine = place.thread, self._roller.engine

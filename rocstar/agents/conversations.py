@@ -30,7 +30,7 @@ from rocstar.types import Completion, ToolCall, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AgentRequest:
     """A request."""
 
     chat: Chat
@@ -66,7 +66,7 @@ class Thread:
     """Which answer of the attempt its last one is."""
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """Where a request stands."""
 
     thread: Thread
@@ -92,7 +92,7 @@ class Conversations:
         self.threads: list[Thread] = []
         self._given = 0
 
-    def place(self, chat: Chat) -> Place:
+    def place(self, chat: Chat) -> Standing:
         """Find where a request stands; its thread is asking from now on. Raises Refused for messages that do not
         alternate as a conversation does."""
         _check(chat.messages)
@@ -101,9 +101,9 @@ class Conversations:
             thread = Thread(number=len(self.threads), ids=ids, prompt=len(ids))
             self.threads.append(thread)
         thread.asking = True
-        return Place(thread, ids)
+        return Standing(thread, ids)
 
-    def answered(self, place: Place, chat: Chat, answer: Message, turn: Turn) -> None:
+    def answered(self, place: Standing, chat: Chat, answer: Message, turn: Turn) -> None:
         """A request was answered by a turn whose completion reads as this message."""
         thread, self._given = place.thread, self._given + 1
         if thread.turns:

@@ -1,5 +1,5 @@
 """Requests and answers as three protocols write them: OpenAI's chat completions and responses, Anthropic's messages.
-Each is read into an `Asked` and written from an `Answer`; a stream comes in one piece.
+Each is read into an `AgentRequest` and written from an `Answer`; a stream comes in one piece.
 
 How tokens are drawn is the run's to say: `temperature`, `top_p`, `top_k` and `seed` of a request are not looked at.
 What asks for something that can't be given is refused; a model's thoughts that are sent back are passed over."""
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import Answer, Asked
+from rocstar.agents.conversations import AgentRequest, Answer
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role, call_of, message_of, tools_of
 from rocstar.errors import DataError
 from rocstar.types import ToolCall
@@ -27,7 +27,7 @@ Event = tuple[str | None, Any]
 class Wire(NamedTuple):
     """A protocol."""
 
-    read: Callable[[Body], Asked]
+    read: Callable[[Body], AgentRequest]
     """Raises DataError for what can't be obeyed."""
     write: Callable[[Answer], dict[str, Any]]
     stream: Callable[[dict[str, Any], Body], Iterator[Event]]
@@ -40,7 +40,7 @@ def _refuse(body: Body, allowed: Mapping[str, tuple[Any, ...]]) -> None:
             raise DataError(f"{field} {body[field]!r:.60} is not obeyed here; leave it out")
 
 
-def _asked(messages: Sequence[Message], tools: Any, body: Body, most: str, stop: str) -> Asked:
+def _asked(messages: Sequence[Message], tools: Any, body: Body, most: str, stop: str) -> AgentRequest:
     """tools: as chat completions list them; most, stop: names of fields."""
     stops, limit = body.get(stop) or [], body.get(most)
     stops = [stops] if isinstance(stops, str) else stops
@@ -51,7 +51,7 @@ def _asked(messages: Sequence[Message], tools: Any, body: Body, most: str, stop:
     if not messages:
         raise DataError("the request has no messages")
     chat = Chat(messages=tuple(messages), tools=tools_of(tools) if tools else None)
-    return Asked(chat=chat, max_tokens=limit, stop=tuple(stops))
+    return AgentRequest(chat=chat, max_tokens=limit, stop=tuple(stops))
 
 
 def _list(value: Any, field: str) -> list[Any]:
@@ -74,7 +74,7 @@ def _text(content: Any) -> str:
 # -- OpenAI's chat completions ---------------------------------------------------------------------------------------
 
 
-def read_chat(body: Body) -> Asked:
+def read_chat(body: Body) -> AgentRequest:
     """A chat completion request. Raises DataError."""
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
     _refuse(body, plain)
@@ -131,7 +131,7 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
 # -- OpenAI's responses ----------------------------------------------------------------------------------------------
 
 
-def read_response(body: Body) -> Asked:
+def read_response(body: Body) -> AgentRequest:
     """A responses request, which says everything again: nothing is kept of earlier ones. Raises DataError."""
     _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
     given = body.get("input")
@@ -228,7 +228,7 @@ def stream_response(found: dict[str, Any], body: Body) -> Iterator[Event]:
 # -- Anthropic's messages --------------------------------------------------------------------------------------------
 
 
-def read_messages(body: Body) -> Asked:
+def read_messages(body: Body) -> AgentRequest:
     """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
     said = [Message(role=Role.SYSTEM, content=_text(body["system"]))] if body.get("system") else []

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec.structs import replace as with_fields
 
-from rocstar.agents.agent import Agent, agent_named
+from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import check_verifier, verifier_named
 from rocstar.config.places import Engines, TorchEngines, VllmEngines
@@ -106,7 +106,7 @@ class AttemptParts:
         return made
 
     @cached_property
-    def agent(self) -> Agent | None:
+    def agent(self) -> GatewayAgent | None:
         """Makes the attempts in place of the turn loop. Raises ConfigError."""
         rollout, evaluate = self.recipe.rollout, self.recipe.evaluate
         if rollout.agent is None:

@@ -25,7 +25,7 @@ from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, s
 AS_THE_MODEL_SAYS = Sampling(max_new_tokens=1)
 
 
-class Agent(Protocol):
+class AttemptMaker(Protocol):
     """Something of the user's own that makes attempts (`rollout.agent`)."""
 
     async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
@@ -43,7 +43,7 @@ class Roller:
     limits: AttemptLimits
     stop_token_ids: tuple[int, ...]
     environment: EnvironmentFactory = ToolEnvironment
-    agent: Agent | None = None
+    agent: AttemptMaker | None = None
     """Makes the attempts in place of the turn loop."""
     note: Note = note_nothing
     """Told what each attempt, and each group, waits for."""

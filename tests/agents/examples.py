@@ -8,7 +8,7 @@ from typing import Any
 from rocstar.agents.attempt import AgentAttempt
 from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.protocols import Tool
-from rocstar.rollout.collect import Agent, Roller
+from rocstar.rollout.collect import AttemptMaker, Roller
 from rocstar.types import Completion, Sampling, Trajectory, Verdict
 from tests.rollout.examples import CODEC, PROBLEM, STOP, conversation, limits
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
@@ -36,7 +36,7 @@ class Told(ScriptedEngine):
         self.closed.append(session_id)
 
 
-def roller(engine: Any, *tools: Tool, agent: Agent | None = None, **changes: int) -> Roller:
+def roller(engine: Any, *tools: Tool, agent: AttemptMaker | None = None, **changes: int) -> Roller:
     return Roller(
         engine=engine,
         conversation=conversation(*(tools or (ScriptedTool({"print(2+3)": "5\n"}),))),

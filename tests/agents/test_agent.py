@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rocstar.agents.agent import Agent, agent_named
+from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.errors import ConfigError
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict
@@ -34,21 +34,21 @@ said = ask([{"role": "user", "content": problem["question"]}])
 """
 
 
-def function(tmp_path: Path, text: str, **changes: Any) -> Agent:
+def function(tmp_path: Path, text: str, **changes: Any) -> GatewayAgent:
     (tmp_path / "own_agent.py").write_text(text)
     sys.modules.pop("own_agent", None)
     given = {"seconds": 20.0, "at_once": 4, "right_above": 0.5, **changes}
     return agent_named("own_agent:agent", folders=[tmp_path], **given)
 
 
-def program(tmp_path: Path, text: str, **changes: Any) -> Agent:
+def program(tmp_path: Path, text: str, **changes: Any) -> GatewayAgent:
     file = tmp_path / "own_agent.py"
     file.write_text(SCRIPT + text)
     given = {"seconds": 20.0, "at_once": 4, "right_above": 0.5, **changes}
     return agent_named(f"{sys.executable} {file}", **given)
 
 
-async def made(agent: Agent, replies: list[str], problem: Problem = PROBLEM, **changes: Any) -> Trajectory:
+async def made(agent: GatewayAgent, replies: list[str], problem: Problem = PROBLEM, **changes: Any) -> Trajectory:
     """One attempt, verified as a step's attempts are."""
     drawn = replace(roller(Told(replies), agent=agent), **changes)
     (group,) = await drawn.roll([problem], attempts=1, seed=1)
@@ -196,7 +196,7 @@ async def test_a_late_request_of_an_agent_that_was_ended_is_refused(tmp_path: Pa
         async def __call__(self, client: Any) -> None:
             kept.append(client)
 
-    agent = Agent(Keeps(), seconds=5.0, at_once=None, right_above=0.5)
+    agent = GatewayAgent(Keeps(), seconds=5.0, at_once=None, right_above=0.5)
     await made(agent, [ANSWER])
     with pytest.raises(Exception, match="the attempt has ended"):
         await kept[0].chat([{"role": "user", "content": "late"}])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rocstar.agents.attempt import AgentAttempt
-from rocstar.agents.conversations import Asked
+from rocstar.agents.conversations import AgentRequest
 from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Finish, Status, Stop, ToolResult
@@ -132,7 +132,7 @@ async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
 
     one = attempt(Aborted([]))
     with pytest.raises(EngineUnavailable):
-        await one.complete(Asked(chat=chat("q")))
+        await one.complete(AgentRequest(chat=chat("q")))
     assert made_by(one).stop is Stop.ENVIRONMENT_FAILED
 
 
