@@ -322,31 +322,13 @@ def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing
     assert metrics(killed) == metrics(whole)
 
 
-MCP_SERVER = '''
-import io
-from contextlib import redirect_stdout
-from mcp.server.mcpserver import MCPServer
-server = MCPServer("python", log_level="ERROR")
-
-@server.tool()
-def python(code: str) -> str:
-    """Runs a Python program."""
-    out = io.StringIO()
-    with redirect_stdout(out):
-        exec(code, {})
-    return out.getvalue()
-
-server.run("stdio")
-'''
-
-
 def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_had_been(
     start: tuple[str, ...], tmp_path: Path
 ) -> None:
     pytest.importorskip("mcp", reason="needs the extra [mcp]")
-    (tmp_path / "server.py").write_text(MCP_SERVER)
-    tool = f'sandbox.tools=["mcp:{sys.executable} {tmp_path / "server.py"}"]'
-    given = ("tiny.toml", tool, "sandbox.timeout_seconds=60", *start, "stage.stage1.steps=2", "stage.stage3.steps=0")
+    server = Path(__file__).parent / "tools" / "mcp_server.py"
+    tool = f'sandbox.tools=["mcp:{sys.executable} {server} {tmp_path} python"]'
+    given = ("tiny.toml", tool, *start, "stage.stage1.steps=2", "stage.stage3.steps=0")
     whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told

@@ -1,15 +1,18 @@
 """An MCP server on stdin and stdout that needs no package and misbehaves as told: `mcp_server.py FOLDER [FLAG...]`.
 
+With the flag `python` its first tool has that name and runs any program.
 Each start is a line in FOLDER/starts. Files in FOLDER change it while it runs: `dies` (once, in the next call),
 `other_tools` (it lists another tool), `gone` (it does not start)."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ def tools() -> list[dict[str, Any]]:
         {"name": "program", "description": "Does what a program does.", "inputSchema": schema(CODE, "code")},
         {"name": "count", "description": "Counts its calls.", "inputSchema": schema()},
     ]
+    if "python" in FLAGS:
+        found[0]["name"] = "python"
     if "doubled" in FLAGS:
         found.append(found[1])
     if "wrong_schema" in FLAGS:
@@ -52,6 +57,14 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if name == "count":
         count += 1
         return {"result": text(str(count))}
+    if "python" in FLAGS:
+        out = io.StringIO()
+        try:
+            with redirect_stdout(out):
+                exec(code, {})
+        except Exception as error:
+            return {"result": text(f"{type(error).__name__}: {error}", isError=True)}
+        return {"result": text(out.getvalue())}
     if code == "print(6 * 7)":
         return {"result": text("42\n")}
     if code == "1 / 0":

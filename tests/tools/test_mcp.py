@@ -217,6 +217,7 @@ async def test_a_server_that_never_answers_or_does_not_start_is_an_outage(
     await own[0].close()
     with pytest.raises(Unavailable, match="it did not list its tools"):
         tools_of(scripted(tmp_path), "another")
+    monkeypatch.undo()
     (tmp_path / "gone").touch()
     with pytest.raises(Unavailable, match="it last wrote: no key was given"):
         await counted(tools.own())
