@@ -126,6 +126,7 @@ class _Server:
         self.is_shared = name.startswith(SHARED)
         self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
+        self._is_closed = False
 
     async def run(self, call_id: str, call: Made) -> ToolResult:
         asked = time.monotonic()
@@ -170,11 +171,14 @@ class _Server:
         return ENDED
 
     def connection(self) -> _Connection:
+        if self._is_closed:
+            raise Unavailable(f"{_said(self.name)} is closed; each attempt has one of its own")
         if not self._connections or self._connections[-1].retired:
             self._connections = [*(one for one in self._connections if not one.task.done()), _Connection(self)]
         return self._connections[-1]
 
     async def close(self) -> None:
+        self._is_closed = True
         for connection in self._connections:
             connection.retire()
             await asyncio.wait([connection.task])
@@ -267,6 +271,8 @@ class _Connection:
                 self._ready.set_exception(self._outage(late if limit.expired() else error))
         finally:
             self.retired = True
+            if not self._ready.done():
+                self._ready.set_exception(Unavailable(f"{_said(self._server.name)} was closed before it had started"))
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Client]:

@@ -35,7 +35,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (9084, 44),
     "serving": (878, 6),
     "support": (1499, 13),
-    "tools": (1033, 7),
+    "tools": (1039, 7),
     "train": (196, 1),
     "types": (554, 1),
     "view": (1551, 8),

@@ -234,6 +234,17 @@ async def test_a_cancelled_attempt_leaves_no_server(tmp_path: Path) -> None:
     assert nothing_runs(tmp_path)
 
 
+async def test_a_server_that_is_closed_while_it_starts_is_not_started_again(tmp_path: Path) -> None:
+    own = tools_of(scripted(tmp_path)).own()
+    (tmp_path / "silent").touch()
+    running = asyncio.create_task(counted(own))
+    await asyncio.sleep(0.1)
+    await own[0].close()
+    with pytest.raises(Unavailable, match="is closed; each attempt has one of its own"):
+        await running
+    assert nothing_runs(tmp_path)
+
+
 async def test_lines_that_are_no_messages_hurt_nobody_who_is_answered(tmp_path: Path) -> None:
     own = tools_of(scripted(tmp_path), "banner").own()
     assert await counted(own) == "1"
