@@ -332,6 +332,27 @@ def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing
     assert metrics(killed) == metrics(whole)
 
 
+def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_had_been(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("mcp", reason="needs the extra [mcp]")
+    server = Path(__file__).parent / "tools" / "mcp_server.py"
+    tool = f'sandbox.tools=["mcp:{sys.executable} {server} {tmp_path} python"]'
+    given = ("tiny.toml", tool, *start, "stage.stage1.steps=2", "stage.stage3.steps=0")
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    ended = Command.start(whole, "train", *given).wait()
+    assert ended.code == 0, ended.told
+    command = Command.start(killed, "train", *given)
+    assert command.after_step(COLD_STEPS + 1, command.process.kill).code == -signal.SIGKILL
+    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
+    assert not any(row["fault"] for row in attempts(whole))
+    assert attempts(killed) == attempts(whole)
+    assert metrics(killed) == metrics(whole)
+    left = [process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(process.info["cmdline"])]
+    assert not left, "servers end with their attempts, and with a run that is killed"
+
+
 def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w", with_tool=False)
     ended = Command.start(folder, "train", "tiny.toml", "stage.cold.steps=50").wait()

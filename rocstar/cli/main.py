@@ -339,6 +339,7 @@ def _print_given(
     from rocstar.run.material import few_problems, first_prompt
 
     prompt = first_prompt(material)
+    tools = [spec.name for spec in material.parts.specs] if recipe.has_tools else []
     if as_json:
         memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
         print_json(
@@ -347,6 +348,7 @@ def _print_given(
                 "differs": [asdict(one) for one in given],
                 "memory": memory,
                 "placement": [asdict(process) for process in material.placement.processes],
+                "tools": tools,
                 "first_prompt": prompt,
                 "run_folder": str(place),
             }
@@ -358,6 +360,8 @@ def _print_given(
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
         print(f"stages in order: {order or 'none'}; run folder: {place}", file=sys.stderr)
+        if tools:
+            print(f"tools of the model: {', '.join(tools)}", file=sys.stderr)
         if prompt is not None:
             print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.placement.gpu_bytes:

@@ -23,7 +23,8 @@ SandboxUrl = Annotated[str, AfterValidator(_sandbox_url)]
 class SandboxSection(Section):
     tools: list[str] = ["python"]
     """Tools of the model. python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells
-    that share names and files; or a Tool of your own as `package.module:name`."""
+    that share names and files; a Tool of your own as `package.module:name`; or all tools of an MCP server, one for each
+    attempt, as `mcp:COMMAND ARGUMENTS` or `mcp:URL` (`mcp-shared:`: one for all attempts)."""
     urls: list[SandboxUrl] = []
     """Sandbox services (`rocstar sandbox serve`) that run the programs, as http://host:port; empty: a sandbox that the
     run starts itself. Services have their own `slots` and `preload`. Their token is read from the environment variable
@@ -33,7 +34,7 @@ class SandboxSection(Section):
     slots: int = Field(default=2, ge=1, le=4096)
     """Programs that run at once."""
     timeout_seconds: Seconds = 5.0
-    """Wall time of one program; waiting for a slot is not counted."""
+    """Wall time of one program, or of one call of a tool of your own; waiting for a slot is not counted."""
     cpu_seconds: Seconds = 5.0
     """CPU time of any one process of a program, rounded up to a whole second."""
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**50)

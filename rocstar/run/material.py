@@ -1,5 +1,6 @@
 """What a run works on, read and checked before a run folder exists: problems, rows to imitate, the pretrained model's
-tokenizer and limits. Loads no torch and starts nothing, so `--dry-run` finds what a run would stumble over."""
+tokenizer and limits. Loads no torch and starts nothing but MCP servers, for the list of their tools, so `--dry-run`
+finds what a run would stumble over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools a recipe names: Python ones built in, functions and classes of the user's own."""
+"""The tools a recipe names: Python ones built in, functions and classes of the user's own, those of MCP servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rocstar.protocols import AttemptTool, Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support.plugins import check_call, is_reference, load
 from rocstar.tools.function import FunctionTool
+from rocstar.tools.mcp import is_mcp, mcp_tools
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner
 
@@ -32,13 +33,13 @@ class Tools:
 
     shared: tuple[Tool, ...]
     """Those that keep nothing between calls: one of each serves all attempts."""
-    makers: tuple[Callable[[], AttemptTool], ...]
+    makers: tuple[Callable[[], Sequence[AttemptTool]], ...]
     """Of those that each attempt has of its own and closes."""
     specs: tuple[ToolSpec, ...]
 
     def own(self) -> tuple[AttemptTool, ...]:
         """Fresh ones for one attempt."""
-        return tuple(make() for make in self.makers)
+        return tuple(tool for make in self.makers for tool in make())
 
 
 NO_TOOLS = Tools(shared=(), makers=(), specs=())
@@ -56,27 +57,28 @@ def make_tools(
 
     Those of BUILT_IN are called `tool_name`. `package.module:name` is a typed function with a docstring, or a
     class that implements `Tool`; it is made without arguments, and one that has `close` is made anew for each attempt
-    (making it must cost nothing: one is made to read its spec). limits: of each program, and the time of each
-    call of a function. Raises ConfigError: no such name, not a tool, or two tools that answer to one name."""
-    tools: dict[str, Tool] = {}
-    makers: dict[str, Callable[[], AttemptTool]] = {}
+    (making it must cost nothing: one is made to read its spec). `mcp:` and `mcp-shared:` name the tools of a server
+    (`rocstar.tools.mcp`). limits: of each program, and of each call of a function or a server. Raises ConfigError: no
+    such name, not a tool, or two tools that answer to one name; Unavailable: a server that can't be asked."""
+    tools: list[tuple[str, Tool]] = []
+    makers: dict[str, Callable[[], Sequence[AttemptTool]]] = {}
     for name in names:
         maker = _maker(name, sandbox, limits, tool_name, folders)
-        tool = maker()
-        for other, taken in tools.items():
-            theirs, ours = taken.spec, tool.spec
-            if ours.name in (theirs.name, *theirs.aliases) or theirs.name in ours.aliases:
-                raise ConfigError(
-                    f"sandbox.tools: {other!r} and {name!r} both answer to the name {ours.name!r}; rename or leave out "
-                    "one"
-                )
-        tools[name] = tool
-        if hasattr(tool, "close"):
-            makers[name] = maker
+        for tool in maker():
+            for other, taken in tools:
+                theirs, ours = taken.spec, tool.spec
+                if ours.name in (theirs.name, *theirs.aliases) or theirs.name in ours.aliases:
+                    raise ConfigError(
+                        f"sandbox.tools: {other!r} and {name!r} both answer to the name {ours.name!r}; rename or leave "
+                        "out one"
+                    )
+            tools.append((name, tool))
+            if hasattr(tool, "close"):
+                makers[name] = maker
     return Tools(
-        shared=tuple(tool for name, tool in tools.items() if name not in makers),
+        shared=tuple(tool for name, tool in tools if name not in makers),
         makers=tuple(makers.values()),
-        specs=tuple(tool.spec for tool in tools.values()),
+        specs=tuple(tool.spec for _, tool in tools),
     )
 
 
@@ -84,22 +86,24 @@ def _maker(
     name: str, sandbox: Sandbox, limits: Limits, tool_name: str, folders: Sequence[Path | str]
 ) -> Callable[[], Any]:
     if name in BUILT_IN:
-        return lambda: BUILT_IN[name](sandbox, limits, name=tool_name)
+        return lambda: [BUILT_IN[name](sandbox, limits, name=tool_name)]
+    if is_mcp(name):
+        return mcp_tools(name, limits)
     if is_reference(name):
         return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits.wall_seconds)
     close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]
     raise ConfigError(
         f"sandbox.tools names {name!r}, which is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
-        "A tool of your own is written package.module:name"
+        "A tool of your own is written package.module:name, an MCP server mcp:COMMAND or mcp:URL"
     )
 
 
 def _own(name: str, found: Any, seconds: float) -> Callable[[], Any]:
     said = f"sandbox.tools = {name!r}"
     if not inspect.isclass(found):
-        return lambda: FunctionTool(found, timeout_seconds=seconds, said=said)
+        return lambda: [FunctionTool(found, timeout_seconds=seconds, said=said)]
     check_call(found, (), said=said)
     missing = [part for part in ("spec", "run") if not hasattr(found, part)]
     if missing:
         raise ConfigError(f"{said} has no {missing[0]}; give it `spec` and `run` (rocstar.protocols.Tool)")
-    return found
+    return lambda: [found()]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.errors import SandboxUnavailable
+from rocstar.errors import SandboxUnavailable, Unavailable
 from rocstar.protocols import Tool
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import BUILT_IN
 from rocstar.tools.function import FunctionTool
+from rocstar.tools.mcp import mcp_tools
 from rocstar.types import Status, ToolCall, ToolResult
 from tests.scripted import ScriptedTool
 
@@ -53,7 +57,7 @@ def sandbox() -> Any:
         yield client
 
 
-OTHERS = ("scripted", "function")
+OTHERS = ("scripted", "function", "mcp")
 """Beside those of BUILT_IN, which need not be named here: a further one is a line in tools/choose.py."""
 
 
@@ -61,14 +65,22 @@ def built_in(name: str, sandbox: SandboxClient) -> Any:
     return BUILT_IN[name](sandbox, Limits(wall_seconds=0.3), name="tool")
 
 
+def mcp(folder: Path) -> Any:
+    """The first tool of a server of the test's own."""
+    if find_spec("mcp") is None:
+        pytest.skip("needs the extra [mcp]")
+    server = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+    return mcp_tools(f"mcp:{sys.executable} {server} {folder}", Limits(wall_seconds=0.3))()[0]
+
+
 @pytest.fixture(params=[*BUILT_IN, *OTHERS])
-async def tool(request: pytest.FixtureRequest, sandbox: SandboxClient) -> AsyncIterator[Tool]:
+async def tool(request: pytest.FixtureRequest, sandbox: SandboxClient, tmp_path: Path) -> AsyncIterator[Tool]:
     if request.param == "function":
         yield FunctionTool(function, timeout_seconds=0.3)
     elif request.param == "scripted":
         yield ScriptedTool(SCRIPT, aliases=("jupyter_code",))
     else:
-        made = built_in(request.param, sandbox)
+        made = mcp(tmp_path) if request.param == "mcp" else built_in(request.param, sandbox)
         yield made
         if hasattr(made, "close"):
             await made.close()
@@ -83,8 +95,14 @@ def programs(tool: Tool) -> Tool:
 
 
 @pytest.fixture(params=[*BUILT_IN, *OTHERS])
-async def broken(request: pytest.FixtureRequest) -> AsyncIterator[Tool]:
+async def broken(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tool]:
     """The same tools when what they stand on is gone."""
+    if request.param == "mcp":
+        made = mcp(tmp_path)
+        (tmp_path / "gone").touch()
+        yield made
+        await made.close()
+        return
     if request.param in OTHERS:
         yield ScriptedTool([]) if request.param == "scripted" else FunctionTool(out_of_order, timeout_seconds=1.0)
         return
@@ -155,7 +173,7 @@ async def test_optional_argument_may_be_null(tool: Tool) -> None:
 
 
 async def test_a_fault_of_ours_is_raised(broken: Tool) -> None:
-    with pytest.raises(SandboxUnavailable):
+    with pytest.raises(Unavailable):
         await broken.run(call(good(broken)))
 
 

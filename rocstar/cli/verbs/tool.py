@@ -28,7 +28,9 @@ def tool() -> None:
 
 @app.command(name="try")
 def try_out(
-    name: Annotated[str, typer.Argument(metavar="TOOL", help="As in sandbox.tools: python, notebook or MODULE:NAME.")],
+    name: Annotated[
+        str, typer.Argument(metavar="TOOL", help="As in sandbox.tools: python, notebook, MODULE:NAME, mcp:COMMAND.")
+    ],
     calls: Annotated[
         list[str] | None,
         typer.Argument(metavar="[JSON]...", help="Arguments of a call, or a file of them, one a line; then settings."),
@@ -37,6 +39,8 @@ def try_out(
 ) -> None:
     """Show what the model is told of a tool, and what it reads of each call; the calls are those of one attempt.
 
+    A server of several tools is called with {"name": ..., "arguments": ...}.
+
     Example: rocstar tool try tools.py:grams_in '{"unit": "blem"}'"""
     import asyncio
     import json
@@ -44,11 +48,12 @@ def try_out(
     given = calls or []
     settings = [text for text in given if not text.lstrip().startswith("{") and "=" in text]
     asked = [line for text in given if text not in settings for line in _calls_in(text)]
-    spec, answers = asyncio.run(_tried(_recipe(name, settings), name, asked))
+    specs, answers = asyncio.run(_tried(_recipe(name, settings), name, asked))
     if as_json:
-        print_json({"tool": spec, "calls": answers})
+        print_json({"tools": specs, "calls": answers})
     else:
-        write(sys.stdout, f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n")
+        for spec in specs:
+            write(sys.stdout, f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n")
         for one in answers:
             write(sys.stdout, f"\n> {one['call']}\n{one['reply']}\n[{one['status']}, {one['seconds']:.3f} s]\n")
     raise typer.Exit(FAILED if any(one["status"] != "ok" for one in answers) else OK)
@@ -79,8 +84,8 @@ def _recipe(name: str, settings: list[str]) -> Recipe:
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
-async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tool's schema, and what came of each call. Raises ConfigError, Unavailable."""
+async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tools' schemas, and what came of each call. Raises ConfigError, Unavailable."""
     from contextlib import nullcontext
 
     from rocstar.cluster.here import started_sandbox
@@ -93,18 +98,25 @@ async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str,
         parts = AttemptParts(recipe)
         tools = parts.tools(sandbox)
         own, answers = tools.own(), []
-        tool: Tool = [*own, *tools.shared][0]
+        named: dict[str, Tool] = {tool.spec.name: tool for tool in (*own, *tools.shared)}
         for number, text in enumerate(asked):
-            result = await tool.run(_call(tool.spec.name, text, number))
+            tool, call = _call(named, text, number)
+            result = await tool.run(call)
             told = {"status": str(result.status), "seconds": result.run_seconds, "reply": parts.feedback(result)}
             answers.append({"call": text, **told})
         for one in own:
             await one.close()
-    return tool_schema(tool.spec), answers
+    return [tool_schema(spec) for spec in tools.specs], answers
 
 
-def _call(name: str, arguments: str, number: int) -> ToolCall:
-    """As the model would write it, whether it is JSON or not."""
+def _call(named: dict[str, Tool], text: str, number: int) -> tuple[Tool, ToolCall]:
+    """As the model would write it, whether it is JSON or not. Raises ConfigError for a tool that is not there."""
     from rocstar.dialogue.calls import CLOSE, HERMES, OPEN
+    from rocstar.errors import ConfigError
 
-    return HERMES.parse(f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}', number)[0]
+    name = next(iter(named))
+    whole = text if len(named) > 1 else f'{{"name": "{name}", "arguments": {text}}}'
+    call = HERMES.parse(f"{OPEN}\n{whole}\n{CLOSE}", number)[0]
+    if call.parse_error is None and call.tool not in named:
+        raise ConfigError(f"{text} calls {call.tool!r}; the server's tools are {', '.join(named)}")
+    return named.get(call.tool, named[name]), call

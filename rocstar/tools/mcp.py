@@ -1,0 +1,431 @@
+"""Tools of an MCP server (modelcontextprotocol.io), by the official client, which needs the extra `mcp`.
+
+`mcp:COMMAND` starts a program that speaks MCP on stdin and stdout, `mcp:URL` asks one over streamable HTTP. Each
+attempt has a server (over HTTP a session) of its own, from its first call to its end; `mcp-shared:` means one for all.
+
+What a tool answers is data, its own errors included. A server that is gone, does not start, breaks the protocol or
+lists other tools than the model was told is an outage: it is started anew, the attempt's earlier calls are made again,
+and the call once more. So a call may be made twice.
+
+What is *not* held: anything. The server is the user's own program, with our rights and environment and outside the
+sandbox; what the model writes reaches it as JSON only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from rocstar.errors import ConfigError, Unavailable, first_line
+from rocstar.protocols import Tool, ToolSpec
+from rocstar.sandbox.call import Limits
+from rocstar.support.exits import need
+from rocstar.tools.arguments import bad_call
+from rocstar.types import Status, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+    from mcp.client.client import Client
+
+OWN, SHARED = "mcp:", "mcp-shared:"
+START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
+PROBE_SECONDS = 2.0  # for the list of a server that runs
+OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
+ENDED = "the server was ended: what earlier calls left there is gone\n"
+END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
+MAX_LINE = 64 * 2**20  # bytes of one message
+AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
+"""Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
+
+Made = tuple[str, Mapping[str, Any]]
+"""A call: tool and arguments."""
+
+
+def is_mcp(name: str) -> bool:
+    return name.startswith((OWN, SHARED))
+
+
+def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
+    """Makes the tools of the server `name`; with `mcp:` new ones for each attempt, which have `close`.
+
+    limits: `wall_seconds` and `output_bytes` of each call. Raises ConfigError, Unavailable where the server can't be
+    asked for its tools, ModuleNotFoundError without the extra."""
+    specs = listed(name)
+    starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would take each other's START_SECONDS
+    shared = _Server(name, limits, starts, specs) if name.startswith(SHARED) else None
+
+    def made() -> Sequence[Tool]:
+        server = shared or _Server(name, limits, starts, specs)
+        return [(McpTool if shared else OwnMcpTool)(server, spec) for spec in specs]
+
+    return made
+
+
+@cache
+def listed(name: str) -> tuple[ToolSpec, ...]:
+    """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
+    need("mcp")
+    for package in ("mcp", "client"):  # it logs there what is raised and told here
+        logging.getLogger(package).setLevel(logging.CRITICAL)
+    _place(name)
+
+    async def asked() -> tuple[ToolSpec, ...]:
+        server = _Server(name, Limits(), asyncio.Semaphore())
+        try:
+            return await _specs(await server.connection().ready())
+        finally:
+            await server.close()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
+        return thread.submit(asyncio.run, asked()).result()
+
+
+class McpTool:
+    """Implements `Tool`: one of a server that all attempts share."""
+
+    def __init__(self, server: _Server, spec: ToolSpec) -> None:
+        self.spec = spec
+        self._server = server
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        """Raises Unavailable for an outage, see above."""
+        arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
+        if isinstance(arguments, str):
+            return bad_call(call, arguments)
+        return await self._server.run(call.id, (self.spec.name, arguments))
+
+
+class OwnMcpTool(McpTool):
+    """Implements `AttemptTool`: one of a server that the attempt has of its own."""
+
+    async def close(self) -> None:
+        """End the server, with all its tools. May be called twice."""
+        await self._server.close()
+
+
+class _Server:
+    """A server, through restarts."""
+
+    def __init__(
+        self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None = None
+    ) -> None:
+        """specs: what it has to list."""
+        self.name, self.limits, self.starts, self.specs = name, limits, starts, specs
+        self.is_shared = name.startswith(SHARED)
+        self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
+        self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
+        self._is_closed = False
+
+    async def run(self, call_id: str, call: Made) -> ToolResult:
+        asked = time.monotonic()
+        for last_try in (False, True):
+            connection = self.connection()
+            try:
+                await connection.ready()
+                began = time.monotonic()
+                status, text = await connection.answer(call)
+                ended = time.monotonic()
+                self.made += [] if self.is_shared else [call]
+                if status is not Status.OK and not await connection.is_well():
+                    text += self._given_up(connection, status)
+                break
+            except Unavailable:
+                connection.retire()
+                if last_try:
+                    raise
+        whole = text.encode(errors="replace")
+        kept = whole[: self.limits.output_bytes].decode(errors="ignore")
+        if len(whole) > self.limits.output_bytes and status is Status.OK:
+            status = Status.OUTPUT_LIMIT
+        is_output = status in (Status.OK, Status.OUTPUT_LIMIT)
+        return ToolResult(
+            call_id=call_id,
+            status=status,
+            stdout=kept if is_output else "",
+            stderr="" if is_output else kept,
+            run_seconds=ended - began,
+            queue_seconds=began - asked,
+            truncated_bytes=len(whole) - len(kept.encode()),
+        )
+
+    def _given_up(self, connection: _Connection, status: Status) -> str:
+        """What a model is told whose own call a server hangs in. Raises Unavailable where it may be another's."""
+        if self.is_shared:
+            raise Unavailable(f"{_said(self.name)} no longer answers")
+        connection.retire()
+        if status is not Status.TIMEOUT:
+            return ""
+        self.made = []
+        return ENDED
+
+    def connection(self) -> _Connection:
+        if self._is_closed:
+            raise Unavailable(f"{_said(self.name)} is closed; each attempt has one of its own")
+        if not self._connections or self._connections[-1].retired:
+            self._connections = [*(one for one in self._connections if not one.task.done()), _Connection(self)]
+        return self._connections[-1]
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for connection in self._connections:
+            connection.retire()
+            await asyncio.wait([connection.task])
+
+
+class _Connection:
+    """A started server and its client. A task of its own holds them, because the package wants to be left in the task
+    that entered it. Where nobody closes it, the end of the event loop does."""
+
+    def __init__(self, server: _Server) -> None:
+        self.retired = False
+        self._server = server
+        self._calls = self._garbled = 0
+        self._errors = b""
+        self._end = asyncio.Event()
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # perhaps nobody waits
+        self.task = asyncio.create_task(self._live(tuple(server.made)))
+
+    async def ready(self) -> Client:
+        """Raises Unavailable where it can't be started."""
+        return await asyncio.shield(self._ready)
+
+    async def answer(self, call: Made) -> tuple[Status, str]:
+        """Raises Unavailable."""
+        self._calls += 1
+        try:
+            return await self._answer(await self.ready(), call)
+        finally:
+            self._calls -= 1
+            self._end_if_unused()
+
+    async def _answer(self, client: Client, call: Made) -> tuple[Status, str]:
+        from mcp import MCPError
+        from mcp.types import INVALID_PARAMS
+
+        garbled, (tool, arguments) = self._garbled, call
+        try:
+            async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
+                answer = await client.call_tool(tool, dict(arguments))
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                return Status.BAD_CALL, error.message
+            raise self._outage(error) from error
+        except Exception as error:  # of the package, whatever an answer makes it raise
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                raise self._outage(error) from error
+            if self._garbled > garbled:
+                raise self._outage(ValueError("it wrote a line that is no JSON-RPC message")) from error
+            return Status.TIMEOUT, ""
+        return Status.CODE_ERROR if answer.is_error else Status.OK, _text(answer)
+
+    async def is_well(self) -> bool:
+        """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                specs = await _specs(await self.ready())
+        except Exception:  # as above
+            return False
+        if specs != self._server.specs:
+            raise self._outage(ValueError(OTHER_TOOLS))
+        return True
+
+    def retire(self) -> None:
+        """Close it when its last call has ended."""
+        self.retired = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self.retired and not self._calls:
+            self._end.set()
+            if not self._ready.done():
+                self.task.cancel()
+
+    async def _live(self, made: Sequence[Made]) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
+                    client = await stack.enter_async_context(self._opened())
+                    specs = await _specs(client)
+                if self._server.specs not in (None, specs):
+                    raise ValueError(OTHER_TOOLS)
+                for call in made:
+                    await self._answer(client, call)
+                self._ready.set_result(client)
+                await self._end.wait()
+        except Exception as error:  # as above; one of its end says nothing about any call
+            if not self._ready.done():
+                late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
+                self._ready.set_exception(self._outage(late if limit.expired() else error))
+        finally:
+            self.retired = True
+            if not self._ready.done():
+                self._ready.set_exception(Unavailable(f"{_said(self._server.name)} was closed before it had started"))
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Client]:
+        from mcp.client.client import Client
+
+        place = _place(self._server.name)
+        async with Client(place if isinstance(place, str) else self._started(place), cache=None) as client:
+            yield client
+
+    @asynccontextmanager
+    async def _started(self, command: Sequence[str]) -> AsyncIterator[TransportStreams]:
+        """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
+        from anyio import create_memory_object_stream, create_task_group
+        from mcp.shared.message import SessionMessage
+        from mcp.types import jsonrpc_message_adapter
+
+        to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
+        to_server, from_client = create_memory_object_stream[SessionMessage]()
+        process = await asyncio.create_subprocess_exec(
+            *AS_A_GROUP, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE, start_new_session=True
+        )
+        assert process.stdin and process.stdout and process.stderr
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+
+        async def read() -> None:
+            async with to_client:
+                async for line in stdout:
+                    try:
+                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValueError:
+                        self._garbled += 1
+                    else:
+                        await to_client.send(SessionMessage(message))
+
+        async def read_errors() -> None:
+            while some := await stderr.read(4096):
+                self._errors = (self._errors + some)[-4096:]
+
+        async def write() -> None:
+            async for sent in from_client:
+                stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await stdin.drain()
+
+        try:
+            async with from_server, to_server, from_client, create_task_group() as tasks:
+                for pump in (read, read_errors, write):
+                    tasks.start_soon(pump)
+                yield from_server, to_server
+                stdin.close()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), END_SECONDS)
+                tasks.cancel_scope.cancel()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    def _outage(self, error: BaseException) -> Unavailable:
+        while isinstance(error, BaseExceptionGroup):  # of the client's tasks
+            error = error.exceptions[0]
+        if isinstance(error, Unavailable):
+            return error
+        lines = self._errors.decode(errors="replace").split("\n")
+        last = next((f"; it last wrote: {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")
+        return Unavailable(f"{_said(self._server.name)} can't be asked: {first_line(error)}{last}")
+
+
+def _said(name: str) -> str:
+    return f"sandbox.tools = {name!r}"
+
+
+def _place(name: str) -> str | list[str]:
+    """The URL, or the command. Raises ConfigError."""
+    place = name.partition(":")[2].strip()
+    if place.startswith(("http://", "https://")):
+        return place
+    try:
+        command = shlex.split(place)
+    except ValueError as error:
+        raise ConfigError(f"{_said(name)} can't be read as a command: {error}") from None
+    if not command or shutil.which(command[0]) is None:
+        raise ConfigError(f"{_said(name)} names no command that is here; write mcp:COMMAND ARGUMENTS or mcp:URL")
+    return command
+
+
+async def _specs(client: Client) -> tuple[ToolSpec, ...]:
+    from jsonschema.validators import validator_for
+
+    page = await client.list_tools()
+    tools = [*page.tools]
+    while page.next_cursor is not None:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    specs = []
+    for tool in tools:
+        schema = {"type": "object", "properties": {}, "required": [], **tool.input_schema}
+        validator_for(schema).check_schema(schema)
+        told = tool.description or tool.title or tool.name
+        specs.append(ToolSpec(name=tool.name, description=told, parameters=schema))
+    if not specs:
+        raise ValueError("it lists no tool")
+    return tuple(specs)
+
+
+def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
+    """The arguments to call with, or what is wrong with them. Null stands for an optional argument left out. One that
+    the schema does not name is refused, unless the schema says which others there may be."""
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    known, required = schema["properties"], schema["required"]
+    given = {name: value for name, value in arguments.items() if value is not None or name in required}
+    for name in required:
+        if name not in given:
+            return f"argument '{name}' is missing"
+    if "additionalProperties" not in schema and (unknown := given.keys() - known.keys()):
+        return f"unknown argument '{min(unknown)}'; this tool takes {', '.join(known) or 'no arguments'}"
+    try:
+        json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
+        validator = validator_for(schema)(schema, registry=Registry())
+        error = next(iter(validator.iter_errors(given)), None)
+    except (ValueError, RecursionError) as problem:  # NaN, lone surrogates, endless numbers and nesting
+        return f"the arguments can't be written as JSON: {first_line(problem)}"
+    except Unresolvable:  # a part of the schema that only the server has, which will tell
+        return given
+    if error is None:
+        return given
+    place = ".".join(map(str, error.absolute_path))
+    return f"argument '{place}': {error.message}" if place else str(error.message)
+
+
+def _text(answer: Any) -> str:
+    """All parts, one below the other; structured content too, where no text says it already."""
+    text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
+    if structured is None or _says(text, structured):
+        return text
+    return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))
+
+
+def _says(text: str, structured: Any) -> bool:
+    """Also the value alone, which the official server wraps as `result` where it is no object."""
+    values = [structured, *(structured.values() if list(structured) == ["result"] else ())]
+    try:
+        return text in values or json.loads(text) in values
+    except ValueError:
+        return False
+
+
+def _part(part: Any) -> str:
+    """A text; of anything else the kind and the size: `[image, 12 kB]`."""
+    resource = getattr(part, "resource", part)
+    if hasattr(resource, "text"):
+        return str(resource.text)
+    data = getattr(resource, "data", getattr(resource, "blob", None))
+    return f"[{part.type}, {resource.uri if data is None else f'{max(1, round(len(data) * 3 / 4000))} kB'}]"
