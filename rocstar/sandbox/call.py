@@ -57,8 +57,6 @@ else:
 class Isolation(StrEnum):
     """Level in force; docs/sandbox.md says what each promises. A larger name is a stronger level."""
 
-    L0 = "L0"
-    """No walls: to measure what they cost. Never chosen unless asked for."""
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
@@ -243,7 +241,7 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """With as many slots each, on the same cores."""
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
-    """The daemon refuses to start below this level; L0 permits no walls at all."""
+    """The daemon refuses to start below this level."""
     apart: bool = False
     """Whether who is to be protected runs under another kernel; elsewhere a second kernel adds nothing to L3."""
     skip_plans: int = 0

@@ -43,7 +43,6 @@ from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.walls import cgroups, folders, linux, plans
 from rocstar.sandbox.walls.cgroups import Groups
-from rocstar.sandbox.walls.plans import Plan
 from rocstar.sandbox.wire import FrameKind
 
 PROBE_LIMITS = Limits(wall_seconds=20.0)
@@ -135,18 +134,12 @@ def remove_quietly(folder: Path) -> None:
         folders.remove(str(folder))
 
 
-def permitted(settings: DaemonSettings) -> tuple[Plan, ...]:
-    """The plans to try. The last one has no walls, and is tried only where L0 was asked for."""
-    tried = plans.PLANS if settings.min_isolation == Isolation.L0 else plans.PLANS[:-1]
-    return tried[settings.skip_plans :]
-
-
 async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, groups: Groups, parent: int) -> None:
     """Bring the first slots up, then serve until the client closes or its process dies."""
     loop = asyncio.get_running_loop()
     pools = Pools(settings, workdirs, groups)
     try:
-        bare = await pools.start(permitted(settings))
+        bare = await pools.start(plans.PLANS[settings.skip_plans :])
         info = checked_info(pools, bare, await failed_probes(pools, bare), kernel_named(gather()))
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))

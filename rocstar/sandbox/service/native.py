@@ -72,7 +72,7 @@ class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, g
     code: str
     id: str = ""
     files: Annotated[dict[str, str | Base64], Meta(max_length=check.MAX_FILES)] = msgspec.field(default_factory=dict)
-    fetch: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FETCH)] = ()
+    fetch: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
     patience_seconds: Seconds | None = None
 
 

@@ -31,13 +31,18 @@ MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
 TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
 OUR_PLACES = re.compile(r"^(?:/mnt/|/tmp/)(?=[^/])")
 TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
+CHAINED = (
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+"""What stands between two tracebacks that belong together."""
 
 
 class Common(Struct, frozen=True, kw_only=True):
     memory_limit_MB: int = -1
     """On top of what is preloaded, MiB; -1 is the service's default."""
     files: Annotated[dict[str, bytes | None], Meta(max_length=check.MAX_FILES)] = {}
-    fetch_files: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FETCH)] = ()
+    fetch_files: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
     """Missing ones are left out."""
 
     def limits(self, service: Service, wall_seconds: float) -> Limits:
@@ -176,10 +181,8 @@ def return_code(response: Response) -> int:
 
 
 def cell_result(response: Response) -> dict[str, Any]:
-    """What Jupyter says of a cell: the traceback, from the first one in it on, is no part of stderr there."""
-    head = TRACEBACK.search(response.stderr) if response.exception else None
-    start = head.start() if head else len(response.stderr)
-    printed, traceback = response.stderr[:start], response.stderr[start:]
+    """What Jupyter says of a cell: the traceback is no part of stderr there."""
+    printed, traceback = split_traceback(response.stderr) if response.exception else (response.stderr, "")
     shown: list[dict[str, Any]] = [] if response.value is None else [{"text/plain": response.value}]
     shown += [{"image/png": image} for image in response.images]
     error = error_of(response, traceback)
@@ -200,6 +203,16 @@ def error_of(response: Response, traceback: str) -> Sequence[dict[str, Any]]:
     else:
         name, value = "DeadKernelError", response.message or f"the cell ended its process ({response.outcome})"
     return [{"ename": name, "evalue": value, "traceback": traceback.splitlines()}]
+
+
+def split_traceback(stderr: str) -> tuple[str, str]:
+    """What the cell printed, and the traceback at the end of it, with those it is chained to."""
+    start = len(stderr)
+    for head in reversed(list(TRACEBACK.finditer(stderr))):
+        if start != len(stderr) and not stderr[:start].endswith(CHAINED):
+            break
+        start = head.start()
+    return stderr[:start], stderr[start:]
 
 
 ENDPOINTS: Endpoints = {("POST", "/run_code"): run_code, ("POST", "/run_jupyter"): run_jupyter}
