@@ -125,11 +125,6 @@ import pandas as pd
 frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "x"]})
 frame.groupby("b").a.sum(), repr(frame), frame.describe(), frame.sort_values("a").iloc[0]
 """,
-    "networkx": """
-import networkx as nx
-graph = nx.path_graph(4)
-nx.shortest_path(graph, 0, 3), list(nx.connected_components(graph)), nx.is_connected(graph)
-""",
 }
 
 
