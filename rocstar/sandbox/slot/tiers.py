@@ -38,14 +38,11 @@ BARE = Tier("bare", ())
 def offered(preload: Sequence[str]) -> tuple[Tier, ...]:
     """All tiers of this machine, cheapest first; one without all its modules installed is left out. `preload`: the
     operator's own list, a tier of its own unless it is one of ours."""
-    everything = tuple(name for name in EVERYTHING if installed(name))
-    modules = tuple(part for name in everything for part in (name, *PARTS.get(name, ())))
-    lists = {"bare": (), **{name: wanted for name, wanted in OFFERED.items() if all(map(installed, wanted))}}
-    lists["everything"] = modules
-    own = tuple(preload)
-    if own:
-        lists = {name: wanted for name, wanted in lists.items() if set(wanted) != set(own)} | {"preload": own}
-    tiers = {wanted: Tier(name, wanted) if wanted else BARE for name, wanted in reversed(lists.items())}
+    parts = (part for name in EVERYTHING if installed(name) for part in (name, *PARTS.get(name, ())))
+    tiers = {frozenset[str](): BARE}
+    for name, wanted in (("preload", tuple(preload)), *OFFERED.items(), ("everything", tuple(parts))):
+        if name == "preload" or all(map(installed, wanted)):
+            tiers.setdefault(frozenset(wanted), Tier(name, wanted))
     return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
 
 
