@@ -53,9 +53,26 @@ sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add
 landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
 getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
 sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
-# Answered as by a file system that permits no attributes (EPERM), which copies of files take for an answer.
+# Known to be dangerous: a program that makes one is told that it may not (EPERM).
 [refused]
-setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7
+ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
+process_madvise 440 440, process_mrelease 448 448, migrate_pages 256 238, move_pages 279 239, unshare 272 97,
+setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429,
+fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, statmount 457 457,
+listmount 458 458, name_to_handle_at 303 264, open_by_handle_at 304 265, add_key 248 217, request_key 249 218,
+keyctl 250 219, bpf 321 280, perf_event_open 298 241, io_uring_setup 425 425, io_uring_enter 426 426,
+io_uring_register 427 427, io_setup 206 0, io_submit 209 2, userfaultfd 323 282, fanotify_init 300 262,
+fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, lookup_dcookie 212 18, memfd_create 319 279,
+memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190, semctl 66 191,
+semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180,
+mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185,
+setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
+fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30, mbind 237 235, set_mempolicy 238 237,
+set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92, iopl 172 -, ioperm 173 -,
+uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116, swapon 167 224, swapoff 168 225,
+reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
+delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
+adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
 # With 0 as first argument, and on no other process.
 [on-oneself]
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
