@@ -1,6 +1,6 @@
-"""What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without walls and
-without the compiled part, and against a fresh interpreter. Prints tables and, last, one JSON line. Other systems are
-measured by `rocstar sandbox bench`.
+"""What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without the
+compiled part, and against a fresh interpreter. Prints tables and, last, one JSON line. Other systems are measured by
+`rocstar sandbox bench`.
 
 CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
 steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
@@ -37,9 +37,8 @@ CALLS = {"W1": 400, "W2": 200, "W3": 30}
 FRESH_CALLS = {"W1": 20, "W2": 8, "W3": 4}
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 VARIANTS = {
-    "": {"walls": True, "compiled": True},
-    ", without walls": {"walls": False, "compiled": True},
-    ", without compiler": {"walls": True, "compiled": False},
+    "": {"compiled": True},
+    ", without compiler": {"compiled": False},
 }
 LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
@@ -79,14 +78,12 @@ class Sandbox(Worker):
         return found
 
 
-def client_of(walls: bool, compiled: bool) -> Any:
+def client_of(compiled: bool) -> Any:
     """A client not yet started."""
     from rocstar.sandbox.call import DaemonSettings, Isolation
     from rocstar.sandbox.client.client import SandboxClient
-    from rocstar.sandbox.walls.plans import PLANS
 
-    level, skipped = (Isolation.L1, 0) if walls else (Isolation.L0, len(PLANS) - 1)
-    settings = DaemonSettings(slots=2, preload=(), compiled=compiled, min_isolation=level, skip_plans=skipped)
+    settings = DaemonSettings(slots=2, preload=(), compiled=compiled, min_isolation=Isolation.L1)
     return SandboxClient(settings)
 
 
@@ -152,8 +149,6 @@ def ratios_of(seen: Costs) -> Rows:
     """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
-        # Without a pid namespace slots run the Python loop: walls are weighed against the same.
-        "without compiler / without walls": ("here, without compiler", "here, without walls"),
         **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
     }
     return {

@@ -30,6 +30,20 @@ QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in
 LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
 
 
+MCP_SERVER = """
+from subprocess import run
+from mcp.server.mcpserver import MCPServer
+
+def execute(code: str, stdin: str = "") -> dict[str, str]:
+    said = run(["python3", "-c", code], input=stdin, capture_output=True, text=True)
+    return {"outcome": "failed" if said.returncode else "ok", "stdout": said.stdout}
+
+server = MCPServer("python")
+server.add_tool(execute)
+server.run("stdio")
+"""
+
+
 def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
     """A service that answers by what stands in a program, and multiplies and holds otherwise."""
 
@@ -114,9 +128,10 @@ async def test_the_truth_of_a_file_is_what_bare_python_makes_of_it() -> None:
     ]
 
 
-async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code() -> None:
+async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
-    async with opened(f"mcp:{sys.executable} -m rocstar sandbox mcp", "", 1) as runs:
+    (tmp_path / "server.py").write_text(MCP_SERVER)
+    async with opened(f"mcp:{sys.executable} {tmp_path}/server.py", "", 1) as runs:
         told = [await runs(program) for program in (KNOWN[0], KNOWN[2], QUICK[-1])]
     assert [one.ends for one in told] == ["ok", "ok", "failed"] and told[1].stdout.strip() == "6"
 

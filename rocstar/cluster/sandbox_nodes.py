@@ -33,8 +33,8 @@ START_SECONDS = 300.0  # Ray may have to start machines first
 class NodeActor:
     """Keeps one service running on the machine where Ray put us; it ends with us."""
 
-    def __init__(self, host: str, token: str, options: Sequence[str]) -> None:
-        self._host = host or ray.util.get_node_ip_address()
+    def __init__(self, token: str, options: Sequence[str]) -> None:
+        self._host: str = ray.util.get_node_ip_address()
         with socket.create_server((self._host, 0)) as free:
             self._port = free.getsockname()[1]
         serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", f"--host={self._host}", f"--port={self._port}"]
@@ -76,21 +76,13 @@ def cores_of(slots: int) -> float:
 
 
 def start(
-    nodes: int,
-    *,
-    slots: int,
-    preload: Sequence[str] = (),
-    min_isolation: str = "L3",
-    group: PlacementGroup | None = None,
+    nodes: int, *, slots: int, group: PlacementGroup, preload: Sequence[str] = (), min_isolation: str = "L3"
 ) -> SandboxNodes:
-    """`nodes` services of `slots` slots each, in the places of `wish`, or without a group over as many machines of the
-    cluster that this process is connected to (`ray.init`) as there are. Raises SandboxDown when one does not start or
-    there is no room for it."""
+    """`nodes` services of `slots` slots each, in the places of `wish`. Raises SandboxDown when one does not start."""
     token, cores = secrets.token_hex(16), cores_of(slots)
     options = [f"--slots={slots}", f"--preload={','.join(preload)}", f"--min-isolation={min_isolation}"]
-    place = at(group, cpus=cores) if group else {"num_cpus": cores, "scheduling_strategy": "SPREAD"}
-    actor: Any = ray.remote(NodeActor).options(**place)
-    placed = SandboxNodes([actor.remote("", token, options) for _ in range(nodes)], [], token)
+    actor: Any = ray.remote(NodeActor).options(**at(group, cpus=cores))
+    placed = SandboxNodes([actor.remote(token, options) for _ in range(nodes)], [], token)
     try:
         return placed._replace(
             addresses=ray.get([each.address.remote() for each in placed.actors], timeout=START_SECONDS)

@@ -45,7 +45,7 @@ class ServiceOutcome(StrEnum):
 
 CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
 """For whom calls are made, of 24 bits: daemons let callers take turns."""
-EVENTS = ("up", "restarted", "lost", "unreachable", "joined", "removed")
+EVENTS = ("up", "restarted", "lost", "unreachable")
 """What becomes of a daemon, as its client tells."""
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ else:
 class Isolation(StrEnum):
     """Level in force; docs/sandbox.md says what each promises. A larger name is a stronger level."""
 
-    L0 = "L0"
-    """No walls: to measure what they cost. Never chosen unless asked for."""
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
@@ -150,12 +148,6 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """repr of the last expression; None when there is none or it is None."""
     truncated_bytes: int = 0
     """Bytes of output read and dropped; what a killed program still meant to write is not counted."""
-    stdout_bytes: int = 0
-    """Bytes read from stdout, dropped ones included."""
-    stderr_bytes: int = 0
-    """Same for stderr."""
-    invalid_utf8: bool = False
-    """Bytes that are no text were replaced in stdout, stderr or value."""
     kill_reason: str = ""
     """Which limit ended it: `wall`, `cpu`, `output`, `memory`, `processes` (the last two of the whole call), or
     `cancelled`; empty when it ended by itself."""
@@ -249,7 +241,7 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """With as many slots each, on the same cores."""
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
-    """The daemon refuses to start below this level; L0 permits no walls at all."""
+    """The daemon refuses to start below this level."""
     apart: bool = False
     """Whether who is to be protected runs under another kernel; elsewhere a second kernel adds nothing to L3."""
     skip_plans: int = 0

@@ -11,12 +11,9 @@ MAX_NAME = 10_000  # characters of an id; it comes back in the response
 MAX_SESSION_NAME = 200  # characters
 MAX_CODE = 16 * 2**20  # characters
 MAX_INPUT_BYTES = 48 * 2**20  # standard input and files: they lie in a working directory of 64 MiB
-MAX_FILES = 1_000
-MAX_FETCH = 1_000
+MAX_FILES = 1_000  # and as many to fetch
 MAX_PATHS = 100_000  # characters of all paths of `files`, or of `fetch`, together
-MAX_PATH_BYTES = 4_000  # the kernel takes 4,095
-MAX_COMPONENT_BYTES = 255
-MAX_DEPTH = 50  # folders on the way to a file
+MAX_PATH = (4_000, 255, 50)  # bytes (the kernel takes 4,095), of each name, and folders on the way
 MAX_FOLDERS = 900  # with MAX_FILES below the 2,048 inodes of a working directory
 OWN_NAME = ".stdin"
 """The one name in the working directory that a slot uses itself."""
@@ -43,7 +40,7 @@ def complaint(call: Call) -> str:
         or of_patience(call.patience_seconds)
         or (of_files(call) if call.files or call.stdin else "")
         or of_memory(call)
-        or (of_paths("fetch", call.fetch, MAX_FETCH) if call.fetch else "")
+        or (of_paths("fetch", call.fetch) if call.fetch else "")
     )
 
 
@@ -95,7 +92,7 @@ def of_files(call: Call) -> str:
     size = sum(map(len, call.files.values())) + size_of(call.stdin)
     if size > MAX_INPUT_BYTES:
         return f"files and standard input have {size} bytes together; at most {MAX_INPUT_BYTES} are accepted"
-    if why := of_paths("files", list(call.files), MAX_FILES):
+    if why := of_paths("files", list(call.files)):
         return why
     return of_tree([os.path.normpath(path) for path in call.files])
 
@@ -109,9 +106,9 @@ def of_memory(call: Call) -> str:
     return f"limit memory_bytes must be at least {least} for a call of {size} bytes, got {call.limits.memory_bytes}"
 
 
-def of_paths(what: str, paths: Sequence[str], most: int) -> str:
-    if len(paths) > most:
-        return f"{what} has {len(paths)} entries; at most {most} are accepted"
+def of_paths(what: str, paths: Sequence[str]) -> str:
+    if len(paths) > MAX_FILES:
+        return f"{what} has {len(paths)} entries; at most {MAX_FILES} are accepted"
     length = sum(map(len, paths))
     if length > MAX_PATHS:
         return f"the paths in {what} have {length} characters together; at most {MAX_PATHS} are accepted"
@@ -122,14 +119,11 @@ def of_path(path: str) -> str:
     components = path.split("/")
     if path.startswith("/") or ".." in components or components[-1] in ("", ".") or "\0" in path:
         return f"{path!r:.300} is not a relative path of a file below the working directory"
-    if size_of(path) > MAX_PATH_BYTES or max(map(size_of, components)) > MAX_COMPONENT_BYTES:
-        return (
-            f"the path {path[:80]!r}... is too long: at most {MAX_COMPONENT_BYTES} bytes a name and {MAX_PATH_BYTES} "
-            "altogether are accepted"
-        )
-    if len(components) > MAX_DEPTH + 1:
-        return f"the path {path[:80]!r}... has {len(components) - 1} folders; at most {MAX_DEPTH} are accepted"
-    return ""
+    sizes = size_of(path), max(map(size_of, components)), len(components) - 1
+    if all(size <= most for size, most in zip(sizes, MAX_PATH, strict=True)):
+        return ""
+    most = "{} bytes, {} a name, and {} folders".format(*MAX_PATH)
+    return f"the path {path[:80]!r}... is too long: it may have {most} at most"
 
 
 def of_tree(paths: Sequence[str]) -> str:

@@ -27,7 +27,6 @@ EXTRA_OF = {
     **dict.fromkeys(("typer", "rich", "pydantic", "math_verify", "msgspec"), ""),
     **dict.fromkeys(("torch", "transformers", "safetensors", "jinja2"), "train"),
     **dict.fromkeys(("numpy", "sympy", "starlette", "uvicorn", "uvloop", "httptools", "websockets"), "sandbox"),
-    "prometheus_client": "sandbox",
     **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
     **dict.fromkeys(("gguf", "accelerate"), "gguf"),
     "peft": "lora",

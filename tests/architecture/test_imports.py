@@ -53,18 +53,18 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 """What each room may import of the others; cli/ may import all of them, and nothing imports cli/."""
 SECTIONS = ("rocstar.config.sections", "rocstar.config.places", "rocstar.config.values")
-SANDBOX_ENDS = tuple(f"rocstar.sandbox.{end}" for end in ("call", "client", "service.core", "daemon.watch"))
+SANDBOX_ENDS = tuple(f"rocstar.sandbox.{end}" for end in ("call", "client", "settings", "service.core", "daemon.watch"))
 SANDBOX_PACKAGES = {
     "rocstar.sandbox": ("msgspec",),
     "rocstar.sandbox.client": ("websockets",),
-    "rocstar.sandbox.service": ("starlette", "uvicorn", "uvloop", "httptools", "websockets", "prometheus_client"),
-    "rocstar.sandbox.service.mcp": ("mcp", "pydantic"),
+    "rocstar.sandbox.settings": ("typer",),
+    "rocstar.sandbox.service": ("starlette", "uvicorn", "uvloop", "httptools", "websockets"),
 }
 DEEPEST_SANDBOX_CHAIN = 7
 FOREIGN = ("trl", "verl", "inspect_ai")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "typer.core", "rocstar", "rocstar.errors", "rocstar.support.exits", "rocstar.support.signals",
-           "rocstar.evaluation.spec", "rocstar.serving.spec")  # fmt: skip
+           "rocstar.evaluation.spec", "rocstar.sandbox.settings", "rocstar.serving.spec")  # fmt: skip
 VERBS = "rocstar.cli.verbs"
 
 

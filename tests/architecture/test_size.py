@@ -18,8 +18,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1119, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3461, 22),
-    "cluster": (737, 8),
+    "cli": (3390, 22),
+    "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),
     "dialogue": (1480, 10),
@@ -33,20 +33,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2791, 16),
     "rollout": (2073, 12),
     "run": (4074, 22),
-    "sandbox": (9088, 44),
+    "sandbox": (8686, 44),
     "serving": (878, 6),
-    "support": (1501, 13),
+    "support": (1500, 13),
     "tools": (1039, 7),
     "train": (206, 1),
     "types": (574, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 596, 4107
+CLASSES, FUNCTIONS = 591, 4074
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9195
+BENCHMARK_LINES = 9190
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -26,7 +26,7 @@ from rocstar.sandbox.call import (
 )
 from rocstar.sandbox.call import SessionLost as Lost
 from rocstar.sandbox.client import SandboxClient, run_once
-from rocstar.sandbox.client.node import ChildConnection
+from rocstar.sandbox.client.node import ChildConnection, place_of
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
 
@@ -48,7 +48,7 @@ def pair() -> Iterator[tuple[ScriptedDaemon, ScriptedDaemon]]:
 def connected(*daemons: ScriptedDaemon, silent_seconds: float = 30.0) -> SandboxClient:
     client = SandboxClient(daemons=0, silent_seconds=silent_seconds)
     for daemon in daemons:
-        client.add(daemon.address, min_isolation=Isolation.L1)
+        client._use(place_of(daemon.address, "", Isolation.L1))
     client.launch()
     client.await_hello()
     return client
@@ -217,18 +217,9 @@ async def test_cells_that_are_passed_on_stay_with_their_session(pair: tuple[Scri
             await client.run(Call(id="x", code="die", session="t", cell=1), again=False)
 
 
-async def test_daemons_come_and_go(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
-    one, other = pair
-    with SandboxClient.connect([]) as client:
-        with pytest.raises(SandboxDown, match="there is no sandbox node"):
-            await run(client, "ok")
-        client.add(one.address)
-        assert (await run(client, "ok")).node == "a"
-        client.add(other.address)
-        await until(lambda: client.nodes[1].up)
-        client.remove(one.address)
-        assert {(await run(client, "ok")).node for _ in range(10)} == {"b"}
-        assert client.info().slots == 2
+async def test_without_a_daemon_a_call_is_given_up() -> None:
+    with SandboxClient.connect([]) as client, pytest.raises(SandboxDown, match="there is no sandbox node"):
+        await run(client, "ok")
 
 
 def test_several_daemons_are_told_as_one() -> None:

@@ -205,7 +205,7 @@ def test_usage_counts_what_runs_and_what_waits_and_the_cpu_of_programs(daemon: D
 @pytest.mark.parametrize("plan", range(len(plans.PLANS)), ids=[plan.name for plan in plans.PLANS])
 def test_its_end_leaves_no_process_no_folder_and_no_group(plan: int) -> None:
     try:
-        daemon = Daemon(skip_plans=plan, min_isolation=Isolation.L0)
+        daemon = Daemon(skip_plans=plan, min_isolation=Isolation.L1)
     except Refused as error:
         pytest.skip(f"{error}")
     assert daemon.run("open('left', 'w').write('1')").outcome == "ok"

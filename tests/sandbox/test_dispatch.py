@@ -171,15 +171,6 @@ def test_calls_wait_for_a_node_that_starts_and_not_for_one_that_failed_to() -> N
     assert bench.sent()[1] is node, "it is used when it comes up after all"
 
 
-def test_a_removed_node_gets_nothing_and_its_calls_go_elsewhere() -> None:
-    bench = Bench(1, 1)
-    calls = [bench.sent() for _ in range(20)]
-    bench.dispatch.remove(bench.nodes[0], bench.now)
-    moved = [each.entry for each in bench.decide() if isinstance(each, Send)]
-    assert moved == [entry for entry, node in calls if node is bench.nodes[0]]
-    assert len(bench.nodes[1].held) == 20
-
-
 class Histories(RuleBasedStateMachine):
     """Nothing lost, nothing answered twice, sessions stay where they are, nobody is sent to a node that is not up."""
 

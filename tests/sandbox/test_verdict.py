@@ -15,7 +15,7 @@ from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot.channel import Ended
 
 CALL = Call(id="1", code="", limits=Limits(output_bytes=1000, cpu_seconds=2.0), fetch=("a", "b"))
-SEEN = Seen(stdout=b"", stderr=b"", dropped=(0, 0), report=b"", reason="")
+SEEN = Seen(stdout=b"", stderr=b"", dropped=0, report=b"", reason="")
 ENDED = Ended(0, False, False, 0.5, 0.25, 0.25, 1.0, 10**6, True)
 
 

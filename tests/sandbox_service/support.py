@@ -15,19 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, ProgramOutcome, Response, Usage
 from tests.sandbox.driver import eventually
 
 START = """
-import sys, msgspec
+import json, sys
+from pathlib import Path
 from rocstar.sandbox.service import serve
-from rocstar.sandbox.service.core import Settings
-settings = msgspec.json.decode(sys.argv[1], type=Settings)
+from rocstar.sandbox.settings import Settings
+given = json.loads(sys.argv[1])
+given["token_file"] = Path(given["token_file"]) if "token_file" in given else None
+settings = Settings(**given)
 sys.exit(serve(settings, lambda sentence: print(sentence, file=sys.stderr, flush=True)))
 """
-SMALL: Mapping[str, Any] = {"port": 0, "preload": (), "slots": 2}
+SMALL: Mapping[str, Any] = {"port": 0, "preload": "", "slots": 2}
 
 
 class RunningService:
@@ -35,7 +36,7 @@ class RunningService:
 
     def __init__(self, first: str = "", **settings: Any) -> None:
         """first: code that the process runs before."""
-        given = msgspec.json.encode({**SMALL, **settings}).decode()
+        given = json.dumps({**SMALL, **settings})
         self.process = subprocess.Popen(
             [sys.executable, "-c", first + START, given], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )

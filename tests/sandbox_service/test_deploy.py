@@ -11,12 +11,12 @@ import pytest
 import typer.main
 
 from rocstar.cli.verbs import sandbox
-from rocstar.sandbox.service.core import Settings
+from rocstar.sandbox.settings import Settings
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 DOCUMENTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text()))
-DEPLOYMENTS = [document for document in DOCUMENTS if document["kind"] == "Deployment"]
+DEPLOYMENTS = [document for document in DOCUMENTS if document["kind"] in ("Deployment", "StatefulSet")]
 INSTRUCTION = re.compile(r"^([A-Z]+) (.*?)(?<!\\)$", re.MULTILINE | re.DOTALL)
 DOCKERFILE = INSTRUCTION.findall(
     re.sub(r"^#.*\n", "", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE)
@@ -69,11 +69,13 @@ def test_the_unit_ends_the_service_alone_and_gives_it_time_to_drain() -> None:
     assert int(unit["TimeoutStopSec"]) > Settings().drain_seconds
 
 
-def test_callers_and_nodes_reach_the_gateway_by_its_name() -> None:
-    (service,) = [document for document in DOCUMENTS if document["kind"] == "Service"]
+def test_callers_reach_the_gateway_and_that_its_nodes_by_name() -> None:
+    front, behind = [document for document in DOCUMENTS if document["kind"] == "Service"]
     gateway, node = DEPLOYMENTS
-    assert service["spec"]["selector"] == gateway["spec"]["template"]["metadata"]["labels"]
-    (port,) = service["spec"]["ports"]
-    arguments = node["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert f"--join=http://{service['metadata']['name']}:{port['port']}" in arguments
-    assert "--accept-nodes" in gateway["spec"]["template"]["spec"]["containers"][0]["args"]
+    for service, served in ((front, gateway), (behind, node)):
+        assert service["spec"]["selector"] == served["spec"]["template"]["metadata"]["labels"]
+        assert [port["port"] for port in service["spec"]["ports"]] == [8700]
+    domain, name = behind["metadata"]["name"], node["metadata"]["name"]
+    assert node["spec"]["serviceName"] == domain
+    addresses = [f"http://{name}-{number}.{domain}:8700" for number in range(node["spec"]["replicas"])]
+    assert gateway["spec"]["template"]["spec"]["containers"][0]["args"] == [f"--nodes={','.join(addresses)}"]

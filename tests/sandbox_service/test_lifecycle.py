@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 
 from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
-from rocstar.sandbox.service.core import Service, Settings
+from rocstar.sandbox.service.core import Service
+from rocstar.sandbox.settings import Settings
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, settle
 
@@ -60,8 +61,8 @@ def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
 @pytest.mark.parametrize(
     ("imported", "foreign"),
     [
-        ("cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp", "torch transformers numpy mcp"),
-        ("sandbox.service", "uvicorn starlette prometheus_client"),
+        ("cli, rocstar.sandbox.service.server", "torch transformers numpy"),
+        ("sandbox.service", "uvicorn starlette"),
     ],
 )
 def test_nothing_of_the_trainer_is_loaded_and_the_web_server_after_the_daemons_are_started(

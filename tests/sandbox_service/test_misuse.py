@@ -16,7 +16,8 @@ from websockets.asyncio.client import connect
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits
-from rocstar.sandbox.service.core import Settings, complaint, is_loopback
+from rocstar.sandbox.service.core import complaint, is_loopback
+from rocstar.sandbox.settings import Settings
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
@@ -67,7 +68,7 @@ FILES: dict[str, Any] = {"files": {"a": "AAAA"}, "fetch_files": ["a"], "memory_l
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/run": {"code": "1", "id": "a", "stdin": "", "files": {}, "fetch": [], "seed": 1, "limits": {}},
     "/v1/batch": {"calls": [{"code": "1"}]},
-    "/v1/sessions": {"limits": {"wall_seconds": 1}, "seed": 1, "replay": False, "idle_seconds": 5},
+    "/v1/sessions": {"limits": {"wall_seconds": 1}, "seed": 1},
     "/run": CODE,
     "/judge/long-batch": {"type": "batch", "submissions": [CODE], "sub_id": "x"},
     "/run_code": {"code": "1", "language": "python", "run_timeout": 1, "compile_timeout": 1, "stdin": "x", **FILES},
@@ -121,15 +122,19 @@ def test_a_body_of_millions_of_things_is_refused_before_they_are_built(
 
 
 def test_unknown_paths_and_methods_are_named(http: Http) -> None:
-    assert http.get("/nowhere") == (404, {"error": "there is no /nowhere here; GET /docs lists what there is"})
-    assert http.get("/v1/run") == (405, {"error": "/v1/run is not called by GET; see GET /docs"})
-    assert http.post("/v1/nodes", {"address": "http://127.0.0.1:1"})[0] == 404, "only a gateway takes nodes"
+    paths = "docs/sandbox-service.md lists what there is"
+    assert http.get("/nowhere") == (404, {"error": f"there is no /nowhere here; {paths}"})
+    assert http.get("/v1/run") == (405, {"error": f"/v1/run is not called by GET; {paths}"})
+    for path in ("/mcp", "/v1/nodes"):
+        assert http.post(path, {})[0] == 404
+    for gone in ({"replay": True}, {"idle_seconds": 5}):
+        status, refused = http.post("/v1/sessions", gone)
+        assert (status, next(iter(gone)) in refused["error"]) == (400, True)
 
 
 def test_a_web_page_of_another_site_is_refused(http: Http) -> None:
-    for path in ("/v1/run", "/mcp"):
-        for origin in ("http://evil.example", "http://[", "null"):
-            assert http.post(path, {"code": "1"}, Origin=origin)[0] == 403
+    for origin in ("http://evil.example", "http://[", "null"):
+        assert http.post("/v1/run", {"code": "1"}, Origin=origin)[0] == 403
     assert http.get("/status", Host="evil.example")[0] == 403
     assert http.get("/status", Host="localhost:8700")[0] == 200
 
@@ -330,9 +335,8 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
         ({"port": 70_000}, "--port must be from 0 to 65535, got 70000"),
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),
-        ({"nodes": ("http://a:1",), "join": "http://b:2"}, "either --join or --nodes"),
-        ({"host": "0.0.0.0", "token": "x", "join": "http://b:2"}, "give --advertise"),
-        ({"limits": Limits(wall_seconds=1e5)}, "limit wall_seconds is at most 600"),
+        ({"wall_seconds": 1e5}, "limit wall_seconds is at most 600"),
+        ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3, L4"),
     ],
 )
 def test_a_service_that_would_be_unsafe_or_senseless_is_not_started(changes: dict[str, Any], sentence: str) -> None:
@@ -348,4 +352,4 @@ def test_a_public_address_is_served_with_a_token_or_by_permission() -> None:
 
 def test_a_service_that_cannot_start_says_why() -> None:
     with pytest.raises(RuntimeError, match="no_such_module"):
-        RunningService(preload=("no_such_module",))
+        RunningService(preload="no_such_module")

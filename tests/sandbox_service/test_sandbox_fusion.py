@@ -10,7 +10,8 @@ import pytest
 
 from rocstar.sandbox.call import Response, ServiceOutcome
 from rocstar.sandbox.service import sandbox_fusion
-from rocstar.sandbox.service.core import Service, Settings
+from rocstar.sandbox.service.core import Service
+from rocstar.sandbox.settings import Settings
 from tests.sandbox_service.support import Http, ScriptedClient
 
 VERL: dict[str, Any] = {

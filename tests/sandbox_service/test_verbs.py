@@ -17,7 +17,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = exits.
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["exec", "serve", "mcp", "status", "probe"])
+@pytest.mark.parametrize("verb", ["exec", "serve", "status", "probe"])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage" in said(capsys, verb, "--help")
 
@@ -56,6 +56,7 @@ def test_probe_and_status_say_how_well_programs_are_walled_off(
         (["serve", "--host", "0.0.0.0"], exits.USAGE, "set ROCSTAR_SANDBOX_TOKEN"),
         (["serve", "--host", "203.0.113.7", "--open-to-network"], exits.USAGE, "cannot listen on 203.0.113.7:8700"),
         (["serve", "--slots", "-1"], exits.USAGE, "--slots -1"),
+        (["serve", "--join", "http://127.0.0.1:9"], exits.USAGE, "no such option: --join"),
         (["serve", "--min-isolation", "L9"], exits.USAGE, "L9 is none of L1, L2, L3, L4"),
         (["serve", "--token-file", "/no/such/file"], exits.USAGE, "--token-file /no/such/file cannot be read"),
         (["serve", "--token-file", "/dev/null"], exits.USAGE, "--token-file /dev/null is empty"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -360,22 +363,26 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.Monkey
     assert "mcp is not installed; install what is missing with" in told[1]
 
 
-async def test_our_own_sandbox_service_is_asked_by_its_address() -> None:
-    pytest.importorskip("starlette")
-    from tests.sandbox_service.support import running
-
-    with running() as url:
-        tools = tools_of(f"mcp:{url}/mcp", seconds=60.0)
-        assert [spec.name for spec in tools.specs] == ["run_python", "python_session", "close_python_session"]
-        own = tools.own()
-        ran = json.loads((await called(own[0], code="print(input())\n6 * 7", stdin="hi")).stdout)
-        assert (ran["outcome"], ran["stdout"], ran["value"]) == ("ok", "hi\n", "42")
-        session = json.loads((await called(own[1], code="x = 20")).stdout)["session"]
-        assert json.loads((await called(own[1], code="x + 1", session=session)).stdout)["value"] == "21"
-        wrong = await called(own[1], code="x", session="none")
-        assert wrong.status is Status.CODE_ERROR and "there is no session" in wrong.stderr
-        late = await called(own[0], code="while True: pass", wall_seconds=0.3)
-        assert json.loads(late.stdout)["outcome"] == "wall_timeout"
+async def test_a_server_is_asked_by_its_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    served = BY_THE_PACKAGE.replace('run("stdio")', f'run("streamable-http", port={port})')
+    (tmp_path / "notes.py").write_text(served)
+    process = subprocess.Popen([sys.executable, tmp_path / "notes.py"])
+    try:
+        assert await asyncio.to_thread(eventually, lambda: answers(port))
+        own = tools_of(f"mcp:http://127.0.0.1:{port}/mcp", seconds=60.0).own()
+        assert (await called(own[0], note="a")).stdout.splitlines()[0] == "a"
+        assert json.loads((await called(own[1], key="k")).stdout) == {"k": 1}
+    finally:
+        process.kill()
+        process.wait()
     with pytest.raises(Unavailable, match="can't be asked"):
-        await called(own[0], code="1")
+        await called(own[0], note="b")
     await own[0].close()
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

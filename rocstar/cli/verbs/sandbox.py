@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,35 +14,20 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, options_of, print_json, write
 from rocstar.errors import ConfigError
+from rocstar.sandbox.settings import ISOLATION, MinIsolation, ServeOptions, Settings, TokenFile
 from rocstar.support.exits import FAILED, OK, need
 
 if TYPE_CHECKING:
     from rocstar.adapters.sandbox_bench.programs import KnownProgram
     from rocstar.sandbox.client import SandboxClient
 
-MEBIBYTE = 2**20
 STATUS_SECONDS = 30.0  # for a service to say how it is
 FILE = re.compile(r"[^\s;()=#]+\.py")
 PROGRAM = '{"code": TEXT, "input": TEXT} a line'
-ISOLATION = ("L1", "L2", "L3", "L4")  # call.Isolation, which help pages do not load
-
-
-def _level(given: str) -> str:
-    if given not in ISOLATION:
-        raise ConfigError(f"--min-isolation {given} is none of {', '.join(ISOLATION)}; give one of them")
-    return given
-
 
 app = typer.Typer(**STYLE, help="The place where the model's programs run.")
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="A service; default: a sandbox of its own.")]
-TokenFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The service's token, first of a list; $ROCSTAR_SANDBOX_TOKEN.")
-]
-MinIsolation = Annotated[
-    str, typer.Option(metavar="L1|L2|L3|L4", callback=_level, help="Refuse to start below this level.")
-]
-Preload = Annotated[str, typer.Option(metavar="A,B", help="Modules imported before programs are forked; '' for none.")]
 
 
 @app.command(name="exec")
@@ -76,36 +61,6 @@ def execute(
     raise typer.Exit(OK if response.outcome == "ok" else FAILED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The options of `serve`; those that `service.core.Settings` has by the same name mean the same."""
-
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8700
-    daemons: Annotated[int, typer.Option(help="Sandbox daemons; several only on machines with many cores.")] = 1
-    slots: Annotated[int, typer.Option(help="Programs that run at once; 0: four per core.")] = 0
-    preload: Preload = "numpy,sympy"
-    min_isolation: MinIsolation = "L3"
-    token_file: TokenFile = None
-    open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False
-    nodes: Annotated[str, typer.Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = ""
-    accept_nodes: Annotated[bool, typer.Option("--accept-nodes", help="Same, and services may join.")] = False
-    join: Annotated[str, typer.Option(metavar="URL", help="Join the gateway there.")] = ""
-    advertise: Annotated[str, typer.Option(metavar="URL", help="Where that gateway reaches this service.")] = ""
-    wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0
-    memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 512
-    max_wall_seconds: Annotated[float, typer.Option(help="Longest limit a caller may ask for.")] = 600.0
-    max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096
-    patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0
-    max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000
-    max_held_mb: Annotated[int, typer.Option(help="Large bodies and unread answers held at once, MiB.")] = 96
-    request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0
-    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once, for a token.")] = 1000
-    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 96
-    session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0
-    drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0
-
-
 @app.command()
 @options_of(ServeOptions)
 def serve(options: ServeOptions) -> None:
@@ -113,21 +68,10 @@ def serve(options: ServeOptions) -> None:
 
     Example: rocstar sandbox serve --port 8700 --min-isolation L3"""
     need("sandbox")
-    from rocstar.sandbox.call import Limits
     from rocstar.sandbox.service import serve as serve_until_told
-    from rocstar.sandbox.service.core import Settings, complaint
+    from rocstar.sandbox.service.core import complaint
 
-    typed = asdict(options)
-    wall, memory = options.wall_seconds, options.memory_mb * MEBIBYTE
-    typed |= {
-        "preload": _names(options.preload),
-        "nodes": _names(options.nodes),
-        "token": _token(options.token_file),
-        "token_file": str(options.token_file or ""),
-        "limits": Limits(wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory),
-        "max_memory_bytes": options.max_memory_mb * MEBIBYTE,
-    }
-    settings = Settings(**{name: typed[name] for name in Settings.__struct_fields__ if name in typed})
+    settings = Settings(**asdict(options), token=_token(options.token_file))
     if problem := complaint(settings):
         raise ConfigError(problem)
     try:
@@ -136,18 +80,6 @@ def serve(options: ServeOptions) -> None:
         place = f"{options.host}:{options.port}"
         raise ConfigError(f"cannot listen on {place} ({error.strerror}); choose another --port") from error
     raise typer.Exit(code)
-
-
-@app.command()
-def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L3") -> None:
-    """Serve one MCP client on stdin and stdout, with a sandbox of its own.
-
-    Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""
-    need("sandbox")
-    need("mcp")
-    from rocstar.sandbox.service import serve_stdio
-
-    serve_stdio(preload=_names(preload), min_isolation=min_isolation)
 
 
 @app.command()
@@ -192,7 +124,6 @@ def bench(
 
     Example: rocstar sandbox bench here python mcp:'npx my-server' --attacks"""
     import asyncio
-    from dataclasses import asdict
 
     from rocstar.adapters.sandbox_bench.measure import compared, rows
     from rocstar.data.rows import read_rows
@@ -244,6 +175,8 @@ def _sandbox(url: str | None, token_file: Path | None, min_isolation: str) -> Sa
     """The service at `url`, or a sandbox of this process."""
     from rocstar.sandbox.client import SandboxClient
 
+    if min_isolation not in ISOLATION:
+        raise ConfigError(f"--min-isolation {min_isolation} is none of {', '.join(ISOLATION)}; give one of them")
     if url is None:
         return SandboxClient.start(slots=1, preload=(), min_isolation=min_isolation)
     need("sandbox")
@@ -289,10 +222,6 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in facts.items():
         print(f"{name:<18}{' '.join(_words(value)) or '-'}")
-
-
-def _names(listed: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def _words(value: Any) -> list[str]:

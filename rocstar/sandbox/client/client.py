@@ -61,7 +61,6 @@ class SandboxClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settling = False
-        self._past_cpu_seconds = 0.0
         self.closed = False
         self.nodes: Sequence[Node] = self._dispatch.nodes
         """The daemons, whether they are up or not."""
@@ -94,7 +93,7 @@ class SandboxClient:
         for one that offers less isolation."""
         client = cls(daemons=0)
         for address in addresses:
-            client.add(address, token=token, min_isolation=min_isolation)
+            client._use(place_of(address, token, Isolation(min_isolation)))
         return client._served()
 
     def _served(self) -> Self:
@@ -105,22 +104,6 @@ class SandboxClient:
             self.close()
             raise
         return self
-
-    def add(self, address: str, *, token: Token = "", min_isolation: str = Isolation.L3) -> None:
-        """Use this daemon too, whenever it is connected and offers at least this isolation. Raises SandboxDown for an
-        address of another form."""
-        self._use(place_of(address, token, Isolation(min_isolation)))
-        self.on_event("joined", f"{address} joined")
-        self._settle()
-
-    def remove(self, address: str) -> None:
-        """Use it no longer. Its plain calls are sent elsewhere, its sessions are lost."""
-        for node in [node for node in self.nodes if node.label == address]:
-            node.close()
-            self._dispatch.remove(node, time.monotonic())
-            self._past_cpu_seconds += node.cpu_seconds
-            self.on_event("removed", f"{address} is used no longer")
-        self._settle()
 
     def launch(self) -> None:
         """Start or connect the daemons; `await_hello`, or the first call, waits for them."""
@@ -171,7 +154,7 @@ class SandboxClient:
 
     def cpu_seconds(self) -> float:
         """CPU of the daemons, slots and programs so far, seconds; that of other clients' programs included."""
-        return self._past_cpu_seconds + sum(node.cpu_seconds for node in self.nodes)
+        return sum(node.cpu_seconds for node in self.nodes)
 
     async def run(self, call: Call, *, waits: bool = True, again: bool = True) -> Response:
         """Run one program or cell. Cancelling the awaiting task ends the program. waits: for room where all daemons

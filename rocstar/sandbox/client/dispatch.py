@@ -164,11 +164,6 @@ class Dispatch(Generic[N]):
 
     # Facts about nodes.
 
-    def remove(self, node: N, now: float) -> None:
-        """It is not used any longer; what it holds is lost with it."""
-        self.died(node, f"{node.label} was removed", now)
-        self.nodes.remove(node)
-
     def came_up(self, node: N, slots: int, now: float) -> None:
         node.up, node.opening, node.slots, node.failed_starts = True, False, max(1, slots), 0
         node.starts += 1

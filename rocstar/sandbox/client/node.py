@@ -120,7 +120,7 @@ class Place(NamedTuple):
     label: str  # its name in messages
     connect: Callable[[], Connection]  # does not wait; raises OSError
     tries: int = REMOTE_TRIES  # see NodeFacts
-    least: Isolation = Isolation.L0  # the weakest that is accepted; a child of ours checks this by itself
+    least: Isolation = Isolation.L1  # the weakest that is accepted; a child of ours checks this by itself
     start_seconds: float | None = None  # silence before its hello that counts as a failure; None: the same as after it
 
 

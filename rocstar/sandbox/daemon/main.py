@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -43,7 +44,6 @@ from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.walls import cgroups, folders, linux, plans
 from rocstar.sandbox.walls.cgroups import Groups
-from rocstar.sandbox.walls.plans import Plan
 from rocstar.sandbox.wire import FrameKind
 
 PROBE_LIMITS = Limits(wall_seconds=20.0)
@@ -85,15 +85,16 @@ print(*(name for name, holds in found.items() if holds))
 """A program that prints a name for each property that the walls should give and do not."""
 EVIDENCE_BYTES = 65536
 EVIDENCE = (
-    "proc/version",
-    "proc/cmdline",
-    "proc/mounts",
-    "sys/firmware/acpi/tables/FACP",
-    "sys/firmware/acpi/tables/DSDT",
-    "sys/class/dmi/id/sys_vendor",
+    ("gvisor", "log", rb"\A[^\n]*Starting gVisor"),  # made up; a real one may quote any text later on
+    ("kata", "proc/cmdline", rb"(?<!\S)systemd\.unit=kata-containers\.target(?!\S)"),  # starts the agent
+    ("kata", "proc/mounts", rb"(?m)^kataShared "),  # the root comes over the agent's shared file system
+    ("firecracker", "sys/firmware/acpi/tables/FACP", rb"(?s)\A.{10}FIRECK"),  # its hardware bears its name, in the
+    ("firecracker", "sys/firmware/acpi/tables/DSDT", rb"(?s)\A.{10}FIRECK"),  # field for its maker
 )
+"""Maker of a second kernel, where it is seen (`log` is the kernel's), and what stands there."""
+VENDOR = "sys/class/dmi/id/sys_vendor"
 Evidence = Mapping[str, bytes]
-"""Content of those of EVIDENCE that exist and may be read, and of the kernel's log as `log`."""
+"""Content of those files that exist and may be read, and of the log."""
 
 
 def main() -> None:
@@ -127,18 +128,8 @@ def hold_workdirs(folder: Path, given_back: ExitStack) -> None:
         folders.sweep(folder.parent, launch.WORKDIRS)
         lock = folders.make_locked(folder)
         given_back.callback(os.close, lock)
-        given_back.callback(remove_quietly, folder)
-
-
-def remove_quietly(folder: Path) -> None:
-    with suppress(OSError):  # the next daemon's start tries again
-        folders.remove(str(folder))
-
-
-def permitted(settings: DaemonSettings) -> tuple[Plan, ...]:
-    """The plans to try. The last one has no walls, and is tried only where L0 was asked for."""
-    tried = plans.PLANS if settings.min_isolation == Isolation.L0 else plans.PLANS[:-1]
-    return tried[settings.skip_plans :]
+        given_back.enter_context(suppress(OSError))  # what cannot be removed, the next daemon's start tries again
+        given_back.callback(folders.remove, str(folder))
 
 
 async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, groups: Groups, parent: int) -> None:
@@ -146,7 +137,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     loop = asyncio.get_running_loop()
     pools = Pools(settings, workdirs, groups)
     try:
-        bare = await pools.start(permitted(settings))
+        bare = await pools.start(plans.PLANS[settings.skip_plans :])
         info = checked_info(pools, bare, await failed_probes(pools, bare), kernel_named(gather()))
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
@@ -211,7 +202,7 @@ def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kerne
 
 def gather(root: Path = Path("/")) -> Evidence:
     files = {"log": linux.kernel_log(EVIDENCE_BYTES)}
-    for path in EVIDENCE:
+    for path in {*(path for _, path, _ in EVIDENCE), VENDOR} - {"log"}:
         with suppress(OSError), open(root / path, "rb") as file:
             files[path] = file.read(EVIDENCE_BYTES)
     return files
@@ -219,15 +210,9 @@ def gather(root: Path = Path("/")) -> Evidence:
 
 def kernel_named(evidence: Evidence) -> str:
     """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
-    log, arguments, mounts = (evidence.get(name, b"") for name in ("log", "proc/cmdline", "proc/mounts"))
-    if b"Starting gVisor" in log.split(b"\n", 1)[0]:  # made up; a real one may quote any text later on
-        return "gvisor"
-    # the guest's kernel is told to start the agent, or its root comes over the agent's shared file system
-    if b"systemd.unit=kata-containers.target" in arguments.split() or b"\nkataShared " in b"\n" + mounts:
-        return "kata"
-    # the tables of its hardware bear its name, in the field for their maker
-    if any(evidence[path][10:16] == b"FIRECK" for path in evidence if "/acpi/" in path):
-        return "firecracker"
+    for name, path, pattern in EVIDENCE:
+        if re.search(pattern, evidence.get(path, b"")):
+            return name
     # neither such tables nor a maker's name: the smallest of machines, which are made for one workload
     is_bare = not any(path.startswith("sys/") for path in evidence)
-    return "microvm" if is_bare and b"virtio_mmio.device=" in arguments else ""
+    return "microvm" if is_bare and b"virtio_mmio.device=" in evidence.get("proc/cmdline", b"") else ""

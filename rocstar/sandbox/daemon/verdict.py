@@ -67,8 +67,8 @@ class Seen(NamedTuple):
 
     stdout: bytes
     stderr: bytes
-    dropped: tuple[int, int]
-    """Bytes of stdout and stderr that were read and not kept."""
+    dropped: int
+    """Bytes of both that were read and not kept."""
     report: bytes
     """As it came over control, without its length."""
     reason: str
@@ -128,10 +128,7 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
         stdout=seen.stdout.decode("utf-8", "replace"),
         stderr=seen.stderr.decode("utf-8", "replace"),
         value=None if value is None else value.decode("utf-8", "replace"),
-        truncated_bytes=sum(seen.dropped) + cut,
-        stdout_bytes=len(seen.stdout) + seen.dropped[0],
-        stderr_bytes=len(seen.stderr) + seen.dropped[1],
-        invalid_utf8=not (is_text(seen.stdout) and is_text(seen.stderr) and (value is None or is_text(value))),
+        truncated_bytes=seen.dropped + cut,
         kill_reason=seen.reason,
         run_seconds=seen.run_seconds,
         cpu_seconds=seen.cpu_seconds,
@@ -207,11 +204,3 @@ def images(report: ProgramReport, tail: bytes) -> tuple[bytes, ...]:
             room -= size
         start += size
     return tuple(found)
-
-
-def is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

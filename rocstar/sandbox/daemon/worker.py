@@ -391,7 +391,7 @@ class RunningCall:
             reason = "memory"
         if not reason and dropped_out + dropped_err:
             reason = "output"
-        report, dropped = self.pipes.taken_report(), (dropped_out, dropped_err)
+        dropped, report = dropped_out + dropped_err, self.pipes.taken_report()
         return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome, failed
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, Endpoint, Service, decode, encode, says
+from rocstar.sandbox.service.core import Asked, Endpoints, Service, decode, encode
 from rocstar.sandbox.service.native import HttpReply
 
 SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
@@ -33,16 +33,20 @@ REASONS: dict[Outcome, str] = {
 
 
 class Submission(Struct, frozen=True, gc=False):
-    type: Annotated[Literal["python", "cpp", "math"], says("Only python is run.")]
-    solution: Annotated[str, says("The program.")]
-    sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
-    input: Annotated[str | None, says("Standard input.")] = None
-    expected_output: Annotated[str | None, says("Compared with stdout, white space at both ends left out.")] = None
+    type: Literal["python", "cpp", "math"]
+    solution: str
+    """The program."""
+    sub_id: str | None = None
+    """Comes back; made up when missing."""
+    input: str | None = None
+    """Standard input."""
+    expected_output: str | None = None
+    """Compared with stdout, white space at both ends left out."""
 
 
 class BatchSubmission(Struct, frozen=True):
-    submissions: Annotated[list[Submission], says("Answered in this order.", min_length=1, max_length=core.MAX_BATCH)]
-    sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
+    submissions: Annotated[list[Submission], Meta(min_length=1, max_length=core.MAX_BATCH)]
+    sub_id: str | None = None
     type: Literal["batch"] = "batch"
 
 
@@ -64,7 +68,7 @@ async def judged(
     def call_of(submission: Submission) -> Call | Response:
         if submission.type != "python":
             return failed("", ProgramOutcome.REJECTED, f"type {submission.type} is not run here; only python is")
-        stdin, limits = submission.input or "", service.settings.limits
+        stdin, limits = submission.input or "", core.default_limits(service.settings)
         return Call(id="", code=submission.solution, stdin=stdin, limits=limits, patience_seconds=patience_seconds)
 
     return await service.run_all(submissions, call_of, lambda asked, response: result_of(asked, response, keep_output))
@@ -99,22 +103,15 @@ async def ping(asked: Asked) -> HttpReply:
     return HttpReply(b'"pong"')
 
 
-def endpoints(prefix: str) -> list[Endpoint]:
-    found = [
-        Endpoint("GET", f"{prefix}/status", status, "As code-judge: waiting calls and slots."),
-        Endpoint("GET", f"{prefix}/ping", ping, '"pong"; needs no token.'),
-    ]
-    for verb, keep_output, what in (("run", True, ""), ("judge", False, ", without the output")):
-        short = partial(batch, keep_output, SHORT_PATIENCE_SECONDS)
-        long = partial(batch, keep_output, core.BATCH_PATIENCE_SECONDS)
-        found += [
-            Endpoint("POST", f"{prefix}/{verb}", partial(single, keep_output), f"As code-judge{what}.", Submission),
-            Endpoint("POST", f"{prefix}/{verb}/batch", short, f"As code-judge{what}.", BatchSubmission),
-            Endpoint(
-                "POST", f"{prefix}/{verb}/long-batch", long, f"The same; may wait an hour{what}.", BatchSubmission
-            ),
-        ]
+def endpoints(prefix: str) -> Endpoints:
+    found: Endpoints = {("GET", f"{prefix}/status"): status, ("GET", f"{prefix}/ping"): ping}
+    for verb, keep_output in (("run", True), ("judge", False)):
+        found |= {
+            ("POST", f"{prefix}/{verb}"): partial(single, keep_output),
+            ("POST", f"{prefix}/{verb}/batch"): partial(batch, keep_output, SHORT_PATIENCE_SECONDS),
+            ("POST", f"{prefix}/{verb}/long-batch"): partial(batch, keep_output, core.BATCH_PATIENCE_SECONDS),
+        }
     return found
 
 
-ENDPOINTS = [*endpoints(""), *endpoints("/code-judge")]
+ENDPOINTS = endpoints("") | endpoints("/code-judge")

@@ -1,7 +1,7 @@
 """What all parts of the service share: its settings, running calls for callers who may wait too long or leave, and
 decoding what callers send within bounds.
 
-Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `code_judge`, `sandbox_fusion`, `mcp`).
+Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `code_judge`, `sandbox_fusion`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import hmac
 import ipaddress
 import logging
 import math
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import structs
 
 from rocstar.sandbox.call import (
     CALLER,
@@ -39,6 +39,7 @@ from rocstar.sandbox.call import (
     caller_named,
     fault,
 )
+from rocstar.sandbox.settings import ISOLATION, Settings, names
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -46,94 +47,38 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("rocstar.sandbox")
 MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
-BIG_BODY_BYTES = 2**20
+BIG_BODY_BYTES = MEBIBYTE = 2**20
 SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
 TOKEN_SECONDS = 1.0  # between two looks into the file of tokens
 STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
 MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0.2 s to decode them
-SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
 MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one; of up to thirty parts each
 BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """What an operator decides about the service."""
+def daemon_of(settings: Settings) -> DaemonSettings:
+    """What each daemon gets: its share of the slots, rounded up."""
+    return DaemonSettings(
+        slots=-(-settings.all_slots // settings.daemons),
+        preload=names(settings.preload),
+        min_isolation=Isolation(settings.min_isolation),
+        apart=True,
+        daemons=settings.daemons,
+        session_slots=settings.session_slots,
+        session_idle_seconds=settings.session_idle_seconds,
+        max_queue=settings.max_queue,
+    )
 
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = 8700
-    """TCP port; 0 takes a free one."""
-    daemons: int = 1
-    """Sandbox daemons below the service; several only on machines with many cores."""
-    slots: int = 0
-    """Programs that run at once, all daemons together; 0 is four per core."""
-    session_slots: int = 32
-    """Sessions alive at once in each daemon."""
-    preload: tuple[str, ...] = ("numpy", "sympy")
-    """Modules imported before programs are forked."""
-    min_isolation: str = "L3"
-    """The service does not start below this level, and a gateway uses no node below it."""
-    token: str = ""
-    """Asked of every caller, in a header or in the path; empty asks nothing."""
-    token_file: str = ""
-    """Where several stand, one a line, of which each is a caller with a share of its own; read again when it changes.
-    The first is `token`, which gateways and nodes send to each other."""
-    open_to_network: bool = False
-    """The operator said that an address other machines reach needs no token."""
-    nodes: tuple[str, ...] = ()
-    """Addresses of other services: this one passes calls on to them and runs none itself."""
-    accept_nodes: bool = False
-    """Same, and nodes may join: whoever has the token may receive programs."""
-    join: str = ""
-    """Address of a gateway to join."""
-    advertise: str = ""
-    """Address under which the gateway reaches us; made of `host` and `port` if empty."""
-    limits: Limits = Limits()
-    """Limits of a call that names none."""
-    max_wall_seconds: float = 600.0
-    """Longest `wall_seconds` and `cpu_seconds` a caller may ask for."""
-    max_memory_bytes: int = 4 * 2**30
-    """Most `memory_bytes` a caller may ask for."""
-    patience_seconds: float = 60.0
-    """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
-    max_queue: int = 100_000
-    """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
-    max_held_mb: int = 96
-    """MiB of bodies and frames that arrive or wait, results of batches and answers that are not read, of all callers
-    together; those of up to 64 KiB are not counted."""
-    request_seconds: float = 30.0
-    """Time to send a whole request, from its first byte."""
-    max_sessions: int = 1000
-    """Sessions that one caller holds over HTTP at once."""
-    session_idle_seconds: float = 600.0
-    """How long a session may be without a cell; then it is forgotten."""
-    drain_seconds: float = 120.0
-    """How long calls may still take after SIGTERM."""
 
-    @property
-    def is_gateway(self) -> bool:
-        return bool(self.nodes) or self.accept_nodes
-
-    @property
-    def all_slots(self) -> int:
-        return self.slots or SLOTS_PER_CORE * len(os.sched_getaffinity(0))
-
-    def daemon(self) -> DaemonSettings:
-        """What each daemon gets: its share of the slots, rounded up."""
-        return DaemonSettings(
-            slots=-(-self.all_slots // self.daemons),
-            preload=self.preload,
-            min_isolation=Isolation(self.min_isolation),
-            apart=True,
-            daemons=self.daemons,
-            session_slots=self.session_slots,
-            session_idle_seconds=self.session_idle_seconds,
-            max_queue=self.max_queue,
-        )
+@cache
+def default_limits(settings: Settings) -> Limits:
+    """Of a call that names none."""
+    wall, memory = settings.wall_seconds, settings.memory_mb * MEBIBYTE
+    return Limits(wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
 
 
 def complaint(settings: Settings) -> str:
@@ -148,10 +93,6 @@ def complaint(settings: Settings) -> str:
         return f"--slots {settings.slots} must be at least --daemons {settings.daemons}, or 0 for four per core"
     if not 0 <= settings.port < 2**16:
         return f"--port must be from 0 to 65535, got {settings.port}"
-    if settings.join and settings.is_gateway:
-        return "a gateway does not --join another one; give either --join or --nodes and --accept-nodes"
-    if settings.join and not settings.advertise and settings.host in ("0.0.0.0", "::"):
-        return f"{settings.host} is no address that the gateway could reach; give --advertise http://ADDRESS:PORT"
     if not is_token(settings.token):
         return "the token must be printable ASCII without blanks: it is sent in a header; choose another one"
     if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:
@@ -159,9 +100,11 @@ def complaint(settings: Settings) -> str:
             f"other machines reach {settings.host}, so anybody there could run programs: set ROCSTAR_SANDBOX_TOKEN or "
             "give --token-file FILE, or say --open-to-network if only friends can reach it"
         )
-    if not settings.limits.wall_seconds > 0 or not settings.limits.memory_bytes > 0:
+    if settings.min_isolation not in ISOLATION:
+        return f"--min-isolation {settings.min_isolation} is none of {', '.join(ISOLATION)}; give one of them"
+    if not settings.wall_seconds > 0 or not settings.memory_mb > 0:
         return "--wall-seconds and --memory-mb must be above 0"
-    return over_limits(settings.limits, settings)
+    return over_limits(default_limits(settings), settings)
 
 
 def over_limits(limits: Limits, settings: Settings) -> str:
@@ -169,7 +112,7 @@ def over_limits(limits: Limits, settings: Settings) -> str:
     for name, most, why in (
         ("wall_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
         ("cpu_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
-        ("memory_bytes", settings.max_memory_bytes, "; the operator's --max-memory-mb says so"),
+        ("memory_bytes", settings.max_memory_mb * MEBIBYTE, "; the operator's --max-memory-mb says so"),
         ("output_bytes", MAX_OUTPUT_BYTES, ""),
     ):
         if not getattr(limits, name) <= most:
@@ -284,9 +227,9 @@ class CallerTokens:
         return caller_named(given)
 
 
-def read_tokens(file: str) -> list[str]:
+def read_tokens(file: Path) -> list[str]:
     """Raises OSError, and ValueError for what is no list of tokens."""
-    tokens = [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
+    tokens = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     if not tokens or not all(map(is_token, tokens)):
         raise ValueError("a token a line, of printable ASCII without blanks, is what it must hold")
     return tokens
@@ -346,7 +289,7 @@ class Service:
         self.under_way[caller] += 1
         is_full = self.under_way.total() > most and self.under_way[caller] * len(self.under_way) > most
         try:
-            yield not (is_full or settings.is_gateway)
+            yield not (is_full or settings.nodes)
         finally:
             self.under_way[caller] -= 1
             if not self.under_way[caller]:
@@ -426,17 +369,10 @@ class Asked(NamedTuple):
             self.held.resize(len(self.body) + results)
 
 
-class Endpoint(NamedTuple):
-    """What is served at a path."""
-
-    method: str
-    path: str
-    serve: Callable[[Asked], Awaitable[HttpReply]]
-    """Raises BadRequest."""
-    says: str
-    """One sentence for the description of the API."""
-    shape: Any = None
-    """Struct that the body must be; None where there is none."""
+Serve = Callable[[Asked], Awaitable["HttpReply"]]
+"""Raises BadRequest."""
+Endpoints = dict[tuple[str, str], Serve]
+"""By method and path."""
 
 
 def decode(body: bytes, shape: type[Shape], wrong_field: int = 400) -> Shape:
@@ -456,11 +392,6 @@ def decode(body: bytes, shape: type[Shape], wrong_field: int = 400) -> Shape:
         raise BadRequest(f"the request is not valid JSON: {why}") from error
     except RecursionError:
         raise BadRequest("the request is nested too deeply") from None
-
-
-def says(sentence: str, **bounds: Any) -> Meta:
-    """What a field of a body is, for people and for the description of the API, and its bounds."""
-    return Meta(description=sentence, **bounds)
 
 
 encode = msgspec.json.encode

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
@@ -35,23 +35,14 @@ from rocstar.sandbox.call import (
     failed,
 )
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import (
-    Asked,
-    BadRequest,
-    Endpoint,
-    Hold,
-    Service,
-    Settings,
-    decode,
-    says,
-)
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoints, Hold, Service, decode
+from rocstar.sandbox.settings import Settings
 from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
 MAX_CELLS_WAITING = 32  # in one session
-MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
 USAGE_SECONDS = 0.25  # between looks at our load
@@ -67,60 +58,46 @@ class HttpReply(responses.Response):
 
 Seconds = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Code = Annotated[str, says("Python source; what it leaves as last expression is the `value`.")]
-Id = Annotated[str, says("Comes back in the response.")]
-IN = 'Put into the working directory: relative path to text, or to `{"base64": text}`.'
-BACK = "Files to send back, relative to the working directory."
-GivenLimits = Annotated[
-    dict[str, int | float],
-    says("Any of wall_seconds, cpu_seconds, memory_bytes, output_bytes, processes; others are the service's own."),
-]
-RandomSeed = Annotated[Seed | None, says("Seeds the random numbers; null draws a fresh seed.")]
-Patience = Annotated[Seconds | None, says("How long it may wait for its turn before it is `overloaded`, seconds.")]
-Replay = Annotated[bool, says("When the service lost the session, run its cells again (`replayed_cells`).")]
+GivenLimits = dict[str, int | float]
+"""Any of `Limits`; others are the service's own."""
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
     base64: bytes
 
 
-Files = Annotated[dict[str, str | Base64], says(IN, max_length=check.MAX_FILES)]
-Fetch = Annotated[tuple[str, ...], says(BACK, max_length=check.MAX_FETCH)]
-
-
 class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
-    """One cell of a session."""
+    """One cell of a session; fields mean what those of `Call` do."""
 
-    code: Code
-    id: Id = ""
-    files: Files = msgspec.field(default_factory=dict)
-    fetch: Fetch = ()
-    patience_seconds: Patience = None
+    code: str
+    id: str = ""
+    files: Annotated[dict[str, str | Base64], Meta(max_length=check.MAX_FILES)] = msgspec.field(default_factory=dict)
+    fetch: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
+    patience_seconds: Seconds | None = None
 
 
 class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
     """One program."""
 
-    stdin: Annotated[str, says("Standard input.")] = ""
-    seed: RandomSeed = None
+    stdin: str = ""
+    seed: Seed | None = None
     limits: GivenLimits = msgspec.field(default_factory=dict)
 
 
 class CallBatch(Struct, forbid_unknown_fields=True, frozen=True):
-    calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1, max_length=core.MAX_BATCH)]
+    calls: Annotated[list[CallShape], Meta(min_length=1, max_length=core.MAX_BATCH)]
 
 
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A session; the limits are those of each cell."""
 
     limits: GivenLimits = msgspec.field(default_factory=dict)
-    seed: RandomSeed = None
-    replay: Replay = False
-    idle_seconds: Annotated[Seconds | None, says("Forgotten after so long without a cell, seconds.")] = None
+    seed: Seed | None = None
 
 
 class ForkSession(Struct, forbid_unknown_fields=True, frozen=True):
-    branches: Annotated[int, says("How many sessions to make of this one.", ge=1, le=MAX_BRANCHES)]
+    branches: Annotated[int, Meta(ge=1, le=MAX_BRANCHES)]
+    """How many sessions to make of this one."""
 
 
 async def run(asked: Asked) -> HttpReply:
@@ -185,7 +162,7 @@ def limits_of(settings: Settings, /, **given: int | float) -> Limits:
     # More CPU than time is of use to threads only.
     cpu = {"cpu_seconds": given["wall_seconds"]} if "wall_seconds" in given else {}
     try:
-        limits = msgspec.convert({**structs.asdict(settings.limits), **cpu, **given}, Limits)
+        limits = msgspec.convert({**structs.asdict(core.default_limits(settings)), **cpu, **given}, Limits)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong limit: {error}") from None
     if problem := core.over_limits(limits, settings) or check.of_limits(limits):
@@ -199,31 +176,88 @@ class Held:
 
     session: Session
     """Its name is its id: 128 random bits. Who knows it owns the session; nothing lists ids."""
-    idle_seconds: float
     owner: int
-    branches: int = 0
-    """That are being made of it."""
     cells: int = 0
     """Run so far."""
+    branches: int = 0
+    """That are being made of it."""
     under_way: int = 0
     """Cells that wait or run."""
-    remembered_bytes: int = 0
-    """Cells and files that the client keeps, to run them again."""
     used: float = field(default_factory=time.monotonic)
     """When its last cell ended."""
 
-    def is_idle(self) -> bool:
-        return not self.under_way and time.monotonic() - self.used > self.idle_seconds
-
 
 class HeldSessions:
-    """Those that callers hold over HTTP. A session ends by `close`, or when it had no cell for its `idle_seconds`."""
+    """Those that callers hold over HTTP. A session ends when its caller says so, or after `session_idle_seconds`
+    without a cell."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.held: dict[str, Held] = {}
 
-    async def find(self, name: str) -> Held:
+    def endpoints(self) -> Endpoints:
+        root, one = "/v1/sessions", "/v1/sessions/{id}"
+        return {
+            ("POST", root): self.open,
+            ("GET", one): self.state,
+            ("DELETE", one): self.end,
+            ("POST", f"{one}/cells"): self.run,
+            ("POST", f"{one}/fork"): self.fork,
+        }
+
+    async def open(self, asked: Asked) -> HttpReply:
+        shape = decode(asked.body or b"{}", OpenSession)
+        await self._forget_idle()
+        limits = limits_of(self.service.settings, **shape.limits)
+        self._make_sure_of_room_for(1)
+        session = self.service.client.open_session(limits=limits, seed=shape.seed)
+        return stated(self._hold(session), 201)
+
+    async def state(self, asked: Asked) -> HttpReply:
+        return stated(await self._find(asked.name), 200)
+
+    async def run(self, asked: Asked) -> HttpReply:
+        """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends it."""
+        held, shape = await self._find(asked.name), decode(asked.body, CellShape)
+        if held.under_way >= MAX_CELLS_WAITING:
+            raise BadRequest(f"{held.under_way} cells of this session wait already; come again in 1 s", 503, 1)
+        patience = shape.patience_seconds or self.service.settings.patience_seconds
+        files = files_of(shape.files)
+        running = held.session.run(shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
+        with self._used(held):
+            try:
+                response = await self.service.outcome_of(shape.id, running)
+            except SessionLost:
+                await self._close(held)
+        await self._find(asked.name)  # it may have been closed meanwhile
+        held.cells += 1
+        return answer(self.service, structs.replace(response, id=shape.id))
+
+    async def fork(self, asked: Asked) -> HttpReply:
+        held, branches = await self._find(asked.name), decode(asked.body, ForkSession).branches
+        self._make_sure_of_room_for(branches)
+        made: list[Session] = []
+        with self._used(held, branches):
+            try:
+                made = await held.session.fork(branches)
+            except ForkRefused as error:
+                raise BadRequest(str(error), 409) from None
+            except SessionLost:
+                await self._close(held)
+            except SandboxDown as error:
+                raise BadRequest(f"the session could not be forked: {error}", 503, 5) from None
+        if held.session.name not in self.held:  # it was closed meanwhile
+            for session in made:
+                await session.close()
+        await self._find(asked.name)
+        names = [self._hold(session, held.cells).session.name for session in made]
+        return HttpReply(core.encode({"sessions": names}), 201)
+
+    async def end(self, asked: Asked) -> HttpReply:
+        await self._close(await self._find(asked.name))
+        return HttpReply(b"", 204)
+
+    async def _find(self, name: str) -> Held:
         """Raises BadRequest."""
         await self._forget_idle()
         if name not in self.held:
@@ -232,116 +266,39 @@ class HeldSessions:
         return self.held[name]
 
     async def _forget_idle(self) -> None:
-        for held in [held for held in self.held.values() if held.is_idle()]:
-            await self.close(held)
+        since = time.monotonic() - self.service.settings.session_idle_seconds
+        for held in [held for held in self.held.values() if not held.under_way and held.used < since]:
+            await self._close(held)
 
-    async def open(self, shape: OpenSession) -> Held:
-        """Raises BadRequest, also when there are too many."""
-        await self._forget_idle()
-        settings = self.service.settings
-        most = settings.session_idle_seconds
-        idle = shape.idle_seconds or most
-        if idle > most:
-            why = "the operator's --session-idle-seconds says so"
-            raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
-        limits = limits_of(settings, **shape.limits)
-        self.refuse_more_than(settings.max_sessions - 1)
-        return self.hold(self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay), idle)
-
-    def refuse_more_than(self, most: int) -> None:
-        """Raises BadRequest where this caller has more sessions."""
-        if sum(1 + held.branches for held in self.held.values() if held.owner == CALLER.get()) > most:
-            most = self.service.settings.max_sessions
+    def _make_sure_of_room_for(self, count: int) -> None:
+        """Raises BadRequest where this caller would have too many."""
+        most = self.service.settings.max_sessions
+        if sum(1 + held.branches for held in self.held.values() if held.owner == CALLER.get()) + count > most:
             raise BadRequest(f"{most} sessions are open, which is all that is held; close one", 503, 5)
 
-    def hold(self, session: Session, idle_seconds: float, cells: int = 0) -> Held:
-        held = self.held[session.name] = Held(session, idle_seconds, CALLER.get(), cells=cells)
+    def _hold(self, session: Session, cells: int = 0) -> Held:
+        held = self.held[session.name] = Held(session, CALLER.get(), cells)
         return held
 
-    async def fork(self, held: Held, branches: int) -> list[Held]:
-        """Raises BadRequest."""
-        self.refuse_more_than(self.service.settings.max_sessions - branches)
+    @contextmanager
+    def _used(self, held: Held, branches: int = 0) -> Iterator[None]:
         held.under_way += 1
         held.branches += branches
         try:
-            made = await held.session.fork(branches)
-        except ForkRefused as error:
-            raise BadRequest(str(error), 409) from None
-        except SessionLost:
-            await self.close(held)
-            made = []
-        except SandboxDown as error:
-            raise BadRequest(f"the session could not be forked: {error}", 503, 5) from None
+            yield
         finally:
             held.under_way -= 1
             held.branches -= branches
             held.used = time.monotonic()
-        if held.session.name not in self.held:  # it was closed meanwhile
-            for session in made:
-                await session.close()
-        await self.find(held.session.name)
-        return [self.hold(session, held.idle_seconds, held.cells) for session in made]
 
-    async def run(self, held: Held, shape: CellShape) -> Response:
-        """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
-        Raises BadRequest."""
-        files = files_of(shape.files)
-        size = (len(shape.code) + sum(map(len, files.values()))) if held.session.replay else 0
-        if sum(each.remembered_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
-            raise BadRequest("the sessions with replay remember too many cells and files; close some", 503, 5)
-        if held.under_way >= MAX_CELLS_WAITING:
-            raise BadRequest(f"{held.under_way} cells of this session wait already; come again in 1 s", 503, 1)
-        patience = shape.patience_seconds or self.service.settings.patience_seconds
-        running = held.session.run(shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
-        held.under_way += 1
-        held.remembered_bytes += size
-        try:
-            response = await self.service.outcome_of(shape.id, running)
-        except SessionLost:
-            await self.close(held)
-        finally:
-            held.under_way -= 1
-            held.used = time.monotonic()
-        await self.find(held.session.name)  # it may have been closed meanwhile
-        held.cells += 1
-        return structs.replace(response, id=shape.id)
-
-    async def close(self, held: Held) -> None:
+    async def _close(self, held: Held) -> None:
         """End its process, a cell that runs too, and forget it."""
         if self.held.pop(held.session.name, None) is not None:
             await held.session.close()
 
-    async def serve_open(self, asked: Asked) -> HttpReply:
-        return self.state(await self.open(decode(asked.body or b"{}", OpenSession)), 201)
 
-    async def serve_state(self, asked: Asked) -> HttpReply:
-        return self.state(await self.find(asked.name), 200)
-
-    async def serve_cell(self, asked: Asked) -> HttpReply:
-        response = await self.run(await self.find(asked.name), decode(asked.body, CellShape))
-        return answer(self.service, response)
-
-    async def serve_fork(self, asked: Asked) -> HttpReply:
-        made = await self.fork(await self.find(asked.name), decode(asked.body, ForkSession).branches)
-        return HttpReply(core.encode({"sessions": [branch.session.name for branch in made]}), 201)
-
-    async def serve_close(self, asked: Asked) -> HttpReply:
-        await self.close(await self.find(asked.name))
-        return HttpReply(b"", 204)
-
-    def state(self, held: Held, status: int) -> HttpReply:
-        state = {"session": held.session.name, "cells": held.cells, "idle_seconds": held.idle_seconds}
-        return HttpReply(core.encode(state | {"replay": held.session.replay}), status)
-
-    def endpoints(self) -> list[Endpoint]:
-        root, one = "/v1/sessions", "/v1/sessions/{id}"
-        return [
-            Endpoint("POST", root, self.serve_open, "Open a session, for cells that come one by one.", OpenSession),
-            Endpoint("GET", one, self.serve_state, "What a session is like."),
-            Endpoint("DELETE", one, self.serve_close, "End a session, and a cell of it that runs."),
-            Endpoint("POST", f"{one}/cells", self.serve_cell, "Run a cell of a session; its Response.", CellShape),
-            Endpoint("POST", f"{one}/fork", self.serve_fork, "Make more sessions of one; their ids.", ForkSession),
-        ]
+def stated(held: Held, status: int) -> HttpReply:
+    return HttpReply(core.encode({"session": held.session.name, "cells": held.cells}), status)
 
 
 class FrameConnection:
@@ -487,7 +444,4 @@ class FrameConnection:
                 self.push(FrameKind.USAGE, 0, wire.encode(told := usage))
 
 
-ENDPOINTS = [
-    Endpoint("POST", "/v1/run", run, "Run one program; its Response.", CallShape),
-    Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", CallBatch),
-]
+ENDPOINTS: Endpoints = {("POST", "/v1/run"): run, ("POST", "/v1/batch"): batch}

@@ -16,27 +16,18 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from rocstar.sandbox import check
 from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost, fault
 from rocstar.sandbox.service import native
-from rocstar.sandbox.service.core import (
-    Asked,
-    BadRequest,
-    Endpoint,
-    Service,
-    decode,
-    encode,
-    says,
-)
+from rocstar.sandbox.service.core import MEBIBYTE, Asked, BadRequest, Endpoints, Service, decode, encode
 from rocstar.sandbox.service.native import HttpReply
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after it asked: be earlier
 NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell
 MAX_CELLS = 1000
 MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
-MEBIBYTE = 2**20
 TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
 OUR_PLACES = re.compile(r"^(?:/mnt/|/tmp/)(?=[^/])")
 TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
@@ -48,18 +39,18 @@ CHAINED = (
 
 
 class Common(Struct, frozen=True, kw_only=True):
-    memory_limit_MB: Annotated[int, says("On top of what is preloaded, MiB; -1 is the service's default.")] = -1
-    files: Annotated[dict[str, bytes | None], says("Path to base64.", max_length=check.MAX_FILES)] = {}
-    fetch_files: Annotated[
-        tuple[str, ...], says("To send back; missing ones are left out.", max_length=check.MAX_FETCH)
-    ] = ()
+    memory_limit_MB: int = -1
+    """On top of what is preloaded, MiB; -1 is the service's default."""
+    files: Annotated[dict[str, bytes | None], Meta(max_length=check.MAX_FILES)] = {}
+    fetch_files: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
+    """Missing ones are left out."""
 
     def limits(self, service: Service, wall_seconds: float) -> Limits:
         """What is asked for, within what the operator allows: nobody is refused for asking too much."""
-        settings, asked = service.settings, self.memory_limit_MB * MEBIBYTE
+        settings, asked = service.settings, self.memory_limit_MB
         wall = min(wall_seconds, settings.max_wall_seconds)
-        memory = min(asked if asked > 0 else settings.limits.memory_bytes, settings.max_memory_bytes)
-        return structs.replace(settings.limits, wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
+        memory = min(asked if asked > 0 else settings.memory_mb, settings.max_memory_mb) * MEBIBYTE
+        return Limits(wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
 
     def contents(self) -> dict[str, bytes]:
         return {OUR_PLACES.sub("", path): content for path, content in self.files.items() if content is not None}
@@ -71,17 +62,21 @@ class Common(Struct, frozen=True, kw_only=True):
 
 
 class RunCode(Common, frozen=True, kw_only=True):
-    code: Annotated[str, says("The program.")]
-    language: Annotated[str, says("Anything but python is refused.")] = "python"
-    compile_timeout: Annotated[float, says("Nothing is compiled: lengthens the wait, seconds.", ge=0)] = 10.0
-    run_timeout: Annotated[native.Seconds, says("Wall time of the program, seconds.")] = 10.0
-    stdin: Annotated[str | None, says("Standard input.")] = None
+    code: str
+    language: str = "python"
+    compile_timeout: Annotated[float, Meta(ge=0)] = 10.0
+    """Nothing is compiled: lengthens the wait, seconds."""
+    run_timeout: native.Seconds = 10.0
+    """Wall time of the program."""
+    stdin: str | None = None
 
 
 class RunJupyter(Common, frozen=True, kw_only=True):
-    cells: Annotated[list[str], says("Run one after another.", max_length=MAX_CELLS)]
-    cell_timeout: Annotated[float, says("Ignored, as there.")] = 0.0
-    total_timeout: Annotated[native.Seconds, says("Wall time of the notebook, seconds.")] = 45.0
+    cells: Annotated[list[str], Meta(max_length=MAX_CELLS)]
+    cell_timeout: float = 0.0
+    """Ignored, as there."""
+    total_timeout: native.Seconds = 45.0
+    """Wall time of the notebook."""
     kernel: Literal["python3"] = "python3"
 
 
@@ -220,7 +215,4 @@ def split_traceback(stderr: str) -> tuple[str, str]:
     return stderr[:start], stderr[start:]
 
 
-ENDPOINTS = [
-    Endpoint("POST", "/run_code", run_code, "As SandboxFusion: one program.", RunCode),
-    Endpoint("POST", "/run_jupyter", run_jupyter, "As SandboxFusion: the cells of a notebook.", RunJupyter),
-]
+ENDPOINTS: Endpoints = {("POST", "/run_code"): run_code, ("POST", "/run_jupyter"): run_jupyter}

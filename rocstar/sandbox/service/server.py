@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import socket
-import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,8 +19,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rocstar.sandbox.service.app import Application, Metrics
-from rocstar.sandbox.service.core import LOG, SMALL_BYTES, BadRequest, Hold, Service, Settings, encode
+from rocstar.sandbox.service.core import SMALL_BYTES, BadRequest, Hold, Service, encode
 from rocstar.sandbox.service.native import MESSAGE_BYTES
+from rocstar.sandbox.settings import Settings
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
@@ -33,7 +33,6 @@ KEEP_ALIVE_SECONDS = 65  # longer than the 60 s after which proxies let go of an
 LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller could know are still taken
 UNREAD_SECONDS = 1.0  # for a caller that still sends to read why nobody listens
 DRAIN_POLL_SECONDS = 0.05
-JOIN_SECONDS = 3.0  # between two words to the gateway
 LOOK_SECONDS = 1.0  # between two looks at what a caller has not read
 
 
@@ -85,12 +84,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.service.client.attach()
-        self.joining = asyncio.create_task(self.join()) if self.settings.join else None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Connections that come now are still served, each with its last answer; then uvicorn waits for the rest."""
-        if self.joining is not None:
-            self.joining.cancel()
         self.service.draining = True
         self.server_state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(LINGER_SECONDS)
@@ -100,22 +96,6 @@ class Server(uvicorn.Server):
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         await super().shutdown(sockets)
-
-    async def join(self) -> None:
-        """Tell the gateway our address, again and again: it drops nodes that are silent."""
-        body = encode({"address": self.settings.advertise or address_of(self.listener)})
-
-        def tell() -> None:
-            headers = {"authorization": f"Bearer {self.service.tokens.first()}", "content-type": "application/json"}
-            request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
-            urllib.request.urlopen(request, timeout=JOIN_SECONDS).close()
-
-        while True:
-            try:
-                await asyncio.to_thread(tell)
-            except (OSError, ValueError) as error:
-                LOG.error("could not join the gateway at %s (%s); trying again", self.settings.join, error)
-            await asyncio.sleep(JOIN_SECONDS)
 
 
 def address_of(listener: socket.socket) -> str:

@@ -38,14 +38,11 @@ BARE = Tier("bare", ())
 def offered(preload: Sequence[str]) -> tuple[Tier, ...]:
     """All tiers of this machine, cheapest first; one without all its modules installed is left out. `preload`: the
     operator's own list, a tier of its own unless it is one of ours."""
-    everything = tuple(name for name in EVERYTHING if installed(name))
-    modules = tuple(part for name in everything for part in (name, *PARTS.get(name, ())))
-    lists = {"bare": (), **{name: wanted for name, wanted in OFFERED.items() if all(map(installed, wanted))}}
-    lists["everything"] = modules
-    own = tuple(preload)
-    if own:
-        lists = {name: wanted for name, wanted in lists.items() if set(wanted) != set(own)} | {"preload": own}
-    tiers = {wanted: Tier(name, wanted) if wanted else BARE for name, wanted in reversed(lists.items())}
+    parts = (part for name in EVERYTHING if installed(name) for part in (name, *PARTS.get(name, ())))
+    tiers = {frozenset[str](): BARE}
+    for name, wanted in (("preload", tuple(preload)), *OFFERED.items(), ("everything", tuple(parts))):
+        if name == "preload" or all(map(installed, wanted)):
+            tiers.setdefault(frozenset(wanted), Tier(name, wanted))
     return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
 
 
@@ -124,11 +121,6 @@ scipy.stats.norm.cdf(1.0), scipy.stats.binom.pmf(1, 3, 0.5)
 import pandas as pd
 frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "x"]})
 frame.groupby("b").a.sum(), repr(frame), frame.describe(), frame.sort_values("a").iloc[0]
-""",
-    "networkx": """
-import networkx as nx
-graph = nx.path_graph(4)
-nx.shortest_path(graph, 0, 3), list(nx.connected_components(graph)), nx.is_connected(graph)
 """,
 }
 

@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
     name: str
     level: str
-    """L0 to L3, see `call.Isolation`."""
+    """L1 to L3, see `call.Isolation`."""
     namespaces: int
     """Flags for unshare; 0 for none."""
     needs_root: bool = False
@@ -49,8 +49,7 @@ ROOT = Plan("root", "L3", NAMESPACES, needs_root=True)
 USER = Plan("user", "L3", NAMESPACES | linux.CLONE_NEWUSER)
 CONFINED = Plan("confined", "L2", 0)
 PROCESS = Plan("process", "L1", 0)
-OPEN = Plan("open", "L0", 0)  # no walls, to measure what they cost; used only when L0 is asked for
-PLANS = (ROOT, USER, CONFINED, PROCESS, OPEN)  # strongest first
+PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 
 
 class Inside(NamedTuple):
@@ -226,7 +225,7 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     """Without namespaces: beside the other processes of the machine. user: who programs run as, if we are root and that
     is possible."""
     is_root = os.geteuid() == 0
-    is_apart = is_root and plan is not OPEN and rootfs.readable_by_all()
+    is_apart = is_root and rootfs.readable_by_all()
     if is_root and not is_apart and plan is PROCESS:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
@@ -235,8 +234,6 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
-    if plan is OPEN:
-        return settled(walls._replace(failed=("no_walls",)))
     linux.drop_bounding_set()
     if is_apart:
         become(user)
