@@ -130,12 +130,12 @@ def place_of(row: BatchRow) -> tuple[int, int]:
     return int(group), int(place)
 
 
-def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
+def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
     """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
-    is; the mean over tokens is 1. None where tokens do. Source: paper, eq. 6, which divides by the tokens of each
+    is; the mean over tokens is 1, which each is where tokens count alike. Source: paper, eq. 6, which divides by the tokens of each
     question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv 2402.03300)."""
     if mean == "tokens":
-        return None
+        return [1.0] * len(rows)
     alike = [row.identity.rpartition("/")[0] if mean == "questions" else str(n) for n, row in enumerate(rows)]
     tokens: Counter[str] = Counter()
     for name, row in zip(alike, rows, strict=True):

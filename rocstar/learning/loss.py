@@ -6,7 +6,6 @@ A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,43 +17,17 @@ from rocstar.protocols import PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLosses:
-    """The function that `learning.loss` names, under its settings."""
+def loss_of(
+    settings: LearningSection, folders: Sequence[Path | str] = ()
+) -> tuple[Callable[[PolicyTokens], Losses], bool]:
+    """The function that `learning.loss` names, under its settings (the loss of each token, and whether a bound has
+    taken its gradient; both [T]), and whether it wants all tokens of an attempt at once.
 
-    of: Callable[[PolicyTokens], Losses]
-    whole_attempts: bool
-    """It compares the tokens of an attempt, and so wants all of them at once."""
-
-    def __call__(self, tokens: PolicyTokens) -> Losses:
-        """The loss of each token, and whether a bound has taken its gradient; both [T]."""
-        return self.of(tokens)
-
-
-def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> TokenLosses:
-    """folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be
+    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be
     learnt from: now on three tokens, later on those of a step."""
     takes = ("tokens", "settings")
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
     said = f"learning.loss = {settings.loss!r}"
-    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
-    same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
-    tokens = PolicyTokens(
-        logprobs=logprobs,
-        old_logprobs=same,
-        sampled_logprobs=same,
-        advantages=advantages,
-        attempts=torch.arange(3),
-        chosen=same > 0,
-    )
-    with own_code(f"{said} failed on three tokens", found):
-        losses, bounded = _both(found(tokens, settings), said)
-        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
-    if not (losses.shape == bounded.shape == (3,) and gradient.isfinite().all()):
-        raise ConfigError(
-            f"{said} gave losses {losses.tolist()}, bounds {bounded.tolist()} and the gradient {gradient.tolist()} for "
-            "three tokens; give three finite numbers each"
-        )
 
     def checked(tokens: PolicyTokens) -> Losses:
         count = len(tokens.logprobs)
@@ -69,8 +42,27 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
             )
         return losses, bounded
 
-    function = checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
-    return TokenLosses(of=function, whole_attempts=bool(getattr(found, "whole_attempts", False)))
+    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
+    losses, _ = checked(
+        PolicyTokens(
+            logprobs=logprobs,
+            old_logprobs=same,
+            sampled_logprobs=same,
+            advantages=advantages,
+            attempts=torch.arange(3),
+            chosen=same > 0,
+        )
+    )
+    with own_code(f"{said} has no gradient by logprobs", found):
+        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+    if not gradient.isfinite().all():
+        raise ConfigError(
+            f"{said} gave the losses {losses.tolist()} and the gradient {gradient.tolist()} for three tokens; give "
+            "finite numbers"
+        )
+    plain = checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
+    return plain, bool(getattr(found, "whole_attempts", False))
 
 
 def _both(given: object, said: str) -> Losses:

@@ -41,7 +41,7 @@ from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_ada
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.pack import pack
-from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, together
+from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
@@ -73,7 +73,7 @@ class Policy:
         """seed: of adapters. known: ids below it are those of the softmax, else the codec's. Raises ConfigError for a
         model that can't be trained packed."""
         section = section or ModelSection()
-        ranks.make(self, section)
+        ranks.make(self, section=section)
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
@@ -242,20 +242,21 @@ class Policy:
             whole, beside = len(rows) * max(map(len, rows)), packing(self.model)["side_by_side"]
             (micro,) = pack(rows, counted, whole, self.device, share=False, side_by_side=beside)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
-            logprobs, _ = score_tokens(head, hidden.float(), micro.targets_K)
-        parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))
-        return [parts[index].tolist() for index in range(len(rows))]
+            logprobs = score_tokens(head, hidden.float(), micro.targets_K)[0].tolist()
+        return [
+            [own for own, (of, _) in zip(logprobs, micro.tokens_K, strict=True) if of == i] for i in range(len(rows))
+        ]
 
     @together
     def restore(self, folder: Path) -> None:
         """Take the fp32 weights that a learner's `save` left in `folder`, on any number of ranks. Raises OSError."""
-        load_state(folder, {f"weights.{name}": value for name, value in trained(self.model)})
+        load_state(folder, weights_of(self.model))
 
     @together
     def distance(self, folder: Path) -> float:
         """The largest difference of a trained weight from the one that a learner's `save` left in `folder`; 0 where all
         are the same to the bit. Raises OSError."""
-        own = {f"weights.{name}": value.detach() for name, value in trained(self.model)}
+        own = weights_of(self.model)
         saved = {name: value.clone() for name, value in own.items()}
         load_state(folder, saved)
         gaps_here = (float((full(saved[name]) - full(value)).abs().max()) for name, value in own.items())
@@ -263,7 +264,7 @@ class Policy:
 
     def require_finite(self) -> None:
         """Raises RunHalted: weights that hold nan or inf are never written."""
-        if not all(_finite(parameter) for parameter in self.parameters):
+        if not all(local(parameter).isfinite().all() for parameter in self.parameters):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
@@ -303,6 +304,11 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What learns, under the names that it is saved by."""
+    return {f"weights.{name}": parameter.detach() for name, parameter in trained(model)}
+
+
 def tied(model: Any) -> set[str]:
     """Names of tensors that are others' too."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
@@ -315,11 +321,6 @@ def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
         with safe_open(file, "pt") as tensors:
             shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     return shapes
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return bool(local.detach().isfinite().all())
 
 
 def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -108,11 +108,11 @@ class Ranks:
 
     # -- rank 0 tells, the others do ----------------------------------------------------------------------------------
 
-    def make(self, member: RankMember, *arguments: Any) -> None:
-        """First line of a member's constructor: the others make theirs, with the same `arguments`."""
+    def make(self, member: RankMember, **settings: Any) -> None:
+        """First line of a member's constructor: the others make theirs by `on_rank`, with the same `settings`."""
         if self._tells:
             with self.guarded(f"making the {member.role}"):
-                self.share(("make", type(member), arguments))
+                self.share(("make", type(member), settings))
 
     @contextlib.contextmanager
     def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
@@ -174,7 +174,7 @@ class Ranks:
                 return
             if role == "make":
                 maker: Any = what
-                members[maker.role] = maker.on_rank(self, members, *arguments)
+                members[maker.role] = maker.on_rank(self, members, **arguments)
             else:
                 getattr(members[role], what)(*arguments[0], **arguments[1])
 
@@ -422,6 +422,12 @@ def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tens
         return tensor.detach()
     whole: torch.Tensor = tensor.full_tensor().detach()
     return whole if device is None else whole.to(device)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor, others as they are; detached."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.detach()
 
 
 def reduced(whole: torch.Tensor, like: Any) -> Any:

@@ -269,4 +269,5 @@ def test_a_users_loss_may_want_whole_attempts(modules: Path) -> None:
         "def own(tokens, settings):\n    return gspo(tokens, settings)\n"
         "own.whole_attempts = True\n"
     )
-    assert loss_of(LearningSection(loss="mine:own"), [modules]).whole_attempts
+    _, whole_attempts = loss_of(LearningSection(loss="mine:own"), [modules])
+    assert whole_attempts
