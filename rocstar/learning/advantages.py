@@ -104,19 +104,18 @@ def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[in
 
 def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[BatchRow, ...]:
     """One row per kept trajectory, groups in order. Tool tokens stay in the row and carry no loss."""
-    rows = []
-    for number, resampled in enumerate(groups):
-        for place, value in kept_advantages(resampled, advantage).items():
-            trajectory = resampled.group.trajectories[place]
-            row = BatchRow(
-                token_ids=trajectory.token_ids,
-                loss_mask=trajectory.loss_mask,
-                sampled_logprobs=trajectory.sampled_logprobs,
-                advantage=value,
-                identity=identity(number, place),
-            )
-            rows.append(row)
-    return tuple(rows)
+    return tuple(
+        BatchRow(
+            token_ids=trajectory.token_ids,
+            loss_mask=trajectory.loss_mask,
+            sampled_logprobs=trajectory.sampled_logprobs,
+            advantage=value,
+            identity=identity(number, place),
+        )
+        for number, resampled in enumerate(groups)
+        for place, value in kept_advantages(resampled, advantage).items()
+        for trajectory in (resampled.group.trajectories[place],)
+    )
 
 
 def identity(group: int, place: int) -> str:
@@ -132,8 +131,9 @@ def place_of(row: BatchRow) -> tuple[int, int]:
 
 def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
     """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
-    is; the mean over tokens is 1, which each is where tokens count alike. Source: paper, eq. 6, which divides by the tokens of each
-    question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv 2402.03300)."""
+    is; the mean over tokens is 1, and each weight is where tokens count alike. Source: paper, eq. 6, which divides by
+    the tokens of each question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv
+    2402.03300)."""
     if mean == "tokens":
         return [1.0] * len(rows)
     alike = [row.identity.rpartition("/")[0] if mean == "questions" else str(n) for n, row in enumerate(rows)]
@@ -155,10 +155,10 @@ def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
 def top_entropy(batch: Batch, share: float) -> Batch:
     """Loss on this share of each row's policy tokens alone, those of the highest entropy; at least one of each row.
     Rows must be scored. Source: arXiv 2506.01939; the release has it as a switch that is off."""
-    return replace(batch, rows=tuple(_of_top_entropy(row, share) for row in batch.rows))
-
-
-def _of_top_entropy(row: BatchRow, share: float) -> BatchRow:
-    places = [place for place, mine in enumerate(row.loss_mask) if mine]
-    kept = set(sorted(places, key=lambda place: -row.entropies[place])[: max(1, round(share * len(places)))])
-    return replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask))))
+    rows = []
+    for row in batch.rows:
+        places = [place for place, mine in enumerate(row.loss_mask) if mine]
+        highest = sorted(places, key=row.entropies.__getitem__, reverse=True)
+        kept = set(highest[: max(1, round(share * len(places)))])
+        rows.append(replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask)))))
+    return replace(batch, rows=tuple(rows))

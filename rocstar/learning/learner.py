@@ -232,17 +232,13 @@ def _scored(
     rows: Sequence[BatchRow],
     logprobs: Sequence[Sequence[float]],
     entropies: Sequence[Sequence[float]],
-    energies: Sequence[Sequence[float]] | None = None,
+    energies: Sequence[Sequence[float]] = (),
 ) -> tuple[BatchRow, ...]:
     """Rows with what a pass found; old logprobs that a row has already stay."""
+    found = zip(rows, logprobs, entropies, energies or [row.energies for row in rows], strict=True)
     return tuple(
-        replace(
-            row,
-            old_logprobs=row.old_logprobs or own,
-            entropies=row.entropies or entropy,
-            energies=energy or row.energies,
-        )
-        for row, own, entropy, energy in zip(rows, logprobs, entropies, energies or [()] * len(rows), strict=True)
+        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)
+        for row, own, entropy, energy in found
     )
 
 

@@ -35,7 +35,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
-from rocstar.learning.forward import hidden_states, is_packed, packing, prepare
+from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.memory import give_back
@@ -105,15 +105,14 @@ class Policy:
         held = (name for name, _ in self.model.named_parameters() if BASE in name)
         return all(name.replace(BASE, ".") in self._came_as for name in held)
 
-    def without_dropout(self) -> Any:
-        """The model, in no pass of which chance has a say: an update computes the log-probabilities that `score` does.
-        Layers that are computed again are told that they train, since transformers looks there."""
+    def without_dropout(self) -> None:
+        """No pass of the model is left to chance: an update computes the log-probabilities that `score` does. Layers
+        that are computed again are told that they train, since transformers looks there."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for module in self.model.eval().modules():
             if self.recomputes and isinstance(module, GradientCheckpointingLayer):
                 module.training = True
-        return self.model
 
     @classmethod
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
@@ -170,13 +169,15 @@ class Policy:
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
             parameter.grad = None
-        self._give_back()
+        give_back()
+        torch.cuda.empty_cache()  # for the engine that takes turns with this rank
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
         alone = self._adapts and not merged
         self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
         canary = self.canary()
-        self._give_back()
+        give_back()
+        torch.cuda.empty_cache()
         return Weights(version=self.version, folder=str(folder), canary=canary)
 
     def _write(
@@ -201,11 +202,6 @@ class Policy:
             save_adapters(self.model, own, adapter)
         if whole:
             _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
-
-    def _give_back(self) -> None:
-        give_back()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # for the engine that takes turns with this rank
 
     @together
     @torch.no_grad()
@@ -239,7 +235,7 @@ class Policy:
         counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
         with self.head(1.0) as head, precision:
             head = replace(head, weight=head.weight.float())
-            whole, beside = len(rows) * max(map(len, rows)), packing(self.model)["side_by_side"]
+            whole, beside = len(rows) * max(map(len, rows)), not is_packed(self.model)
             (micro,) = pack(rows, counted, whole, self.device, share=False, side_by_side=beside)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
             logprobs = score_tokens(head, hidden.float(), micro.targets_K)[0].tolist()

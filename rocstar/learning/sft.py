@@ -7,7 +7,7 @@ paper gives 3 epochs, 5e-6, cosine for a pre-trained base and no masking details
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -64,17 +64,12 @@ class SftLearner(Updater):
 @contextmanager
 def residual_dropout(model: Any, share: float) -> Iterator[None]:
     """Dropout on what each attention and MLP block adds to the residual stream, while the context lasts."""
-    if not share:
-        yield
-        return
 
     def drop(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(output, share, training=True)
 
-    blocks = [m for n, m in model.named_modules() if n.endswith(("o_proj", "down_proj"))]
-    hooks = [block.register_forward_hook(drop) for block in blocks]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if share and name.endswith(("o_proj", "down_proj")):
+                hooks.enter_context(module.register_forward_hook(drop))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

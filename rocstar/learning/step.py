@@ -3,13 +3,10 @@ does it once (`train.py`), and whoever asks how a step came about does it again 
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from rocstar.config.sections import LearningSection, RlStage, Stage
 from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
@@ -20,8 +17,6 @@ from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
 
 Seen = Callable[[Update], None]
-Gradient = Mapping[str, torch.Tensor]
-"""By parameter, as `GrpoLearner.gradient` gives it; what is missing is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,22 +89,3 @@ def learn_rows(
         if seen:
             seen(updates[-1])
     return updates, [row for part in (batches if narrow else updates) for row in part.rows]
-
-
-def summed(one: Gradient, other: Gradient) -> Gradient:
-    return {**one, **{name: one[name] + value if name in one else value for name, value in other.items()}}
-
-
-def norm(gradient: Gradient) -> float:
-    return math.sqrt(_product(gradient, gradient))
-
-
-def cosine(one: Gradient, other: Gradient) -> float | None:
-    """Of the angle between them; None where one is 0."""
-    lengths = norm(one) * norm(other)
-    return _product(one, other) / lengths if lengths else None
-
-
-def _product(one: Gradient, other: Gradient) -> float:
-    both = sorted(one.keys() & other.keys())
-    return sum(float(one[name].double().flatten() @ other[name].double().flatten()) for name in both)

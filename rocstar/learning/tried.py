@@ -8,14 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from rocstar.learning.advantages import place_of
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.step import Gradient, cosine, norm, summed
 from rocstar.types import BatchRow, Group, Update
 
 FORKS = 0.2  # share of tokens of the highest entropy, as in arXiv 2506.01939
 MOST_TOKENS, MOST_ATTEMPTS = 10, 8
 BEFORE = 8  # tokens that are shown before one
+
+
+Gradient = Mapping[str, torch.Tensor]
+"""By parameter, as `GrpoLearner.gradient` gives it; what is missing is 0."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,20 +37,22 @@ class Tried:
     rows: list[tuple[BatchRow, Sequence[float]]] = field(default_factory=list)
     """Rows of all its updates, with what each token had of the gradient."""
 
-    def add(self, update: Update, gradient: Gradient) -> None:
-        self.gradient = summed(self.gradient, gradient)
+    def add(self, learner: GrpoLearner, update: Update) -> None:
+        """An update that the learner has just made."""
+        more = {name: self.gradient.get(name, 0) + value for name, value in learner.gradient().items()}
+        self.gradient = {**self.gradient, **more}
         self.rows += zip(update.rows, update.carried, strict=True)
 
     def told(self, own: Gradient) -> dict[str, Any]:
         """own: the gradient of the run's own settings."""
-        tokens = self._tokens()
+        tokens, (length, other) = self._tokens(), (math.sqrt(_product(one, one)) for one in (self.gradient, own))
         forks = sorted(tokens, key=lambda one: -one[1].entropies[one[2]])[: round(FORKS * len(tokens))]
         return {
             "settings": self.settings,
             "loss": self.metrics.get("learn/loss"),
             "clip_share": self.metrics.get("learn/clip_share"),
-            "gradient_norm": norm(self.gradient),
-            "cosine": cosine(self.gradient, own),
+            "gradient_norm": length,
+            "cosine": _product(self.gradient, own) / (length * other) if length * other else None,
             "attempts": len(self.rows),
             "tokens": len(tokens),
             "fork_share": sum(share for share, _, _ in forks) if tokens else None,
@@ -98,6 +105,6 @@ def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
     return {"problem_id": one.problem_id, "index": one.index, "row": before + place}
 
 
-def note(made: Tried, learner: GrpoLearner, update: Update) -> None:
-    """Add an update that the learner has just made."""
-    made.add(update, learner.gradient())
+def _product(one: Gradient, other: Gradient) -> float:
+    both = sorted(one.keys() & other.keys())
+    return sum(float(one[name].double().flatten() @ other[name].double().flatten()) for name in both)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.errors import RunHalted
-from rocstar.learning.forward import hidden_states, packing, pass_shape
+from rocstar.learning.forward import hidden_states, is_packed, pass_shape, shares
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
@@ -137,7 +137,8 @@ class Updater:
             counted,
             self._budget,
             self._policy.device,
-            **packing(self._policy.model),
+            share=shares(self._policy.model),
+            side_by_side=not is_packed(self._policy.model),
             rank=self.ranks.rank,
             ranks=self.ranks.size,
             on_cpu=self._on_cpu,
