@@ -74,7 +74,8 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
             given = _plain(found(rewards_G, settings))
             if isinstance(given, Sequence) and not isinstance(given, str | bytes):
                 given = tuple(map(_plain, given))
-        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(map(_is_finite, given)):
+        finite = (isinstance(one, Real) and not isinstance(one, bool) and math.isfinite(one) for one in given)
+        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(finite):
             raise ConfigError(
                 f"{said} made {given!r} of the rewards {tuple(rewards_G)}; give one finite number for each, in a list"
             )
@@ -87,10 +88,6 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
 def _plain(given: Any) -> Any:
     """Numbers and arrays of numpy and torch as Python's own."""
     return given.tolist() if hasattr(given, "tolist") else given
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[int, float]:

@@ -134,15 +134,13 @@ class Policy:
     def head(self, temperature: float) -> Iterator[Head]:
         """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
         embeddings = self.model.get_output_embeddings()
-        if self.ranks.mesh is None:
-            yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=self._known)
-            return
-        learns = embeddings.weight.requires_grad
-        weight = full(embeddings.weight, self.device).requires_grad_(learns)
-        bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_(learns)
+        parts = weight, bias = embeddings.weight, embeddings.bias
+        if self.ranks.mesh is not None:
+            learns = weight.requires_grad
+            weight, bias = (one if one is None else full(one, self.device).requires_grad_(learns) for one in parts)
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
-        for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
-            if whole is not None and whole.grad is not None:
+        for parameter, whole in zip(parts, (weight, bias), strict=True):
+            if whole is not None and whole is not parameter and whole.grad is not None:
                 share = reduced(whole.grad, parameter).to(parameter.device)  # that of offloaded weights is another
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
@@ -361,14 +359,13 @@ def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> di
 def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Give the optimizers back what `moments` saved. Collective. Raises OSError."""
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    parameters = {f"moments.{name}": parameter for name, parameter in model.named_parameters()}
     saved: dict[str, torch.Tensor] = {}
-    shapes = names_in(folder)
-    for name, parameter in model.named_parameters():
-        for entry, shape in shapes.items():
-            head, _, key = entry.rpartition(".")
-            if head == f"moments.{name}":
-                like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
-                saved[entry] = owners[id(parameter)].state[parameter][key] = like
+    for entry, shape in names_in(folder).items():
+        name, _, key = entry.rpartition(".")
+        if (parameter := parameters.get(name)) is not None:
+            like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
+            saved[entry] = owners[id(parameter)].state[parameter][key] = like
     load_state(folder, saved)
 
 
