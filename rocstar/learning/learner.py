@@ -21,13 +21,12 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import counts_by_attempt, importance_weights, kl_to_reference, loss_of
-from rocstar.learning.methods import CHOICES
+from rocstar.learning.methods import CHOICES, counts_by_attempt, importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
 from rocstar.learning.ranks import full, local, together
-from rocstar.learning.update import Updater
+from rocstar.learning.update import MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
@@ -90,8 +89,8 @@ class GrpoLearner(Updater):
             if not all(row.old_logprobs for row in rows):
                 rows = _scored(rows, *self.numbers(ids, counted))
             chosen = choose(rows, section)
-        loss_of = self._loss(rows, reference, _by_row(chosen, rows), sums)
-        found, metrics = self._update(ids, counted, loss_of, sums, traced=traced)
+        loss = self._loss(rows, reference, _by_row(chosen, rows), sums)
+        found, metrics = self._update(ids, counted, loss, sums, traced=traced)
         logprobs, entropies, *carried = self._collected(ids, found)
         metrics["tokens"] = float(sum(map(len, ids)))
         return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies), carried=carried[0] if traced else ())
@@ -130,12 +129,12 @@ class GrpoLearner(Updater):
         reference: list[list[float]] | None,
         chosen: list[list[bool]],
         sums: dict[str, torch.Tensor],
-    ) -> Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss]:
+    ) -> MicroLoss:
         """Loss of an update's micro-batches, over all its tokens, each weighed by its row's weight; adds to `sums`."""
         section, tokens = self._section, sum(sum(row.loss_mask) for row in rows)
         weights = loss_weights(rows, section.loss_mean)
 
-        def loss_of(micro: MicroBatch, logprobs_of: Callable[[], torch.Tensor]) -> ChunkLoss:
+        def of_micro(micro: MicroBatch, logprobs_of: Callable[[], torch.Tensor]) -> ChunkLoss:
             known_K = logprobs_of() if self._whole else None  # a chunk's own logprobs stand in their places
             fresh_K = micro.per_token([not row.old_logprobs for row in rows]).bool()
             old_K = micro.pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows])
@@ -186,7 +185,7 @@ class GrpoLearner(Updater):
 
             return loss
 
-        return loss_of
+        return of_micro
 
 
 class Reference:

@@ -33,8 +33,7 @@ from rocstar.learning.advantages import advantage_of, rows_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
-from rocstar.learning.step import learn_rows
-from rocstar.learning.tried import Tried
+from rocstar.learning.step import Tried, learn_rows
 from rocstar.record.folder import read_json
 from rocstar.record.journal import read_journal
 from rocstar.record.rollouts import read_table

@@ -25,9 +25,8 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import start as start_ranks
-from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
+from rocstar.learning.step import LearnedStep, Seen, Tried, learn_step, rl_learner
 from rocstar.learning.threads import use_threads
-from rocstar.learning.tried import Tried
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share

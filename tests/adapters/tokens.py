@@ -9,8 +9,7 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import loss_weights
-from rocstar.learning.loss import counts_by_attempt
-from rocstar.learning.methods import CHOICES, LOSSES
+from rocstar.learning.methods import CHOICES, LOSSES, counts_by_attempt
 from rocstar.protocols import PolicyTokens
 from rocstar.types import BatchRow
 

@@ -26,12 +26,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (53, 1),
     "evaluation": (3666, 21),
     "forecast": (1947, 9),
-    "learning": (3782, 22),
+    "learning": (3568, 20),
     "parts": (1628, 9),
     "protocols": (290, 1),
     "record": (2782, 16),
     "rollout": (2061, 12),
-    "run": (4127, 22),
+    "run": (4124, 22),
     "sandbox": (9084, 44),
     "serving": (878, 6),
     "support": (1499, 13),
@@ -40,12 +40,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (554, 1),
     "view": (1551, 8),
 }
-CLASSES, FUNCTIONS = 576, 3999
+CLASSES, FUNCTIONS = 573, 3974
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9030
+BENCHMARK_LINES = 9035
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -14,8 +14,7 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.loss import loss_of
-from rocstar.learning.methods import LOSSES, Losses
+from rocstar.learning.methods import LOSSES, Losses, loss_of
 from rocstar.protocols import PolicyTokens
 from tests.contracts.own import own
 

@@ -17,8 +17,7 @@ import torch
 from rocstar.config.sections import LearningSection
 from rocstar.learning import head
 from rocstar.learning.learner import _by_row
-from rocstar.learning.loss import importance_weights, loss_of
-from rocstar.learning.methods import CHOICES, LOSSES, covariances
+from rocstar.learning.methods import CHOICES, LOSSES, covariances, importance_weights, loss_of
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow
 from tests.learning import examples
