@@ -1,5 +1,5 @@
 """What the learner makes of a step's attempts, from nothing but them, the stage's settings and the weights: training
-does it once (`train.py`), and whoever asks how a step came about does it again (`run/replay.py`). And how that is shown:
+does it once (`train.py`), and whoever asks how a step came about does it again (`run/replay.py`). And how it is shown:
 what one set of settings made of a run's step, or of another trainer's (`run/dumps.py`), and which tokens carry it."""
 
 from __future__ import annotations
