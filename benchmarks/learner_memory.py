@@ -85,7 +85,7 @@ def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor)
     def loss(logprobs: Tensor, entropies: Tensor, chunk: slice) -> Tensor:
         return (-(logprobs - logprobs.detach()).exp() * advantages[chunk]).sum() / len(targets)
 
-    return backward_tokens(Head(weight=weight, bias=None), hidden, targets, loss, entropy_gradient=False)[2]
+    return backward_tokens(Head(weight=weight, bias=None), hidden, targets, loss)[1]
 
 
 def compared(folder: Path) -> dict[str, float]:

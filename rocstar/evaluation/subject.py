@@ -23,7 +23,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
-from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
+from rocstar.learning.models import compute_dtype, device_of, load_model
 from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import (
     AttemptParts,
@@ -114,7 +114,7 @@ class LocalModel:
     def engine(self) -> Mapping[str, str]:
         """`setup.engine` of the result: what computes."""
         device = device_of(self.recipe.model)
-        return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
+        return {"device": device.type, "dtype": str(compute_dtype(self.recipe.model, device)).removeprefix("torch.")}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind = MATH) -> tuple[LocalModel, int]:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.

@@ -74,7 +74,8 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
             given = _plain(found(rewards_G, settings))
             if isinstance(given, Sequence) and not isinstance(given, str | bytes):
                 given = tuple(map(_plain, given))
-        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(map(_is_finite, given)):
+        finite = (isinstance(one, Real) and not isinstance(one, bool) and math.isfinite(one) for one in given)
+        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(finite):
             raise ConfigError(
                 f"{said} made {given!r} of the rewards {tuple(rewards_G)}; give one finite number for each, in a list"
             )
@@ -87,10 +88,6 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
 def _plain(given: Any) -> Any:
     """Numbers and arrays of numpy and torch as Python's own."""
     return given.tolist() if hasattr(given, "tolist") else given
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[int, float]:
@@ -136,12 +133,13 @@ def part_of(row: BatchRow) -> int:
     return int("".join(row.identity.split("/")[2:]) or 0)
 
 
-def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float] | None:
+def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
     """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
-    is; the mean over tokens is 1. None where tokens do. Source: paper, eq. 6, which divides by the tokens of each
-    question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv 2402.03300)."""
+    is; the mean over tokens is 1, and each weight is where tokens count alike. Source: paper, eq. 6, which divides by
+    the tokens of each question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv
+    2402.03300)."""
     if mean == "tokens":
-        return None
+        return [1.0] * len(rows)
     depth = 1 if mean == "questions" else 2
     alike = ["/".join(row.identity.split("/")[:depth]) or str(n) for n, row in enumerate(rows)]
     tokens: Counter[str] = Counter()
@@ -162,10 +160,10 @@ def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
 def top_entropy(batch: Batch, share: float) -> Batch:
     """Loss on this share of each row's policy tokens alone, those of the highest entropy; at least one of each row.
     Rows must be scored. Source: arXiv 2506.01939; the release has it as a switch that is off."""
-    return replace(batch, rows=tuple(_of_top_entropy(row, share) for row in batch.rows))
-
-
-def _of_top_entropy(row: BatchRow, share: float) -> BatchRow:
-    places = [place for place, mine in enumerate(row.loss_mask) if mine]
-    kept = set(sorted(places, key=lambda place: -row.entropies[place])[: max(1, round(share * len(places)))])
-    return replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask))))
+    rows = []
+    for row in batch.rows:
+        places = [place for place, mine in enumerate(row.loss_mask) if mine]
+        highest = sorted(places, key=row.entropies.__getitem__, reverse=True)
+        kept = set(highest[: max(1, round(share * len(places)))])
+        rows.append(replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask)))))
+    return replace(batch, rows=tuple(rows))

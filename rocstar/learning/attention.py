@@ -35,11 +35,6 @@ class Document:
     new: int
     """How many of the parts, the last ones, no earlier document has: they lie one behind the other in the sequence."""
 
-    @property
-    def length(self) -> int:
-        """Tokens in all."""
-        return sum(count for _, count in self.parts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLayout:
@@ -57,7 +52,7 @@ class DocumentLayout:
 
 def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_side: bool = False) -> DocumentLayout:
     """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
-    lengths = [document.length for document in documents]
+    lengths = [sum(count for _, count in document.parts) for document in documents]
     calls = ((len(lengths), max(lengths)),) if side_by_side else _calls(lengths)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []

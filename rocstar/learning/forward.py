@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import MethodType
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch.nn.functional import rms_norm
@@ -51,6 +51,7 @@ def _choose(model: Any) -> None:
     """Rows in one sequence where its layers tell documents apart, else side by side. Raises ConfigError for a model
     whose log-probabilities are others than those of each row alone in both. What config.json tells decides first: by
     weights that nobody has trained, what leaks from one document into the next is too small to see."""
+    refused = f"a model of type {model.config.model_type} can't be trained here"
     gaps: dict[str, float] = {}
     failed: Exception | None = None
     with windows_of(model, CHECKED):
@@ -58,7 +59,7 @@ def _choose(model: Any) -> None:
             own = _own_attention(model)
             expected = _each_alone(model)
         except Exception as error:  # whatever the model's own code raises
-            raise ConfigError(f"{_refusal(model)}: {first_line(error)}") from error
+            raise ConfigError(f"{refused}: {first_line(error)}") from error
         for way in (PACKED_SDPA, own) if knows_documents(model.config.get_text_config().to_dict()) else (own,):
             try:
                 model.set_attn_implementation(way)
@@ -68,15 +69,11 @@ def _choose(model: Any) -> None:
             if gaps.get(way, math.inf) <= CHECK_TOLERANCE:
                 return
     if failed is not None and not gaps:
-        raise ConfigError(f"{_refusal(model)}: {first_line(failed)}") from failed
+        raise ConfigError(f"{refused}: {first_line(failed)}") from failed
     raise ConfigError(
-        f"{_refusal(model)}: rows learnt from together get log-probabilities that differ by {min(gaps.values()):.2g} "
+        f"{refused}: rows learnt from together get log-probabilities that differ by {min(gaps.values()):.2g} "
         "from those of each row alone"
     )
-
-
-def _refusal(model: Any) -> str:
-    return f"a model of type {model.config.model_type} can't be trained here"
 
 
 def _own_attention(model: Any) -> str:
@@ -104,14 +101,17 @@ def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _normed_and_rounded(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    kind, normed = hidden.device.type, _normed(norm, hidden)
-    return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
+    return _rounded(_normed(norm, hidden))
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
     """Under autocast an embedding is as coarse as all other matrices: engines hold it so."""
-    kind = embedded.device.type
-    return embedded.to(torch.get_autocast_dtype(kind)).float() if torch.is_autocast_enabled(kind) else embedded
+    return _rounded(embedded).float()
 
 
 def is_packed(model: Any) -> bool:
@@ -120,16 +120,9 @@ def is_packed(model: Any) -> bool:
     return model.config._attn_implementation in (PACKED_SDPA, "flash_attention_2")
 
 
-class Packing(TypedDict):
-    """How `pack` lays rows out for a model."""
-
-    share: bool
-    """Siblings may share tokens."""
-    side_by_side: bool
-
-
-def packing(model: Any) -> Packing:
-    return {"share": model.config._attn_implementation == PACKED_SDPA, "side_by_side": not is_packed(model)}
+def shares(model: Any) -> bool:
+    """Whether siblings may share tokens of the sequence, which flash-attention does not know."""
+    return str(model.config._attn_implementation) == PACKED_SDPA
 
 
 def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
@@ -153,31 +146,17 @@ def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
 def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
     """[T, D], after the last norm."""
     if not is_packed(model):
-        return _side_by_side(model, micro)
-    output = model.base_model(
-        input_ids=micro.ids_T.unsqueeze(0),
-        position_ids=micro.positions_T.unsqueeze(0),
-        use_cache=False,
-        **_documents(model, micro),
-    )
+        ids = micro.ids_T[micro.layout.tokens_S].view(micro.layout.calls[0])
+        return gathered(model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1), micro.layout)
+    documents: dict[str, Any] = {"layout": micro.layout}  # how the attention function is told where they begin
+    if not shares(model):
+        lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
+        starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
+        documents = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+    ids, positions = micro.ids_T[None], micro.positions_T[None]
+    output = model.base_model(input_ids=ids, position_ids=positions, use_cache=False, **documents)
     hidden: torch.Tensor = output.last_hidden_state[0]
     return hidden
-
-
-def _side_by_side(model: Any, micro: MicroBatch) -> torch.Tensor:
-    ((rows, longest),) = micro.layout.calls
-    ids = micro.ids_T[micro.layout.tokens_S].view(rows, longest)
-    hidden: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    return gathered(hidden.flatten(0, 1), micro.layout)
-
-
-def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
-    """How the attention function is told where documents begin."""
-    if packing(model)["share"]:
-        return {"layout": micro.layout}
-    lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
-    starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
-    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
 
 
 @torch.no_grad()
@@ -193,7 +172,7 @@ def _each_alone(model: Any) -> torch.Tensor:
 @torch.no_grad()
 def _as_learnt(model: Any) -> torch.Tensor:
     counted = [[t >= len(row) - CHECKED for t in range(len(row))] for row in CHECK_ROWS]
-    (micro,) = pack(CHECK_ROWS, counted, 99, model.device, **packing(model))
+    (micro,) = pack(CHECK_ROWS, counted, 99, model.device, share=shares(model), side_by_side=not is_packed(model))
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()

@@ -55,48 +55,57 @@ class Head:
         """Gradient of the logits after temperature -> of the hidden states, [C, D]; uses `gradient_CV` up."""
         if self.temperature != 1.0:
             gradient_CV /= self.temperature
-        if self.bias is not None and self.bias.requires_grad:
-            _add(self.bias, gradient_CV.sum(0))
-        narrow_CV = gradient_CV.to(hidden_CD.dtype)
-        if self.weight.requires_grad and _adds_rounded(self.weight):
-            _add_rounded(self.weight, gradient_CV, hidden_CD)
-        elif self.weight.requires_grad and (self.weight.grad is None or hidden_CD.dtype != self.weight.dtype):
-            _add(self.weight, narrow_CV.T @ hidden_CD)
-        elif self.weight.grad is not None:
-            self.weight.grad.addmm_(narrow_CV.T, hidden_CD)  # a product of its own would need as much memory again
+        first = self.weight.grad is None
+        for parameter in (self.weight, self.bias):
+            if parameter is not None and parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self.bias is not None and self.bias.grad is not None:
+            self.bias.grad += gradient_CV.sum(0)
+        narrow_CV, gathered = gradient_CV.to(hidden_CD.dtype), self.weight.grad
+        if gathered is None:
+            pass
+        elif self.weight.is_cuda and torch.is_autocast_enabled("cuda") and torch.version.hip is None:
+            # The product of 16 bits that autocast promises, with sums in fp32, straight into the gradient: in fp32 all
+            # over it takes a quarter of an update at 0.5B (one H100).
+            left, right = (each.to(torch.get_autocast_dtype("cuda")) for each in (gradient_CV.T, hidden_CD))
+            torch.addmm(gathered, left, right, out_dtype=torch.float32, out=gathered)
+        elif first or hidden_CD.dtype != self.weight.dtype:
+            gathered += narrow_CV.T @ hidden_CD
+        else:
+            gathered.addmm_(narrow_CV.T, hidden_CD)  # a product of its own would need as much memory again
         return narrow_CV @ self.weight.to(hidden_CD.dtype)
 
 
 @torch.no_grad()
 def score_tokens(
-    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, energies_K: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target under the full softmax after temperature, and its entropy; nats, [K]. energies:
-    gets |onehot(y) - p|^2, which is 1 - 2 p_y + sum p^2."""
-    logprobs, entropies = (hidden_KD.new_empty(len(targets_K), dtype=torch.float) for _ in range(2))
+    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, *, energies: bool = False
+) -> torch.Tensor:
+    """[2, K] log-probability of each target under the full softmax after temperature, and its entropy, nats; with
+    `energies` [3, K], the last |onehot(y) - p|^2, which is 1 - 2 p_y + sum p^2."""
+    numbers = hidden_KD.new_empty(2 + energies, len(targets_K), dtype=torch.float)
     for chunk in head.chunks(len(targets_K)):
-        everything = head.logprobs(hidden_KD[chunk])
-        logprobs[chunk] = everything.gather(-1, targets_K[chunk, None]).squeeze(-1)
-        entropies[chunk] = -torch.linalg.vecdot(everything.exp(), everything)
-        if energies_K is not None:  # as a sum of squares, since the other form leaves only rounding where p_y is near 1
-            slopes = everything.exp_().scatter_add_(1, targets_K[chunk, None], -torch.ones_like(everything[:, :1]))
-            energies_K[chunk] = slopes.norm(dim=1).square()
-    return logprobs, entropies
+        everything, targets = head.logprobs(hidden_KD[chunk]), targets_K[chunk, None]
+        numbers[0, chunk] = everything.gather(-1, targets).squeeze(-1)
+        numbers[1, chunk] = -torch.linalg.vecdot(everything.exp(), everything)
+        if energies:  # as a sum of squares, since the other form leaves only rounding where p_y is near 1
+            slopes = everything.exp_().scatter_add_(1, targets, -torch.ones_like(everything[:, :1]))
+            numbers[2, chunk] = slopes.norm(dim=1).square()
+    return numbers
 
 
 @torch.no_grad()
 def backward_tokens(
-    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, loss: ChunkLoss, *, entropy_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `score_tokens`, and takes the gradient of the summed `loss`: [K, D] for the hidden states comes third, the
-    head's own is added to its weight. It flows through entropies only where `entropy_gradient` says so."""
-    logprobs, entropies = (hidden_KD.new_empty(len(targets_K), dtype=torch.float) for _ in range(2))
+    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, loss: ChunkLoss
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `score_tokens`, and takes the gradient of the summed `loss`: [K, D] for the hidden states comes second, the
+    head's own is added to its weight."""
+    numbers = hidden_KD.new_empty(2, len(targets_K), dtype=torch.float)
     gradient_KD = torch.empty_like(hidden_KD)
     for chunk in head.chunks(len(targets_K)):
         everything, targets = head.logprobs(hidden_KD[chunk]), targets_K[chunk, None]
         chances = everything.exp()
-        logprobs[chunk] = chosen = everything.gather(-1, targets).squeeze(-1).requires_grad_()
-        entropies[chunk] = entropy = (-torch.linalg.vecdot(chances, everything)).requires_grad_(entropy_gradient)
+        numbers[0, chunk] = chosen = everything.gather(-1, targets).squeeze(-1).requires_grad_()
+        numbers[1, chunk] = entropy = (-torch.linalg.vecdot(chances, everything)).requires_grad_()
         with torch.enable_grad():
             loss(chosen, entropy, chunk).backward()  # type: ignore[no-untyped-call]
         slopes = torch.zeros_like(chosen) if chosen.grad is None else chosen.grad
@@ -108,24 +117,4 @@ def backward_tokens(
         del everything
         gradient_CV.scatter_add_(1, targets, slopes[:, None])
         gradient_KD[chunk] = head.backward(gradient_CV, hidden_KD[chunk])
-    return logprobs, entropies, gradient_KD
-
-
-def _adds_rounded(weight: torch.Tensor) -> bool:
-    return weight.is_cuda and torch.is_autocast_enabled("cuda") and torch.version.hip is None
-
-
-def _add_rounded(weight: torch.Tensor, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> None:
-    """The product of 16 bits that autocast promises, with sums and result in fp32, straight into the gradient: in fp32
-    all over it takes a quarter of an update at 0.5B (one H100)."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    left, right = (each.to(torch.get_autocast_dtype("cuda")) for each in (gradient_CV.T, hidden_CD))
-    torch.addmm(weight.grad, left, right, out_dtype=torch.float32, out=weight.grad)
-
-
-def _add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient.to(parameter.dtype)
-    else:
-        parameter.grad += gradient
+    return numbers, gradient_KD

@@ -9,26 +9,24 @@ top_k: those only change what can be drawn."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import counts_by_attempt, importance_weights, kl_to_reference, loss_of
-from rocstar.learning.methods import CHOICES
+from rocstar.learning.methods import CHOICES, counts_by_attempt, importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
-from rocstar.learning.pack import MicroBatch, pick
+from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
-from rocstar.learning.ranks import Ranks, full, together
-from rocstar.learning.update import Found, TokenNumbers, Updater
+from rocstar.learning.ranks import full, local, together
+from rocstar.learning.update import MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
@@ -36,10 +34,8 @@ IMPORTANCE = ("importance_weight", "importance_capped")
 """Metrics of an update with `learning.importance_cap`: mean weight of a token, share of tokens at the cap."""
 
 
-class GrpoLearner:
+class GrpoLearner(Updater):
     """Learner over a Policy."""
-
-    role = "learner"
 
     def __init__(
         self,
@@ -50,33 +46,13 @@ class GrpoLearner:
         folders: Sequence[Path | str] = (),
     ) -> None:
         """temperature: of the rollouts. folders: where a loss of the user's own is found. Raises ConfigError."""
-        policy.ranks.make(self, section, temperature, folders)
-        self.ranks = policy.ranks
-        self._loss_of_tokens = loss_of(section, folders)
-        self._whole = self._loss_of_tokens.whole_attempts or section.takes_attempts
-        self._policy = policy
+        policy.ranks.make(self, section=section, temperature=temperature, folders=folders)
+        self._loss_of_tokens, whole_attempts = loss_of(section, folders)
+        self._whole = whole_attempts or section.takes_attempts
+        optimizers = rl_optimizers(policy.model, section)
+        super().__init__(policy, section, optimizers, warm_up(section.warmup_steps), temperature=temperature)
         self._section = section
-        self._updater = Updater(
-            policy,
-            rl_optimizers(policy.model, section),
-            warm_up(section.warmup_steps),
-            max_grad_norm=section.max_grad_norm,
-            tokens_per_microbatch=section.tokens_per_microbatch,
-            temperature=temperature,
-        )
         self._reference = Reference(policy.model) if section.kl_coefficient else None
-
-    @classmethod
-    def on_rank(
-        cls,
-        ranks: Ranks,
-        members: Mapping[str, Any],
-        section: LearningSection,
-        temperature: float,
-        folders: Sequence[Path | str],
-    ) -> GrpoLearner:
-        """The same learner on a rank above 0."""
-        return cls(members["policy"], section, temperature=temperature, folders=folders)
 
     @property
     def version(self) -> int:
@@ -90,45 +66,34 @@ class GrpoLearner:
 
         Needed only before the first of several updates; a single one scores its rows itself."""
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
-        energies: Found | None = [] if self._section.advantage == "otb" else None
-        scored = _scored(rows, self._updater.score(ids, counted, energies))
-        if energies is None:
-            return scored
-        found = self._updater.collected(counted, energies).logprobs
-        return tuple(replace(row, energies=own) for row, own in zip(scored, found, strict=True))
+        return _scored(rows, *self.numbers(ids, counted, energies=self._section.advantage == "otb"))
 
     @together
     def update(self, batch: Batch, *, traced: bool = False) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored takes its logprobs of this very pass
         as old ones, so its ratio is 1. traced: tell what each token had of the gradient. Raises ContractBroken for a
         batch without policy tokens, RunHalted when several gradients in a row are not finite."""
-        rows, tokens = batch.rows, batch.num_loss_tokens
-        if tokens == 0:
+        rows, section = batch.rows, self._section
+        if not batch.num_loss_tokens:
             raise ContractBroken("a learner's batch needs at least one policy token")
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
-        reference = self._reference_logprobs(ids, counted)
-        section = self._section
+        reference = None
+        if self._reference is not None:
+            with self._reference.installed():
+                reference = self.numbers(ids, counted)[0]
         names = ("loss", "clip_share", "kl") + (IMPORTANCE if section.importance_cap else ())
         names += ("attempts_masked",) if section.masks_attempts else ()
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
-        weights, chosen = loss_weights(rows, section.loss_mean), None
+        chosen: Sequence[int] = ()
         if choose := CHOICES.get(section.loss):
             if not all(row.old_logprobs for row in rows):
-                rows = _scored(rows, self._updater.score(ids, counted))
-            chosen = _by_row(choose(rows, section), rows)
-
-        def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
-            known = logprobs() if self._whole else None
-            return self._loss(rows, micro, known, reference, weights, chosen, tokens, sums)
-
-        entropy_gradient = bool(section.entropy_coefficient)
-        trace: Found | None = [] if traced else None
-        found, metrics = self._updater.update(
-            ids, counted, loss_of, sums, entropy_gradient=entropy_gradient, traced=trace
-        )
-        metrics["tokens"] = float(sum(len(row) for row in ids))
-        carried = () if trace is None else self._updater.collected(counted, trace).logprobs
-        return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)), carried=carried)
+                rows = _scored(rows, *self.numbers(ids, counted))
+            chosen = choose(rows, section)
+        loss = self._loss(rows, reference, _by_row(chosen, rows), sums)
+        found, metrics = self._update(ids, counted, loss, sums, traced=traced)
+        logprobs, entropies, *carried = self._collected(ids, found)
+        metrics["tokens"] = float(sum(map(len, ids)))
+        return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies), carried=carried[0] if traced else ())
 
     @together
     def gradient(self) -> dict[str, torch.Tensor]:
@@ -144,93 +109,83 @@ class GrpoLearner:
 
     @together
     def save(self, folder: Path) -> None:
-        """fp32 weights and optimizer state, for any number of ranks to restore. Raises OSError, RunHalted."""
-        self._updater.save(folder)
+        """As every learner, and the KL reference."""
+        super().save(folder)
         if self._reference is not None:
-            self._reference.save(folder)
+            save_state(folder / Reference.FOLDER, self._reference.weights)
 
     @together
     def restore(self, folder: Path) -> None:
-        """Weights, moments and the update count go on; the section stays this learner's own. Raises OSError."""
-        self._updater.restore(folder)
-        if self._reference is not None:
-            self._reference.restore(folder)
+        """As every learner; a checkpoint without a KL reference (of a stage without KL) leaves it as it is."""
+        super().restore(folder)
+        if self._reference is not None and (folder / Reference.FOLDER).exists():
+            load_state(folder / Reference.FOLDER, self._reference.weights)
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    def _reference_logprobs(
-        self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]
-    ) -> list[list[float]] | None:
-        if self._reference is None:
-            return None
-        with self._reference.installed():
-            return self._updater.score(ids, counted).logprobs
 
     def _loss(
         self,
         rows: Sequence[BatchRow],
-        micro: MicroBatch,
-        known_K: torch.Tensor | None,
         reference: list[list[float]] | None,
-        weights: Sequence[float] | None,
-        chosen: list[list[bool]] | None,
-        tokens: int,
+        chosen: list[list[bool]],
         sums: dict[str, torch.Tensor],
-    ) -> ChunkLoss:
-        """Loss of one micro-batch, over the update's `tokens`, each weighed by its row's weight; adds to `sums`. known:
-        logprobs of all its tokens where the loss compares those of an attempt; a chunk's own stand in their places."""
-        section, counted = self._section, [row.loss_mask for row in rows]
-        advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
-        if rows[0].advantages:
-            advantages_K = pick([row.advantages for row in rows], counted, micro)
-        fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
-        old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
-        sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro)
-        reference_K = None if reference is None else pick(reference, counted, micro)
-        weights_K = None if weights is None else micro.per_token([weights[i] for i in micro.indices])
-        attempts_K = micro.per_token(range(len(micro.indices))).long()
-        chosen_K = (torch.zeros_like(attempts_K) if chosen is None else pick(chosen, counted, micro)).bool()
+    ) -> MicroLoss:
+        """Loss of an update's micro-batches, over all its tokens, each weighed by its row's weight; adds to `sums`."""
+        section, tokens = self._section, sum(sum(row.loss_mask) for row in rows)
+        weights = loss_weights(rows, section.loss_mean)
 
-        def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
-            weights_C = None if weights_K is None else weights_K[chunk]
-            logprobs, seen, own, weights_S = logprobs_C, chunk, slice(None), weights_C
-            if known_K is not None:
-                logprobs = torch.cat((known_K[: chunk.start], logprobs_C, known_K[chunk.stop :]))
-                seen, own, weights_S = slice(None), chunk, weights_K
-            some = PolicyTokens(
-                logprobs=logprobs,
-                old_logprobs=torch.where(fresh_K[seen], logprobs.detach(), old_K[seen]),
-                sampled_logprobs=sampled_K[seen],
-                advantages=advantages_K[seen],
-                attempts=attempts_K[seen],
-                chosen=chosen_K[seen],
-            )
-            losses_S, bounded_S = self._loss_of_tokens(some)
-            if section.masks_attempts:
-                counts_S = counts_by_attempt(some, section)
-                losses_S = losses_S * counts_S
-                sums["attempts_masked"] += (~counts_S[own]).sum() / tokens
-            if section.importance_cap:
-                bounds = section.importance_cap, section.importance_floor, section.importance_outside == "mask"
-                trust_S, capped_S = importance_weights(some.old_logprobs, some.sampled_logprobs, *bounds)
-                sums["importance_weight"] += trust_S[own].sum() / tokens
-                sums["importance_capped"] += capped_S[own].sum() / tokens
-                losses_S = losses_S * _weighed(trust_S, weights_S)
-            else:
-                losses_S = _weighed(losses_S, weights_S)
-            total = losses_S.sum()
-            others = 0.0 if known_K is None else total.detach() - losses_S[own].detach().sum()
-            if reference_K is not None:
-                kl = _weighed(kl_to_reference(logprobs_C, reference_K[chunk]), weights_C).sum()
-                sums["kl"] += kl.detach() / tokens
-                total = total + section.kl_coefficient * kl
-            if section.entropy_coefficient:
-                total = total - section.entropy_coefficient * _weighed(entropies_C, weights_C).sum()
-            sums["loss"] += (total.detach() - others) / tokens
-            sums["clip_share"] += bounded_S[own].sum() / tokens
-            return total / tokens
+        def of_micro(micro: MicroBatch, logprobs_of: Callable[[], torch.Tensor]) -> ChunkLoss:
+            known_K = logprobs_of() if self._whole else None  # a chunk's own logprobs stand in their places
+            fresh_K = micro.per_token([not row.old_logprobs for row in rows]).bool()
+            old_K = micro.pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows])
+            sampled_K = micro.pick([row.sampled_logprobs for row in rows])
+            advantages_K = micro.pick([row.token_advantages for row in rows])
+            attempts_K = micro.per_token(range(len(rows))).long()
+            chosen_K = micro.pick(chosen).bool()
+            weights_K = micro.per_token(weights)
+            reference_K = None if reference is None else micro.pick(reference)
 
-        return loss
+            def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
+                logprobs, seen, own = logprobs_C, chunk, slice(None)
+                if known_K is not None:
+                    logprobs = torch.cat((known_K[: chunk.start], logprobs_C, known_K[chunk.stop :]))
+                    seen, own = slice(None), chunk
+                some = PolicyTokens(
+                    logprobs=logprobs,
+                    old_logprobs=torch.where(fresh_K[seen], logprobs.detach(), old_K[seen]),
+                    sampled_logprobs=sampled_K[seen],
+                    advantages=advantages_K[seen],
+                    attempts=attempts_K[seen],
+                    chosen=chosen_K[seen],
+                )
+                losses_S, bounded_S = self._loss_of_tokens(some)
+                weights_S, weights_C = weights_K[seen], weights_K[chunk]
+                if section.masks_attempts:
+                    counts_S = counts_by_attempt(some, section)
+                    losses_S = losses_S * counts_S
+                    sums["attempts_masked"] += (~counts_S[own]).sum() / tokens
+                if section.importance_cap:
+                    bounds = section.importance_cap, section.importance_floor, section.importance_outside == "mask"
+                    trust_S, capped_S = importance_weights(some.old_logprobs, some.sampled_logprobs, *bounds)
+                    sums["importance_weight"] += trust_S[own].sum() / tokens
+                    sums["importance_capped"] += capped_S[own].sum() / tokens
+                    weights_S = trust_S * weights_S
+                losses_S = losses_S * weights_S
+                total = losses_S.sum()
+                others = 0.0 if known_K is None else total.detach() - losses_S[own].detach().sum()
+                if reference_K is not None:
+                    kl = (kl_to_reference(logprobs_C, reference_K[chunk]) * weights_C).sum()
+                    sums["kl"] += kl.detach() / tokens
+                    total = total + section.kl_coefficient * kl
+                if section.entropy_coefficient:
+                    total = total - section.entropy_coefficient * (entropies_C * weights_C).sum()
+                sums["loss"] += (total.detach() - others) / tokens
+                sums["clip_share"] += bounded_S[own].sum() / tokens
+                return total / tokens
+
+            return loss
+
+        return of_micro
 
 
 class Reference:
@@ -240,12 +195,12 @@ class Reference:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._weights = {name: parameter.detach().clone() for name, parameter in trained(model)}
+        self.weights = {name: parameter.detach().clone() for name, parameter in trained(model)}
 
     def refresh(self) -> None:
         """Take the current weights."""
-        for name, parameter in trained(self._model):
-            _local(self._weights[name]).copy_(_local(parameter))
+        for mine, kept in self._pairs():
+            kept.copy_(mine)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -256,29 +211,14 @@ class Reference:
         finally:
             self._swap()
 
-    def save(self, folder: Path) -> None:
-        save_state(folder / self.FOLDER, self._weights)
-
-    def restore(self, folder: Path) -> None:
-        """A checkpoint without one (of a stage without KL) leaves it as it is."""
-        if (folder / self.FOLDER).exists():
-            load_state(folder / self.FOLDER, self._weights)
-
     def _swap(self) -> None:
-        for name, parameter in trained(self._model):
-            mine, other = _local(parameter), _local(self._weights[name])
-            kept = mine.clone()
-            mine.copy_(other)
-            other.copy_(kept)
+        for mine, kept in self._pairs():
+            current = mine.clone()
+            mine.copy_(kept)
+            kept.copy_(current)
 
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach()
-
-
-def _weighed(values_C: torch.Tensor, weights_C: torch.Tensor | None) -> torch.Tensor:
-    return values_C if weights_C is None else values_C * weights_C
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return ((local(parameter), local(self.weights[name])) for name, parameter in trained(self._model))
 
 
 def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]:
@@ -287,11 +227,17 @@ def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]
     return [[mine and next(number) in among for mine in row.loss_mask] for row in rows]
 
 
-def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:
+def _scored(
+    rows: Sequence[BatchRow],
+    logprobs: Sequence[Sequence[float]],
+    entropies: Sequence[Sequence[float]],
+    energies: Sequence[Sequence[float]] = (),
+) -> tuple[BatchRow, ...]:
     """Rows with what a pass found; old logprobs that a row has already stay."""
+    found = zip(rows, logprobs, entropies, energies or [row.energies for row in rows], strict=True)
     return tuple(
-        replace(row, old_logprobs=row.old_logprobs or logprobs, entropies=row.entropies or entropies)
-        for row, logprobs, entropies in zip(rows, numbers.logprobs, numbers.entropies, strict=True)
+        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)
+        for row, own, entropy, energy in found
     )
 
 

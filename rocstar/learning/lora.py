@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,16 +113,13 @@ def widened(model: nn.Module) -> Iterator[None]:
         weight: Any = module.weight
         weight.data = kept.pop(module)
 
-    hooks = []
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.dtype != torch.float32 and not isinstance(weight, DTensor):
-            hooks += [module.register_forward_pre_hook(widen), module.register_forward_hook(narrow)]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if weight is not None and weight.dtype != torch.float32 and not isinstance(weight, DTensor):
+                hooks.enter_context(module.register_forward_pre_hook(widen))
+                hooks.enter_context(module.register_forward_hook(narrow))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:

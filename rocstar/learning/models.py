@@ -92,14 +92,8 @@ def device_of(model: ModelSection, rank: int = 0) -> torch.device:
 
 def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
     """The dtype of the forward and backward pass; weights that are trained stay fp32."""
-    if model.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
-
-
-def name_of_dtype(dtype: torch.dtype) -> str:
-    """The name that `[model]` has for it."""
-    return str(dtype).removeprefix("torch.")
+    narrow = device.type == "cuda" if model.dtype == "auto" else model.dtype == "bfloat16"
+    return torch.bfloat16 if narrow else torch.float32
 
 
 class VisibleGpu(NamedTuple):

@@ -49,13 +49,16 @@ class MicroBatch:
     places_K: torch.Tensor
     """Position in the sequence of the token before each loss token, rows in order."""
     targets_K: torch.Tensor
-    counts: tuple[int, ...]
-    """Loss tokens of each row; their sum is K."""
+    tokens_K: tuple[tuple[int, int], ...]
+    """(row, place in it) of each loss token."""
+
+    def pick(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
+        """Numbers of all tokens of all rows ([T] each) -> [K]."""
+        return torch.tensor([values[i][t] for i, t in self.tokens_K], dtype=torch.float).to(self.ids_T.device)
 
     def per_token(self, values: Sequence[float]) -> torch.Tensor:
-        """One number per row -> [K]."""
-        counts = torch.tensor(self.counts, dtype=torch.long)
-        return torch.tensor(values, dtype=torch.float).repeat_interleave(counts).to(self.ids_T.device)
+        """One number for each of all rows -> [K]."""
+        return torch.tensor([values[i] for i, _ in self.tokens_K], dtype=torch.float).to(self.ids_T.device)
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -180,7 +183,7 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device,
         layout=layout_of(documents, device, side_by_side=side_by_side),
         places_K=torch.tensor(places_K, dtype=torch.long).to(device),
         targets_K=torch.tensor([row.ids[p + 1] for row in mine for p in row.places], dtype=torch.long).to(device),
-        counts=tuple(len(row.places) for row in mine[: len(indices)]),
+        tokens_K=tuple((index, place + 1) for index, row in zip(indices, mine, strict=False) for place in row.places),
     )
 
 
@@ -189,9 +192,3 @@ def _common(prefixes: Sequence[tuple[int, ...]]) -> int:
     shortest, longest = min(prefixes), max(prefixes)
     equal = next((n for n, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     return equal if equal >= COMMON else 0
-
-
-def pick(values: Sequence[Sequence[float]], counted: Sequence[Sequence[bool]], micro: MicroBatch) -> torch.Tensor:
-    """Per-token numbers of all rows ([T] each) -> [K] of this micro-batch."""
-    numbers = [values[i][t] for i in micro.indices for t, yes in enumerate(counted[i]) if yes and t]
-    return torch.tensor(numbers, dtype=torch.float).to(micro.ids_T.device)

@@ -35,13 +35,13 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
-from rocstar.learning.forward import hidden_states, is_packed, packing, prepare
+from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.pack import pack
-from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, together
+from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
@@ -73,7 +73,7 @@ class Policy:
         """seed: of adapters. known: ids below it are those of the softmax, else the codec's. Raises ConfigError for a
         model that can't be trained packed."""
         section = section or ModelSection()
-        ranks.make(self, section)
+        ranks.make(self, section=section)
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
@@ -105,15 +105,14 @@ class Policy:
         held = (name for name, _ in self.model.named_parameters() if BASE in name)
         return all(name.replace(BASE, ".") in self._came_as for name in held)
 
-    def without_dropout(self) -> Any:
-        """The model, in no pass of which chance has a say: an update computes the log-probabilities that `score` does.
-        Layers that are computed again are told that they train, since transformers looks there."""
+    def without_dropout(self) -> None:
+        """No pass of the model is left to chance: an update computes the log-probabilities that `score` does. Layers
+        that are computed again are told that they train, since transformers looks there."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for module in self.model.eval().modules():
             if self.recomputes and isinstance(module, GradientCheckpointingLayer):
                 module.training = True
-        return self.model
 
     @classmethod
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
@@ -135,15 +134,13 @@ class Policy:
     def head(self, temperature: float) -> Iterator[Head]:
         """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
         embeddings = self.model.get_output_embeddings()
-        if self.ranks.mesh is None:
-            yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=self._known)
-            return
-        learns = embeddings.weight.requires_grad
-        weight = full(embeddings.weight, self.device).requires_grad_(learns)
-        bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_(learns)
+        parts = weight, bias = embeddings.weight, embeddings.bias
+        if self.ranks.mesh is not None:
+            learns = weight.requires_grad
+            weight, bias = (one if one is None else full(one, self.device).requires_grad_(learns) for one in parts)
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
-        for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
-            if whole is not None and whole.grad is not None:
+        for parameter, whole in zip(parts, (weight, bias), strict=True):
+            if whole is not None and whole is not parameter and whole.grad is not None:
                 share = reduced(whole.grad, parameter).to(parameter.device)  # that of offloaded weights is another
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
@@ -170,13 +167,15 @@ class Policy:
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
             parameter.grad = None
-        self._give_back()
+        give_back()
+        torch.cuda.empty_cache()  # for the engine that takes turns with this rank
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
         alone = self._adapts and not merged
         self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
         canary = self.canary()
-        self._give_back()
+        give_back()
+        torch.cuda.empty_cache()
         return Weights(version=self.version, folder=str(folder), canary=canary)
 
     def _write(
@@ -201,11 +200,6 @@ class Policy:
             save_adapters(self.model, own, adapter)
         if whole:
             _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
-
-    def _give_back(self) -> None:
-        give_back()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # for the engine that takes turns with this rank
 
     @together
     @torch.no_grad()
@@ -239,23 +233,24 @@ class Policy:
         counted = [[place >= max(1, len(row) - CANARY_COUNTED) for place in range(len(row))] for row in rows]
         with self.head(1.0) as head, precision:
             head = replace(head, weight=head.weight.float())
-            whole, beside = len(rows) * max(map(len, rows)), packing(self.model)["side_by_side"]
+            whole, beside = len(rows) * max(map(len, rows)), not is_packed(self.model)
             (micro,) = pack(rows, counted, whole, self.device, share=False, side_by_side=beside)
             hidden = hidden_states(self.model.eval(), micro)[micro.places_K]
-            logprobs, _ = score_tokens(head, hidden.float(), micro.targets_K)
-        parts = dict(zip(micro.indices, torch.split(logprobs, list(micro.counts)), strict=True))
-        return [parts[index].tolist() for index in range(len(rows))]
+            logprobs = score_tokens(head, hidden.float(), micro.targets_K)[0].tolist()
+        return [
+            [own for own, (of, _) in zip(logprobs, micro.tokens_K, strict=True) if of == i] for i in range(len(rows))
+        ]
 
     @together
     def restore(self, folder: Path) -> None:
         """Take the fp32 weights that a learner's `save` left in `folder`, on any number of ranks. Raises OSError."""
-        load_state(folder, {f"weights.{name}": value for name, value in trained(self.model)})
+        load_state(folder, weights_of(self.model))
 
     @together
     def distance(self, folder: Path) -> float:
         """The largest difference of a trained weight from the one that a learner's `save` left in `folder`; 0 where all
         are the same to the bit. Raises OSError."""
-        own = {f"weights.{name}": value.detach() for name, value in trained(self.model)}
+        own = weights_of(self.model)
         saved = {name: value.clone() for name, value in own.items()}
         load_state(folder, saved)
         gaps_here = (float((full(saved[name]) - full(value)).abs().max()) for name, value in own.items())
@@ -263,7 +258,7 @@ class Policy:
 
     def require_finite(self) -> None:
         """Raises RunHalted: weights that hold nan or inf are never written."""
-        if not all(_finite(parameter) for parameter in self.parameters):
+        if not all(local(parameter).isfinite().all() for parameter in self.parameters):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
@@ -303,6 +298,11 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What learns, under the names that it is saved by."""
+    return {f"weights.{name}": parameter.detach() for name, parameter in trained(model)}
+
+
 def tied(model: Any) -> set[str]:
     """Names of tensors that are others' too."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
@@ -315,11 +315,6 @@ def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
         with safe_open(file, "pt") as tensors:
             shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     return shapes
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return bool(local.detach().isfinite().all())
 
 
 def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -364,14 +359,13 @@ def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> di
 def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Give the optimizers back what `moments` saved. Collective. Raises OSError."""
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    parameters = {f"moments.{name}": parameter for name, parameter in model.named_parameters()}
     saved: dict[str, torch.Tensor] = {}
-    shapes = names_in(folder)
-    for name, parameter in model.named_parameters():
-        for entry, shape in shapes.items():
-            head, _, key = entry.rpartition(".")
-            if head == f"moments.{name}":
-                like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
-                saved[entry] = owners[id(parameter)].state[parameter][key] = like
+    for entry, shape in names_in(folder).items():
+        name, _, key = entry.rpartition(".")
+        if (parameter := parameters.get(name)) is not None:
+            like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
+            saved[entry] = owners[id(parameter)].state[parameter][key] = like
     load_state(folder, saved)
 
 

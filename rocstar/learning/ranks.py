@@ -41,13 +41,12 @@ from rocstar.errors import RocstarError, RunHalted, first_line
 from rocstar.learning.forward import prepare
 from rocstar.learning.models import device_of
 
-IDLE = timedelta(
-    days=30
-)  # a rank waits for rank 0 as long as rollouts take; its death is seen by the closed connection
+IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
 MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
 PR_SET_PDEATHSIG = 1
+RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
 
 class RankMember(Protocol):
@@ -108,11 +107,11 @@ class Ranks:
 
     # -- rank 0 tells, the others do ----------------------------------------------------------------------------------
 
-    def make(self, member: RankMember, *arguments: Any) -> None:
-        """First line of a member's constructor: the others make theirs, with the same `arguments`."""
+    def make(self, member: RankMember, **settings: Any) -> None:
+        """First line of a member's constructor: the others make theirs by `on_rank`, with the same `settings`."""
         if self._tells:
             with self.guarded(f"making the {member.role}"):
-                self.share(("make", type(member), arguments))
+                self.share((member.role, type(member), (), settings))
 
     @contextlib.contextmanager
     def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
@@ -122,7 +121,7 @@ class Ranks:
             try:
                 if tells:
                     self.check()
-                    self.share((role, method, (arguments, named)))
+                    self.share((role, method, arguments, named))
                 yield
             finally:
                 self._depth -= 1
@@ -130,12 +129,8 @@ class Ranks:
     def check(self) -> None:
         """Raises RunHalted when a child has ended. For rank 0 while it does other things than learning; an exchange
         finds out by itself."""
-        for place, child in enumerate(self.children, start=1):
-            if how := child.ended(0):
-                raise RunHalted(
-                    f"learner rank {place} {how}; resume the run from its last checkpoint, on as many ranks as there "
-                    "are"
-                )
+        if how := _ending(self.children, 0):
+            raise RunHalted(f"learner {how}; {RESUME}")
 
     @property
     def busy(self) -> bool:
@@ -154,14 +149,8 @@ class Ranks:
         except RuntimeError as error:
             if self.size == 1 or not _broken_exchange(error):
                 raise
-            raise RunHalted(
-                f"learner ranks lost one another during {doing} ({self._causes() or first_line(error)}); resume the "
-                "run from its last checkpoint, on as many ranks as there are"
-            ) from error
-
-    def _causes(self) -> str:
-        endings = ((place, child.ended(2)) for place, child in enumerate(self.children, start=1))
-        return next((f"rank {place} {how}" for place, how in endings if how), "")
+            how = _ending(self.children, 2) or first_line(error)
+            raise RunHalted(f"learner ranks lost one another during {doing} ({how}); {RESUME}") from error
 
     # -- ranks above 0 ------------------------------------------------------------------------------------------------
 
@@ -169,14 +158,13 @@ class Ranks:
         """Consumes what rank 0 tells, waits for nothing else, ends when rank 0 says so. Raises when rank 0 is gone."""
         members: dict[str, Any] = {}
         while True:
-            role, what, arguments = self.share(None)
+            role, what, arguments, named = self.share(None)
             if role == "stop":
                 return
-            if role == "make":
-                maker: Any = what
-                members[maker.role] = maker.on_rank(self, members, *arguments)
+            if isinstance(what, type):
+                members[role] = what.on_rank(self, members, **named)  # type: ignore[attr-defined]
             else:
-                getattr(members[role], what)(*arguments[0], **arguments[1])
+                getattr(members[role], what)(*arguments, **named)
 
     def abandon(self) -> None:
         """Kill the ranks that this one started, from any thread: an exchange with them fails. Those of torchrun are
@@ -188,7 +176,7 @@ class Ranks:
         """End the other ranks. Harmless when they are gone."""
         if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
-                self.share(("stop", None, None))
+                self.share(("stop", None, (), {}))
         self.abandon()  # whatever rank 0 called is done, so there is nothing to wait for
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
@@ -216,7 +204,7 @@ def start(
     gpus: number of each rank's GPU among those that this process sees; none: that of the rank. Close them at the end.
     """
     if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
-        return _join(environment, model, cluster.offload_optimizer)
+        return _join(environment, model, cluster)
     if cluster.learners == 1 and not cluster.offload_optimizer:
         return ALONE
     return lead(cluster, model, _begin_process, gpus=gpus)
@@ -226,7 +214,7 @@ def serve_rank(environment: Mapping[str, str]) -> None:
     """Life of a rank above 0, from torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides, and saves first
     torch.set_num_threads(int(environment.get("ROCSTAR_THREADS", "1")))
-    ranks = _join(environment, None, False)
+    ranks = _join(environment)
     with ranks.guarded("waiting for rank 0"):
         ranks.serve()
     ranks.close()
@@ -257,7 +245,8 @@ def lead(
     try:
         for rank in range(1, size):
             children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(gpus[rank])}))
-        ranks = _joined(0, gpus[0], size, store, model, cluster.offload_optimizer, children)
+        own = {**shared, "RANK": "0", "LOCAL_RANK": str(gpus[0])}
+        return _join(own, model, cluster, store=store, children=children)
     except BaseException as error:
         for child in children:
             child.end()
@@ -266,17 +255,22 @@ def lead(
                 f"the {size} learner ranks did not meet: {first_line(error)}; see what they printed"
             ) from error
         raise
-    ranks.children = children
-    return ranks
+
+
+def _ending(children: Sequence[StartedRank], seconds: float) -> str | None:
+    """How one of them has ended, as in "rank 1 ended with SIGKILL", waiting so long for each; None while all live."""
+    for rank, child in enumerate(children, start=1):
+        if how := child.ended(seconds):
+            return f"rank {rank} {how}"
+    return None
 
 
 def _await(children: Sequence[StartedRank], shared: Store) -> None:
     """Wait until each has told in the store that it is there. Raises RunHalted where one ends, or does not come."""
     deadline = time.monotonic() + START.total_seconds()
     while children and not shared.check([str(rank) for rank in range(1, len(children) + 1)]):
-        for rank, child in enumerate(children, start=1):
-            if how := child.ended(MEETING_SECONDS / len(children)):
-                raise RunHalted(f"learner rank {rank} {how} before all ranks had met; what it printed says why")
+        if how := _ending(children, MEETING_SECONDS / len(children)):
+            raise RunHalted(f"learner {how} before all ranks had met; what it printed says why")
         if time.monotonic() > deadline:
             raise RunHalted(f"the {len(children) + 1} learner ranks did not meet within {START}; see what they printed")
 
@@ -304,31 +298,25 @@ def _begin_process(variables: Mapping[str, str]) -> ChildProcess:
     )
 
 
-def _join(environment: Mapping[str, str], model: ModelSection | None, offload: bool) -> Ranks:
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    store = TCPStore(
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        size,
-        is_master=rank == 0 and "TORCHELASTIC_RUN_ID" not in environment,
-        timeout=START,
-    )
-    return _joined(rank, int(environment.get("LOCAL_RANK", rank)), size, store, model, offload)
-
-
-def _joined(
-    rank: int,
-    local_rank: int,
-    size: int,
-    store: TCPStore,
-    model: ModelSection | None,
-    offload: bool,
+def _join(
+    environment: Mapping[str, str],
+    model: ModelSection | None = None,
+    cluster: ClusterSection | None = None,
+    *,
+    store: TCPStore | None = None,
     children: Sequence[StartedRank] = (),
 ) -> Ranks:
-    """`model` and `offload` are rank 0's to say; the others read them from the store."""
+    """This process as torchrun's variables say. `model` and `cluster` are rank 0's, which says in the store what the
+    others need of them; so is a store that is there already."""
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    local_rank = int(environment.get("LOCAL_RANK", rank))
+    if store is None:
+        master = rank == 0 and "TORCHELASTIC_RUN_ID" not in environment
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        store = TCPStore(host, port, size, is_master=master, timeout=START)
     shared = PrefixStore("rocstar", store)
-    if model is not None:
-        shared.set("device", f"{device_of(model).type} {int(offload)}")
+    if model and cluster:
+        shared.set("device", f"{device_of(model).type} {int(cluster.offload_optimizer)}")
     kind, offloaded = shared.get("device").decode().split()
     backend = "gloo"
     if kind == "cuda":
@@ -346,7 +334,7 @@ def _joined(
     finally:
         if loopback:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    ranks.local_rank = local_rank
+    ranks.local_rank, ranks.children = local_rank, children
     return ranks
 
 
@@ -422,6 +410,12 @@ def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tens
         return tensor.detach()
     whole: torch.Tensor = tensor.full_tensor().detach()
     return whole if device is None else whole.to(device)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor, others as they are; detached."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.detach()
 
 
 def reduced(whole: torch.Tensor, like: Any) -> Any:

@@ -213,20 +213,14 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
     make: Callable[..., Any] = named(
         settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders
     )
-    with own_code(f"resample.method = {settings.method!r} failed on its settings", make):
-        made = make(settings)
-    checked = _checked(made, make, settings)
-    checked(_made_up(), random.Random(0))
-    return checked
-
-
-def _checked(own: Resampler, make: Callable[..., object], settings: ResampleSection) -> Resampler:
     said = f"resample.method = {settings.method!r}"
+    with own_code(f"{said} failed on its settings", make):
+        own = make(settings)
     if not callable(own):
         raise ConfigError(f"{said} made {own!r} of the settings; let it make something to call with (group, rng)")
     check_call(own, ("group", "rng"), said=f"what {said} makes")
 
-    def resample(group: Group, rng: random.Random) -> Resampled:
+    def checked(group: Group, rng: random.Random) -> Resampled:
         attempts = len(group.trajectories)
         with own_code(f"{said} failed on a group of {attempts} attempts", make):
             result = own(group, rng)
@@ -241,7 +235,8 @@ def _checked(own: Resampler, make: Callable[..., object], settings: ResampleSect
             )
         return result
 
-    return resample
+    checked(_made_up(), random.Random(0))
+    return checked
 
 
 def _made_up() -> Group:

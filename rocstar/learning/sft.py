@@ -6,9 +6,8 @@ paper gives 3 epochs, 5e-6, cosine for a pre-trained base and no masking details
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,35 +17,20 @@ from rocstar.config.sections import SftSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.head import ChunkLoss
 from rocstar.learning.optimizers import sft_optimizers, warm_up_and_decay
-from rocstar.learning.pack import MicroBatch, pick
+from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy
-from rocstar.learning.ranks import Ranks, together
+from rocstar.learning.ranks import together
 from rocstar.learning.update import Updater
 from rocstar.types import SftRow
 
 
-class SftLearner:
+class SftLearner(Updater):
     """Imitates demonstrations; one `update` is one optimizer update, `steps` of them are the whole schedule."""
 
-    role = "learner"
-
     def __init__(self, policy: Policy, section: SftSection, *, steps: int) -> None:
-        policy.ranks.make(self, section, steps)
-        self.ranks = policy.ranks
-        self._policy = policy
+        policy.ranks.make(self, section=section, steps=steps)
+        super().__init__(policy, section, sft_optimizers(policy.model, section), warm_up_and_decay(steps, section))
         self._section = section
-        self._updater = Updater(
-            policy,
-            sft_optimizers(policy.model, section),
-            warm_up_and_decay(steps, section),
-            max_grad_norm=section.max_grad_norm,
-            tokens_per_microbatch=section.tokens_per_microbatch,
-        )
-
-    @classmethod
-    def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: SftSection, steps: int) -> SftLearner:
-        """The same learner on a rank above 0."""
-        return cls(members["policy"], section, steps=steps)
 
     @together
     def update(self, rows: Sequence[SftRow], *, seed: int) -> dict[str, float]:
@@ -63,8 +47,7 @@ class SftLearner:
         sums = {"loss": torch.zeros((), device=self._policy.device)}
 
         def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
-            weights_K = pick(weights, counted, micro)
-            assistant_K = pick([row.loss_mask for row in rows], counted, micro)
+            weights_K, assistant_K = micro.pick(weights), micro.pick([row.loss_mask for row in rows])
 
             def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
                 sums["loss"] -= (logprobs_C.detach() * assistant_K[chunk]).sum() / assistant
@@ -74,34 +57,19 @@ class SftLearner:
 
         torch.manual_seed((seed + self.ranks.rank) % 2**63)
         with residual_dropout(self._policy.model, self._section.dropout):
-            _, metrics = self._updater.update([row.token_ids for row in rows], counted, loss_of, sums)
+            _, metrics = self._update([row.token_ids for row in rows], counted, loss_of, sums)
         return {**metrics, "tokens": float(sum(len(row.token_ids) for row in rows))}
-
-    @together
-    def save(self, folder: Path) -> None:
-        """fp32 weights and optimizer state, for any number of ranks to restore. Raises OSError, RunHalted."""
-        self._updater.save(folder)
-
-    @together
-    def restore(self, folder: Path) -> None:
-        """Weights, moments and the update count go on; the section stays this learner's own. Raises OSError."""
-        self._updater.restore(folder)
 
 
 @contextmanager
 def residual_dropout(model: Any, share: float) -> Iterator[None]:
     """Dropout on what each attention and MLP block adds to the residual stream, while the context lasts."""
-    if not share:
-        yield
-        return
 
     def drop(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(output, share, training=True)
 
-    blocks = [m for n, m in model.named_modules() if n.endswith(("o_proj", "down_proj"))]
-    hooks = [block.register_forward_hook(drop) for block in blocks]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if share and name.endswith(("o_proj", "down_proj")):
+                hooks.enter_context(module.register_forward_hook(drop))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -18,14 +18,8 @@ T = TypeVar("T")
 TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
 
 
-def use_threads(count: int) -> None:
-    """Compute with `count` threads from here on: a setting of the whole process, so only the verbs that own one call
-    it."""
-    torch.set_num_threads(count)
-
-
-def threads_in_use() -> int:
-    return torch.get_num_threads()
+use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
+"""The first is a setting of the whole process, so only the verbs that own one call it."""
 
 
 def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:

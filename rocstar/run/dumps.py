@@ -34,8 +34,7 @@ from rocstar.learning.advantages import advantage_of, rows_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
-from rocstar.learning.step import learn_rows
-from rocstar.learning.tried import Tried, note
+from rocstar.learning.step import Tried, learn_rows
 from rocstar.record.folder import read_json
 from rocstar.record.journal import read_journal
 from rocstar.record.rollouts import read_table
@@ -159,7 +158,7 @@ def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
         made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
-        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(note, made, learner))
+        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(made.add, learner))
         made.metrics = mean_of_updates(updates)
         yield made
 

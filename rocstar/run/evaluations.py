@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rocstar.config.sections import StageRolloutSection
 from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
 from rocstar.evaluation.recall import Recall
-from rocstar.learning.models import name_of_dtype
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
 from rocstar.run.benchmarks import NamedBenchmark
@@ -92,7 +91,7 @@ async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> No
 
 def _where(run: Run) -> dict[str, Any]:
     """Whose weights are evaluated, after how many steps, and what computes them."""
-    engine = {"device": run.policy.device.type, "dtype": name_of_dtype(run.policy.dtype)}
+    engine = {"device": run.policy.device.type, "dtype": str(run.policy.dtype).removeprefix("torch.")}
     return {"model": run.folder.name, "step": run.progress.step, "engine": engine}
 
 

@@ -124,7 +124,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         resampler_of(stage.resample, recipe.run.modules)
         advantage_of(stage.learning, recipe.run.modules)
         if is_reference(stage.learning.loss):
-            from rocstar.learning.loss import loss_of  # torch, as above
+            from rocstar.learning.methods import loss_of  # torch, as above
 
             loss_of(stage.learning, recipe.run.modules)
     for reason in _unfit(recipe):

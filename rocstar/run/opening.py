@@ -22,7 +22,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
-from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype, random_model
+from rocstar.learning.models import compute_dtype, device_of, load_model, random_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
@@ -263,7 +263,7 @@ def _processes(
         folder=weights.folder,
         version=weights.version,
         device=policy.device.type,
-        dtype=name_of_dtype(policy.dtype),
+        dtype=str(policy.dtype).removeprefix("torch."),
         rows=recipe.rollout.engine_rows,
         positions=positions,
         kv_tokens=recipe.rollout.kv_tokens,

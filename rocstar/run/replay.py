@@ -25,9 +25,8 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import start as start_ranks
-from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
+from rocstar.learning.step import LearnedStep, Seen, Tried, learn_step, rl_learner
 from rocstar.learning.threads import use_threads
-from rocstar.learning.tried import Tried, note
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
@@ -186,7 +185,7 @@ class Replay:
                 folders = self.recipe.run.modules
                 learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
                 made = Tried(settings=settings, groups=groups)
-                learnt = self._learn(stage, learner, step, groups, partial(note, made, learner))
+                learnt = self._learn(stage, learner, step, groups, partial(made.add, learner))
                 made.metrics = mean_of_updates(learnt.updates)
                 yield made
             self.learner.restore(Path(kept))

@@ -18,8 +18,7 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import ADVANTAGES
-from rocstar.learning.loss import counts_by_attempt, importance_weights
-from rocstar.learning.methods import LOSSES, otb
+from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights, otb
 from tests.adapters.tokens import compare, drawn, ours, row, tokens_of
 
 OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}

@@ -9,8 +9,7 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import loss_weights
-from rocstar.learning.loss import counts_by_attempt
-from rocstar.learning.methods import CHOICES, LOSSES
+from rocstar.learning.methods import CHOICES, LOSSES, counts_by_attempt
 from rocstar.protocols import PolicyTokens
 from rocstar.types import BatchRow
 
@@ -59,10 +58,8 @@ def ours(
         chosen = torch.zeros_like(tokens.chosen).index_fill(0, torch.tensor(choose(batch, settings)), True)
         tokens = replace(tokens, chosen=chosen & ~LOSSES[name](tokens, settings)[1])
     losses = LOSSES[name](tokens, settings)[0] * counts_by_attempt(tokens, settings)
-    weights = loss_weights(batch, mean)
-    if weights is not None:
-        losses = losses * torch.tensor(weights, dtype=torch.double)[tokens.attempts]
-    total = losses.sum() / sum(LENGTHS)
+    weights = torch.tensor(loss_weights(batch, mean), dtype=torch.double)
+    total = (losses * weights[tokens.attempts]).sum() / sum(LENGTHS)
     (gradient,) = torch.autograd.grad(total, own)
     return total.item(), gradient
 

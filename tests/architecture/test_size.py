@@ -27,12 +27,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (53, 1),
     "evaluation": (3666, 21),
     "forecast": (1947, 9),
-    "learning": (3789, 22),
+    "learning": (3576, 20),
     "parts": (1645, 9),
     "protocols": (290, 1),
     "record": (2791, 16),
     "rollout": (2073, 12),
-    "run": (4074, 22),
+    "run": (4071, 22),
     "sandbox": (8686, 44),
     "serving": (878, 6),
     "support": (1500, 13),
@@ -41,12 +41,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (574, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 591, 4074
+CLASSES, FUNCTIONS = 588, 4049
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9190
+BENCHMARK_LINES = 9195
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,18 +14,18 @@ import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.loss import TokenLosses, loss_of
-from rocstar.learning.methods import LOSSES
+from rocstar.learning.methods import LOSSES, Losses, loss_of
 from rocstar.protocols import PolicyTokens
 from tests.contracts.own import own
 
 TOKENS = 200
 ATTEMPT = 10  # tokens of each
+TokenLoss = Callable[[PolicyTokens], Losses]
 
 
 @pytest.fixture(params=[*LOSSES, *own("learning.loss", "cispo")])
-def loss(request: pytest.FixtureRequest) -> TokenLosses:
-    return loss_of(LearningSection(loss=request.param))
+def loss(request: pytest.FixtureRequest) -> TokenLoss:
+    return loss_of(LearningSection(loss=request.param))[0]
 
 
 def tokens(seed: int = 0, count: int = TOKENS, spread: float = 0.5) -> PolicyTokens:
@@ -46,34 +47,34 @@ def part(whole: PolicyTokens, places: slice) -> PolicyTokens:
     return replace(whole, **{field.name: getattr(whole, field.name)[places] for field in fields(whole)})
 
 
-def gradient(loss: TokenLosses, given: PolicyTokens) -> torch.Tensor:
+def gradient(loss: TokenLoss, given: PolicyTokens) -> torch.Tensor:
     (found,) = torch.autograd.grad(loss(given)[0].sum(), given.logprobs)
     return found
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 5.0, 40.0])
-def test_each_token_gets_one_finite_loss_gradient_and_bound(loss: TokenLosses, spread: float) -> None:
+def test_each_token_gets_one_finite_loss_gradient_and_bound(loss: TokenLoss, spread: float) -> None:
     given = tokens(spread=spread)
     losses, bounded = loss(given)
     assert losses.shape == bounded.shape == (TOKENS,) and bounded.dtype == torch.bool
     assert losses.isfinite().all() and gradient(loss, given).isfinite().all()
 
 
-def test_no_tokens_have_no_losses(loss: TokenLosses) -> None:
+def test_no_tokens_have_no_losses(loss: TokenLoss) -> None:
     losses, bounded = loss(tokens(count=0))
     assert losses.shape == bounded.shape == (0,)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_tokens_loss_follows_from_its_own_numbers_alone_or_from_its_attempt(name: str) -> None:
-    loss, whole = loss_of(LearningSection(loss=name)), tokens()
-    begin = ATTEMPT if loss.whole_attempts else 1
+    (loss, whole_attempts), whole = loss_of(LearningSection(loss=name)), tokens()
+    begin = ATTEMPT if whole_attempts else 1
     pieces = [part(whole, places) for places in (slice(0, begin), slice(begin, 70), slice(70, TOKENS))]
     for together, apart in zip(loss(whole), zip(*map(loss, pieces), strict=True), strict=True):
         torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=0)
 
 
-def test_the_same_tokens_get_the_same_loss_and_stay_as_they_are(loss: TokenLosses) -> None:
+def test_the_same_tokens_get_the_same_loss_and_stay_as_they_are(loss: TokenLoss) -> None:
     given, before = tokens(), tokens()
     first, second = loss(given), loss(given)
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
@@ -81,7 +82,7 @@ def test_the_same_tokens_get_the_same_loss_and_stay_as_they_are(loss: TokenLosse
         assert torch.equal(getattr(given, field.name), getattr(before, field.name))
 
 
-def test_only_current_logprobs_have_a_gradient(loss: TokenLosses) -> None:
+def test_only_current_logprobs_have_a_gradient(loss: TokenLoss) -> None:
     given = tokens()
     for name in ("old_logprobs", "sampled_logprobs", "advantages"):
         assert not getattr(given, name).requires_grad
@@ -89,7 +90,7 @@ def test_only_current_logprobs_have_a_gradient(loss: TokenLosses) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spread: float) -> None:
+def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLoss, spread: float) -> None:
     given = replace(tokens(spread=spread), chosen=torch.zeros(TOKENS, dtype=torch.bool))
     slope = gradient(loss, given) * given.advantages
     assert (slope <= 0).all()
@@ -101,14 +102,14 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spre
     ("code", "said"),
     [
         ("def loss(tokens): ...", "should take (tokens, settings)"),
-        ("def loss(tokens, settings): return 1 / 0", "failed on three tokens: ZeroDivisionError: division by zero"),
+        ("def loss(tokens, settings): return 1 / 0", "failed on 3 tokens: ZeroDivisionError: division by zero"),
         ("def loss(tokens, settings): return -tokens.logprobs", "returned Tensor; let it return two tensors: the loss"),
         (
             "def loss(tokens, settings): return -tokens.logprobs, 0.5",
             "returned Tensor, float; let it return two tensors",
         ),
-        ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses 6.0"),
-        ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "failed on three tokens: "),
+        ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses of shape ()"),
+        ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "without a gradient"),
         ("def loss(tokens, settings): raise SystemExit(3)", "SystemExit: 3 (plug_loss.py, line 1)"),
     ],
 )
@@ -130,7 +131,7 @@ def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, 
 def test_a_loss_that_goes_wrong_on_the_tokens_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
     code = f"def loss(tokens, settings):\n    if len(tokens.logprobs) > 3:\n        return {later}\n"
     (modules / "plug_loss.py").write_text(code + "    return -tokens.logprobs, tokens.logprobs > 0\n")
-    loss = loss_of(LearningSection(loss="plug_loss:loss"), [modules])
+    loss, _ = loss_of(LearningSection(loss="plug_loss:loss"), [modules])
     with pytest.raises(ConfigError) as refused:
         loss(tokens(count=6))
     assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)

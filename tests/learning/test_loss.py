@@ -12,8 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config.sections import LearningSection
-from rocstar.learning.loss import importance_weights, kl_to_reference
-from rocstar.learning.methods import MAX_LOG_RATIO, grpo
+from rocstar.learning.methods import MAX_LOG_RATIO, grpo, importance_weights, kl_to_reference
 from rocstar.protocols import PolicyTokens
 
 

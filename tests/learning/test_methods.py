@@ -17,8 +17,7 @@ import torch
 from rocstar.config.sections import LearningSection
 from rocstar.learning import head
 from rocstar.learning.learner import _by_row
-from rocstar.learning.loss import importance_weights, loss_of
-from rocstar.learning.methods import CHOICES, LOSSES, covariances
+from rocstar.learning.methods import CHOICES, LOSSES, covariances, importance_weights, loss_of
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow
 from tests.learning import examples
@@ -269,4 +268,5 @@ def test_a_users_loss_may_want_whole_attempts(modules: Path) -> None:
         "def own(tokens, settings):\n    return gspo(tokens, settings)\n"
         "own.whole_attempts = True\n"
     )
-    assert loss_of(LearningSection(loss="mine:own"), [modules]).whole_attempts
+    _, whole_attempts = loss_of(LearningSection(loss="mine:own"), [modules])
+    assert whole_attempts

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.learning.memory import PassShape
-from rocstar.learning.pack import MicroBatch, deal, pack, pick, plan
+from rocstar.learning.pack import MicroBatch, deal, pack, plan
 
 CPU = torch.device("cpu")
 TOKENS = st.lists(st.tuples(st.integers(1, 2), st.booleans(), st.floats(-9, 0, width=32)), min_size=1, max_size=12)
@@ -37,20 +37,21 @@ def test_unpacking_gives_the_rows_back(
     assert len({len(each) for each in packed}) == 1
     assert sorted(index for micro in micros for index in micro.indices) == list(range(len(rows)))
     for micro in micros:
-        numbers = pick(values, counted, micro)  # type: ignore[arg-type]
+        numbers = micro.pick(values)  # type: ignore[arg-type]
         assert sum(micro.lengths) <= budget or len(micro.indices) <= 1
         assert share or len(micro.ids_T) == sum(micro.lengths)
         seen = zip(micro.indices, documents(micro, micro.ids_T), documents(micro, micro.positions_T), strict=False)
         place = 0
-        for (index, tokens, positions), count in zip(seen, micro.counts, strict=True):
+        for index, tokens, positions in seen:
             assert tokens == ids[index][: len(tokens)]
             assert positions == list(range(len(tokens)))
-            mine, there = [t for t in range(1, len(ids[index])) if counted[index][t]], slice(place, place + count)
+            mine = [t for t in range(1, len(ids[index])) if counted[index][t]]
+            there = slice(place, place + len(mine))
             assert len(tokens) == max(mine, default=1)
             assert micro.positions_T[micro.places_K[there]].tolist() == [t - 1 for t in mine]
             assert micro.targets_K[there].tolist() == [ids[index][t] for t in mine]
             assert numbers[there].tolist() == [values[index][t] for t in mine]
-            place += count
+            place += len(mine)
         assert place == len(micro.places_K) == len(set(micro.places_K.tolist()))
 
 

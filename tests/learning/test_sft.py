@@ -62,7 +62,7 @@ def test_dropout_follows_from_its_seed() -> None:
 def test_dropout_ends_with_the_update() -> None:
     mine, row = learner(dropout=0.5), sft_rows()[0]
     mine.update(sft_rows(), seed=0)
-    first, second = (mine._updater.score([row.token_ids], [row.loss_mask]).logprobs for _ in range(2))
+    first, second = (mine.numbers([row.token_ids], [row.loss_mask])[0] for _ in range(2))
     assert first == second
 
 
@@ -125,7 +125,7 @@ def test_an_update_says_how_many_of_its_tokens_are_learnt_from() -> None:
         return lambda logprobs_C, entropies_C, chunk: -logprobs_C.sum()
 
     counted = [[place > 0 for place in range(len(row.token_ids))] for row in rows]
-    mine._updater.update([row.token_ids for row in rows], counted, loss_of, {"loss": torch.zeros(())})
+    mine._update([row.token_ids for row in rows], counted, loss_of, {"loss": torch.zeros(())})
     total = sum(len(row.token_ids) for row in rows)
     assert len(seen) > 1 and seen == sorted(set(seen)) and seen[0] == (0, total)
     assert mine._policy.learnt == (total, total)

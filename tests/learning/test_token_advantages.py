@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config.sections import LearningSection
-from rocstar.learning import head
+from rocstar.learning import head as head_module
 from rocstar.learning.advantages import advantage_of, advantages, split
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.methods import TOKEN_ADVANTAGES, by_token, covariances
@@ -94,16 +94,14 @@ def test_the_optimal_token_baseline_follows_a_plain_loop(made: list[tuple[float,
 
 @pytest.mark.parametrize("tokens", [1, 4, 40])
 def test_energies_are_squared_norms_of_the_slopes_of_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", tokens * 97)
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", tokens * 97)
     chance = torch.Generator().manual_seed(1)
     hidden, weight = torch.randn(23, 12, generator=chance), torch.randn(97, 12, generator=chance)
     hidden[0] *= 30  # all but certain
     targets = (hidden @ weight.T).argmax(-1).roll(0).where(torch.arange(23) < 3, torch.arange(23))
-    energies = torch.empty(23)
-    plain, scored = (
-        score_tokens(Head(weight=weight, bias=None, temperature=0.7), hidden, targets, e) for e in (None, energies)
-    )
-    assert all(map(torch.equal, plain, scored))
+    head = Head(weight=weight, bias=None, temperature=0.7)
+    *scored, energies = score_tokens(head, hidden, targets, energies=True)
+    assert torch.equal(score_tokens(head, hidden, targets), torch.stack(scored))
     logits = (hidden.double() @ weight.T.double() / 0.7).requires_grad_()
     logits.log_softmax(-1).gather(1, targets[:, None]).sum().backward()
     torch.testing.assert_close(energies.double(), logits.grad.square().sum(-1), atol=1e-9, rtol=1e-4)
@@ -138,7 +136,7 @@ def test_each_token_is_learnt_from_with_its_own(
     name: str, loss: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the step's first update all losses have the gradient of - A log p."""
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 3 * examples.SHAPE.vocab_size)
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", 3 * examples.SHAPE.vocab_size)
     mine = learner(advantage=name, loss=loss, max_grad_norm=1e9, tokens_per_microbatch=budget, covariance_kl=0.0)
     (batch,) = by_token([Batch(rows=mine.score(rewarded()))], mine._section)
     assert len({value for value in batch.rows[0].advantages if value}) > 1

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -368,7 +367,7 @@ async def test_a_server_is_asked_by_its_address(tmp_path: Path) -> None:
         port = place.getsockname()[1]
     served = BY_THE_PACKAGE.replace('run("stdio")', f'run("streamable-http", port={port})')
     (tmp_path / "notes.py").write_text(served)
-    process = subprocess.Popen([sys.executable, tmp_path / "notes.py"])
+    process = await asyncio.create_subprocess_exec(sys.executable, tmp_path / "notes.py")
     try:
         assert await asyncio.to_thread(eventually, lambda: answers(port))
         own = tools_of(f"mcp:http://127.0.0.1:{port}/mcp", seconds=60.0).own()
@@ -376,7 +375,7 @@ async def test_a_server_is_asked_by_its_address(tmp_path: Path) -> None:
         assert json.loads((await called(own[1], key="k")).stdout) == {"k": 1}
     finally:
         process.kill()
-        process.wait()
+        await process.wait()
     with pytest.raises(Unavailable, match="can't be asked"):
         await called(own[0], note="b")
     await own[0].close()

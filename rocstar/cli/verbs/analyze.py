@@ -112,6 +112,7 @@ def entropies_of(folder: Path, temperature: float) -> Entropies:
     from rocstar.support.threads import quiet_torch
 
     quiet_torch(1)
+    from rocstar.config.sections import LearningSection
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.template import COMPACT
     from rocstar.learning.memory import CPU_TOKENS
@@ -121,7 +122,6 @@ def entropies_of(folder: Path, temperature: float) -> Entropies:
     from rocstar.parts.modelfolder import find_model
 
     policy = Policy(load_model(find_model(str(folder))), Codec.load(folder), COMPACT)
-    learner = Updater(
-        policy, [], lambda done: 1.0, max_grad_norm=1.0, tokens_per_microbatch=CPU_TOKENS, temperature=temperature
-    )
-    return lambda ids, counted: learner.score(ids, counted).entropies
+    section = LearningSection(tokens_per_microbatch=CPU_TOKENS)
+    learner = Updater(policy, section, [], lambda done: 1.0, temperature=temperature)
+    return lambda ids, counted: learner.numbers(ids, counted)[1]
