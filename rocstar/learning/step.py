@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rocstar.config.sections import LearningSection, RlStage, Stage
-from rocstar.learning.advantages import advantage_of, place_of, rows_of, split, top_entropy
+from rocstar.learning.advantages import advantage_of, part_of, place_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.methods import by_token
 from rocstar.learning.policy import Policy
@@ -131,7 +131,7 @@ class Tried:
             "clip_share": self.metrics.get("learn/clip_share"),
             "gradient_norm": length,
             "cosine": _product(self.gradient, own) / (length * other) if length * other else None,
-            "attempts": len(self.rows),
+            "attempts": len({place_of(row) for row, _ in self.rows}),
             "tokens": len(tokens),
             "fork_share": sum(share for share, _, _ in forks) if tokens else None,
         }
@@ -143,7 +143,7 @@ class Tried:
             {
                 "share": share,
                 **_attempt(row, self.groups),
-                "place": place,
+                "place": place + _before(row, self.groups),
                 "before": decode(row.token_ids[max(0, place - BEFORE) : place]),
                 "token": decode(row.token_ids[place : place + 1]),
                 "probability": math.exp(row.old_logprobs[place]),
@@ -154,16 +154,19 @@ class Tried:
 
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts that carry most of the gradient, with each token's share of it."""
-        total, found = self._total, sorted(self.rows, key=lambda one: -sum(one[1]))[:MOST_ATTEMPTS]
+        total, whole = self._total, dict[tuple[int, int], tuple[BatchRow, list[float]]]()
+        for row, norms in sorted(self.rows, key=lambda one: part_of(one[0])):
+            whole.setdefault(place_of(row), (row, []))[1].extend(norms)
+        found = sorted(whole.values(), key=lambda one: -sum(one[1]))[:MOST_ATTEMPTS]
         return [
             {
-                "share": sum(norms) / total,
+                "share": sum(carried) / total,
                 **_attempt(row, self.groups),
                 "advantage": row.advantage,
-                "carried": [float(f"{norm / total:.3g}") for norm in norms],
+                "carried": [float(f"{norm / total:.3g}") for norm in carried],
             }
-            for row, norms in found
-            if sum(norms) > 0
+            for row, carried in found
+            if sum(carried) > 0
         ]
 
     def _tokens(self) -> list[tuple[float, BatchRow, int]]:
@@ -181,6 +184,12 @@ def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
     number, place = place_of(row)
     one, before = groups[number].trajectories[place], sum(len(group.trajectories) for group in groups[:number])
     return {"problem_id": one.problem_id, "index": one.index, "row": before + place}
+
+
+def _before(row: BatchRow, groups: Sequence[Group]) -> int:
+    """Tokens of its attempt's earlier conversations."""
+    number, place = place_of(row)
+    return sum(len(told.token_ids) for told in groups[number].trajectories[place].conversations[: part_of(row)])
 
 
 def _product(one: Gradient, other: Gradient) -> float:

@@ -229,12 +229,12 @@ def test_ranks_take_the_gpus_of_the_table(monkeypatch: pytest.MonkeyPatch) -> No
         begun.append(variables["LOCAL_RANK"])
         return Alive()
 
-    def joined(rank: int, local_rank: int, *rest: Any) -> Any:
-        begun.insert(0, str(local_rank))
+    def joined(environment: Mapping[str, str], *rest: Any, **more: Any) -> Any:
+        begun.insert(0, environment["LOCAL_RANK"])
         return ranks.Ranks()
 
     monkeypatch.setattr(ranks, "_begin_process", begin)
-    monkeypatch.setattr(ranks, "_joined", joined)
+    monkeypatch.setattr(ranks, "_join", joined)
     table = place(recipe(3, {"name": "v", "kind": "vllm"}), SMALL, {"here": ("7", "2", "5", "1")}, 80 * GB)
     ranks.start(recipe(3).cluster, recipe().model, {}, table.local_ranks)
     assert begun == ["0", "1", "2"] and [one.gpus for one in table.processes] == [("7",), ("2",), ("5",), ("1",)]
