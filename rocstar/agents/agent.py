@@ -13,6 +13,7 @@ the model wrote, or as wrong where `rollout.truncated` says so for the other lim
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import json
 import os
@@ -20,14 +21,16 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rocstar.agents.attempt import AgentAttempt
 from rocstar.agents.gateway import Gateway
@@ -48,7 +51,10 @@ from rocstar.types import (
     Verdict,
 )
 
-OUTPUT_BYTES = 1 << 20
+OUTPUT_BYTES = 1 << 20  # of what a program printed, at most, in which its last line is looked for
+END_SECONDS = 5.0  # for an agent to end once it is told to
+SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Of the machine, when a process is started: no fault of the program."""
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")
 """Of the environment, for programs."""
 
@@ -107,31 +113,38 @@ class GatewayAgent:
         finally:
             await asyncio.shield(attempt.close())
             roller.note(name, None)
+        if attempt.broken:
+            raise attempt.broken
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
         if given is None or made.stop is Stop.ENVIRONMENT_FAILED:
             return made
         return await self._judged(roller, problem, made, given)
 
-    async def _ended(self, client: Client) -> tuple[Any, Stop | None, str | None]:
-        """(what the agent gave back, why it ended otherwise than well, that in words)."""
+    async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
+        """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
+        cancellation is left to itself after END_SECONDS: what it asks then is refused."""
+        running = asyncio.ensure_future(self._runs(client))
         try:
-            async with asyncio.timeout(self._seconds):
-                return await self._runs(client), None, None
-        except TimeoutError:
+            await asyncio.wait([running], timeout=self._seconds)
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait([running], timeout=END_SECONDS)
+                running.add_done_callback(lambda late: late.cancelled() or late.exception())
+        if not running.done() or running.cancelled():
             return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s"
+        try:
+            return _gift(running.result()), None, None
         except AgentFailed as failed:
             return None, Stop.AGENT_FAILED, str(failed)
 
-    async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: Any) -> Trajectory:
-        """The attempt with the outcome of what its agent gave back. Raises ConfigError for what is neither a text nor a
-        finite number."""
-        if isinstance(given, int | float) and isfinite(given):
+    async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:
+        """The attempt with the outcome of what its agent gave back."""
+        if not isinstance(given, str):
             facts = FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False, answer_asked=False)
             verdict = Verdict.RIGHT if given > self._right_above else Verdict.WRONG
-            told = Outcome(verdict=verdict, reward=float(given), extracted=None, method="agent", format_facts=facts)
+            told = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
             return replace(made, outcome=told)
-        if not isinstance(given, str):
-            raise ConfigError(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
         said = tuple(roller.codec.encode(f"<answer>\\boxed{{{given}}}</answer>"))
         words = Turn(completion=Completion(token_ids=said, logprobs=(0.0,) * len(said), finish=Finish.STOP))
         with_words = replace(made, turns=(*made.turns, words), stop=Stop.ANSWERED)
@@ -153,10 +166,8 @@ def agent_named(
         said = f"rollout.agent = {reference!r}"
         found = load(reference, folders=folders, setting="rollout.agent")
         check_call(found, ("problem", "client"), said=said)
-        threads = 0 if inspect.iscoroutinefunction(found) else at_once
-        return GatewayAgent(
-            FunctionAgent(found, threads), seconds=seconds, at_once=threads or None, right_above=right_above
-        )
+        bound = None if inspect.iscoroutinefunction(found) else at_once
+        return GatewayAgent(FunctionAgent(found), seconds=seconds, at_once=bound, right_above=right_above)
     return GatewayAgent(ProgramAgent(_words(reference)), seconds=seconds, at_once=at_once, right_above=right_above)
 
 
@@ -172,23 +183,48 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-class FunctionAgent:
-    """A function of the user's own."""
+def _gift(given: Any) -> str | float | None:
+    """What an agent gave back. Raises AgentFailed for what is no text, finite number or nothing."""
+    with suppress(OverflowError, UnicodeEncodeError):
+        if isinstance(given, int | float) and isfinite(float(given)):
+            return float(given)
+        if given is None or (isinstance(given, str) and given.encode()):
+            return given
+    raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
 
-    def __init__(self, function: Any, threads: int) -> None:
-        """threads: in which it runs; 0 for an async one."""
+
+class FunctionAgent:
+    """A function of the user's own; one that is not async is run in a thread, which nobody can stop."""
+
+    def __init__(self, function: Any) -> None:
         self._function = function
-        self._threads = ThreadPoolExecutor(threads, "agent") if threads else None
 
     async def __call__(self, client: Client) -> Any:
         problem = client.attempt.problem
         try:
-            if self._threads is None:
+            if inspect.iscoroutinefunction(self._function):
                 return await self._function(problem, client)
-            running = asyncio.get_running_loop().run_in_executor(self._threads, self._function, problem, client)
-            return await running
-        except Exception as error:
+            return await _in_thread(partial(self._function, problem, client))
+        except (Exception, SystemExit) as error:
             raise AgentFailed(raised_by(self._function, error)) from error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise AgentFailed("the agent cancelled itself") from error
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """In a thread of its own, which holds up nobody's end: one of a pool that overstays its time would."""
+    loop, done = asyncio.get_running_loop(), Future[Any]()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="agent", daemon=True).start()
+    return await asyncio.wrap_future(done, loop=loop)
 
 
 class ProgramAgent:
@@ -200,27 +236,44 @@ class ProgramAgent:
 
     async def __call__(self, client: Client) -> Any:
         asked = {"id": client.attempt.problem.id, "question": client.attempt.problem.question}
-        with tempfile.TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home:
+        with ExitStack() as stack:
+            place = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True))
+            )
+            (place / "home").mkdir()
+            # Files and not pipes: a child that outlives the program would hold those open.
+            given, said, wrong = (stack.enter_context((place / name).open("w+b")) for name in ("in", "out", "err"))
+            given.write(json.dumps(asked).encode())
+            given.seek(0)
+            code = await self._run(client, str(place / "home"), (given, said, wrong))
+            if code:
+                last = _last_line(wrong)[:200]
+                raise AgentFailed(f"{self._words[0]} ended with {code}: {last or 'it said nothing'}")
+            return _printed(_last_line(said))
+
+    async def _run(self, client: Client, home: str, files: Sequence[IO[bytes]]) -> int:
+        """Its exit code. Raises AgentFailed where it can't be started."""
+        given, said, wrong = files
+        try:
             process = await asyncio.create_subprocess_exec(
                 *self._words,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=given,
+                stdout=said,
+                stderr=wrong,
                 cwd=self._where,
                 env=self._environment(client, home),
                 start_new_session=True,
-                limit=OUTPUT_BYTES,
             )
-            try:
-                out, err = await process.communicate(json.dumps(asked).encode())
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        if process.returncode:
-            last = err.decode(errors="replace").strip().rpartition("\n")[2][:200]
-            raise AgentFailed(f"{self._words[0]} ended with {process.returncode}: {last or 'it said nothing'}")
-        return _printed(out)
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                client.attempt.fault = f"no process could be started: {error}"
+            raise AgentFailed(f"{self._words[0]} could not be started: {error}") from error
+        try:
+            return await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     @staticmethod
     def _environment(client: Client, home: str) -> dict[str, str]:
@@ -235,11 +288,17 @@ class ProgramAgent:
         return {**kept, "PATH": path, "HOME": home, "TMPDIR": home, **own}
 
 
-def _printed(out: bytes) -> Any:
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+    return file.read().decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _printed(last: str) -> Any:
     """What the last line of a program gives, where it gives something."""
-    last = out.decode(errors="replace").strip().rpartition("\n")[2]
     try:
         told = json.loads(last)
     except (ValueError, RecursionError):
         return None
-    return told.get("reward", told.get("answer")) if isinstance(told, dict) else None
+    if not isinstance(told, dict) or "reward" in told:
+        return told["reward"] if isinstance(told, dict) else None
+    return str(told["answer"]) if "answer" in told else None

@@ -7,13 +7,14 @@ wrong is its own. How many requests and tokens there may be is what `rollout.max
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Standing, Thread
 from rocstar.data.sft.format import FunctionCall, Message, Role
@@ -33,6 +34,8 @@ from rocstar.types import (
     seed_for,
     spans_of,
 )
+
+T = TypeVar("T")
 
 
 class AttemptOver(RocstarError):
@@ -58,11 +61,13 @@ class AgentAttempt:
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
         self._latest: Standing | None = None
-        self._asking: set[asyncio.Future[Completion]] = set()
+        self._asking: set[asyncio.Future[Any]] = set()
         self._cached: set[Thread] = set()
         """Conversations of which engines may keep something."""
         self.stop = Stop.ANSWERED
         self.fault: str | None = None
+        self.broken: Exception | None = None
+        """A mistake in engine or tool, to be raised."""
         self.over = False
 
     async def complete(self, asked: AgentRequest) -> Answer:
@@ -71,8 +76,8 @@ class AgentAttempt:
         place = self._said.place(asked.chat)
         try:
             return await self._continued(asked, place)
-        except Unavailable as error:
-            self.fault = self.fault or str(error)
+        except Exception as error:
+            self._blame(error)
             raise
         finally:
             place.thread.asking = False
@@ -88,9 +93,9 @@ class AgentAttempt:
         self._calls += 1
         try:
             async with self._own_call:
-                result = await found.run(asked, seed=seed_for(self._sampling.seed, asked.id))
-        except Unavailable as error:
-            self.fault = self.fault or str(error)
+                result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
+        except Exception as error:
+            self._blame(error)
             raise
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
@@ -147,13 +152,14 @@ class AgentAttempt:
         sampling = replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids)
         sent = time.monotonic()
         completion = await self._sampled(place, sampling)
+        self._refuse_late()
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         if not completion.token_ids:
             raise self._no_room(len(ids), len(ids))
         kept, text = self._before(completion, asked.stop)
         calls = conversation.template.calls.parse(text, self._calls) if asked.chat.tools else []
-        if any(call.parse_error for call in calls):
+        if not all(_is_sound(call) for call in calls):
             calls = []  # the agent reads what was written
         self._calls += len(calls)
         message = Message(
@@ -176,17 +182,32 @@ class AgentAttempt:
         session = f"{self._name}/{thread.number}"
         self._cached.add(thread)
         request = f"{session}/{len(thread.turns)}"
-        asking = asyncio.ensure_future(engine.generate(place.ids, sampling, request_id=request, session_id=session))
+        try:
+            self._refuse_late()
+            return await self._held(engine.generate(place.ids, sampling, request_id=request, session_id=session))
+        finally:
+            if any(each.asking for each in self._said.threads if each is not thread):
+                await self._forget([thread])
+
+    async def _held(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work that `close` breaks off."""
+        asking = asyncio.ensure_future(work)
         self._asking.add(asking)
         try:
             return await asking
         except asyncio.CancelledError:
-            self._refuse_late()  # `close` has ended it
+            self._refuse_late()
             raise
         finally:
             self._asking.discard(asking)
-            if any(each.asking for each in self._said.threads if each is not thread):
-                await self._forget([thread])
+
+    def _blame(self, error: Exception) -> None:
+        """An outage makes the attempt a fault of ours, unless it is over; what is neither outage nor the agent's own
+        is a mistake in engine or tool, which ends the run."""
+        if isinstance(error, Unavailable) and not self.over:
+            self.fault = self.fault or str(error)
+        if not isinstance(error, Unavailable | DataError | AttemptOver):
+            self.broken = self.broken or error
 
     async def _forget(self, threads: Sequence[Thread]) -> None:
         """Give back what engines keep of conversations."""
@@ -197,10 +218,10 @@ class AgentAttempt:
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
         codec, marker = self._roller.codec, self._roller.conversation.template.stop
-        text = codec.decode(completion.token_ids)
+        text = codec.decode(completion.token_ids).removesuffix(marker)
         ends = sorted((place, place + len(stop)) for stop in stops if stop and (place := text.find(stop)) >= 0)
         if not ends:
-            return completion, text.removesuffix(marker)
+            return completion, text
         shown, end = ends[0]
         lengths = range(len(completion.token_ids))
         tokens = bisect_left(lengths, end, key=lambda n: len(codec.decode(completion.token_ids[:n])))
@@ -222,6 +243,14 @@ class AgentAttempt:
             results=(*last.results, replace(result, call_id=asked.id) if asked else result),
             tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
         )
+
+
+def _is_sound(call: ToolCall) -> bool:
+    """Whether it can be told in JSON."""
+    try:
+        return not call.parse_error and bool(json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode())
+    except ValueError:  # a number that JSON has not, half of a surrogate pair
+        return False
 
 
 def _first(completion: Completion, tokens: int) -> Completion:

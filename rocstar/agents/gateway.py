@@ -111,7 +111,11 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
 
 
 async def _complete(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
-    found = wire.write(await attempt.complete(wire.read(body)))
+    try:
+        asked = wire.read(body)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
+    found = wire.write(await attempt.complete(asked))
     if not body.get("stream"):
         return JSONResponse(found)
     lines = _lines(wire.stream(found, body), ended=wire is CHAT)

@@ -79,6 +79,8 @@ def read_chat(body: Body) -> AgentRequest:
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
     _refuse(body, plain)
     messages = [message_of(_plain(one)) for one in _list(body.get("messages"), "messages")]
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise DataError(f"stream_options must be an object, got {body['stream_options']!r:.60}")
     tools = body.get("tools") if body.get("tool_choice") != "none" else None
     most = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
     return _asked(messages, tools, body, most, "stop")

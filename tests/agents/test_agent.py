@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
+from rocstar.agents import agent as own
 from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.errors import ConfigError
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
-from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict
+from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told, roller
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM
-from tests.scripted import ScriptedVerifier
+from tests.scripted import ScriptedTool, ScriptedVerifier
 
 SAMPLING = Sampling(max_new_tokens=1, seed=3)
 SCRIPT = """
@@ -99,10 +100,71 @@ async def test_a_text_is_judged_as_the_last_words_and_is_not_learnt_from(tmp_pat
     assert len(found.turns) == 1 and "boxed" not in CODEC.decode(found.token_ids)
 
 
-async def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    text = f"async def agent(problem, client):\n{ASKS}    return [5]\n"
-    with pytest.raises(ConfigError, match=r"rollout\.agent gave \[5\]; let it give a text, a finite number or nothing"):
-        await made(function(tmp_path, text), [ANSWER])
+@pytest.mark.parametrize("gives", ["[5]", "float('nan')", "10**400", "'half \\ud800'"])
+async def test_what_is_neither_is_a_failure_of_this_attempt_alone(tmp_path: Path, gives: str) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    return {gives}\n"
+    found = await made(function(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and found.fault
+    assert found.fault.endswith("; let it give a text, a finite number or nothing")
+
+
+@pytest.mark.parametrize("ends", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"])
+async def test_a_function_that_would_end_the_process_ends_its_attempt(tmp_path: Path, ends: str) -> None:
+    found = await made(function(tmp_path, f"async def agent(problem, client):\n{ASKS}    {ends}\n"), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and len(found.turns) == 1
+
+
+async def test_an_agent_that_swallows_its_cancellation_is_left_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "END_SECONDS", 0.1)
+    text = f"""
+import asyncio
+async def agent(problem, client):
+{ASKS}    for _ in range(100):
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            pass
+"""
+    found = await made(function(tmp_path, text, seconds=0.2), [ANSWER])
+    assert found.stop is Stop.AGENT_TIMEOUT
+
+
+async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
+    text = "import time\ndef agent(problem, client):\n    time.sleep(30 if problem.id == 'slow' else 0)\n"
+    agent = function(tmp_path, text, seconds=1.0, at_once=1)
+    slow = await made(agent, [], replace(PROBLEM, id="slow"))
+    assert slow.stop is Stop.AGENT_TIMEOUT and (await made(agent, [])).stop is Stop.ANSWERED
+
+
+async def test_a_tool_call_that_the_end_breaks_off_is_no_fault(tmp_path: Path) -> None:
+    class Slow(ScriptedTool):
+        async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    text = f"""
+import asyncio
+async def agent(problem, client):
+{ASKS}    asyncio.ensure_future(client.call("python", code="1")).add_done_callback(lambda done: done.exception())
+    await asyncio.sleep(0.01)
+    return 0.0
+"""
+    drawn = roller(Told([ANSWER]), Slow({}), agent=function(tmp_path, text))
+    (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
+    (found,) = group.trajectories
+    assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 0.0
+
+
+async def test_a_mistake_in_an_engine_is_raised_and_no_reward(tmp_path: Path) -> None:
+    class Broken(Told):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            raise RuntimeError("no such kernel")
+
+    text = f"async def agent(problem, client):\n    try:\n    {ASKS}    except Exception:\n        return 1.0\n"
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        await roller(Broken([]), agent=function(tmp_path, text)).roll([PROBLEM], attempts=1, seed=1)
 
 
 async def test_a_function_that_raises_has_failed_and_says_where(tmp_path: Path) -> None:
@@ -138,6 +200,29 @@ async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -
     finally:
         del os.environ["SECRET_OF_OURS"]
     assert found.outcome and found.outcome.reward == 0.75, found.fault
+
+
+@pytest.mark.parametrize("text", ["print(json.dumps({'answer': 42}))\n", "print(json.dumps({'answer': '42'}))\n"])
+async def test_an_answer_is_judged_and_never_a_reward(tmp_path: Path, text: str) -> None:
+    def judge(problem: Problem, trajectory: Trajectory) -> Verdict:
+        return Verdict.RIGHT if "{5}" in CODEC.decode(trajectory.turns[-1].completion.token_ids) else Verdict.WRONG
+
+    found = await made(program(tmp_path, text), ["no box"], verifier=ScriptedVerifier(judge))
+    assert found.outcome and found.outcome.reward == 0.0
+
+
+async def test_a_child_that_holds_the_output_does_not_hold_the_attempt(tmp_path: Path) -> None:
+    text = "import subprocess\nsubprocess.Popen(['sleep', '31'], start_new_session=False)\nprint('x' * 3_000_000)\n"
+    found = await made(program(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.ANSWERED
+
+
+async def test_a_program_that_cannot_be_started_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "agent"
+    file.write_text("#!/no/such/interpreter\n")
+    file.chmod(0o755)
+    found = await made(agent_named(str(file), seconds=5.0, at_once=1, right_above=0.5), [])
+    assert found.stop is Stop.AGENT_FAILED and "could not be started" in (found.fault or "")
 
 
 async def test_a_program_that_fails_says_its_last_line(tmp_path: Path) -> None:

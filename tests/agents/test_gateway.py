@@ -30,7 +30,7 @@ def client(one: AgentAttempt) -> httpx.AsyncClient:
 
 async def ask(one: AgentAttempt, path: str = "/v1/chat/completions", **body: Any) -> Any:
     async with client(one) as http:
-        return (await http.post(path, json=body)).json()
+        return (await http.post(path, content=json.dumps(body))).json()
 
 
 def user(text: str) -> dict[str, str]:
@@ -104,6 +104,9 @@ async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
     ("body", "said"),
     [
         ({}, "messages must be a list, got None"),
+        ({"messages": [user("half \ud800")]}, "message 0 has half of a surrogate pair"),
+        ({"messages": [user("q")], "stream_options": 5}, "stream_options must be an object, got 5"),
+        ({"messages": [user("q")], "tools": [5]}, "expected tools with a name"),
         ({"messages": [user("q")], "n": 3}, "n 3 is not obeyed here; leave it out"),
         ({"messages": [user("q")], "max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
         ({"messages": [user("q")], "stop": 7}, "stop must be a text or a list of texts, got 7"),
@@ -160,6 +163,17 @@ async def test_an_answer_ends_before_the_first_stop_text_and_its_tokens_with_it(
     assert len(kept.logprobs) == len(kept.token_ids) == sum(span.tokens for span in kept.version_spans)
     await ask(one, messages=[user("q"), first["choices"][0]["message"], user("go on")])
     assert len(made_by(one).conversations) == 1
+
+
+async def test_a_stop_text_is_not_found_in_the_mark_that_ends_a_turn() -> None:
+    one = attempt(Told(["so 5"]))
+    assert (await ask(one, messages=[user("q")], stop="end"))["choices"][0]["message"]["content"] == "so 5"
+
+
+async def test_a_call_that_json_cannot_hold_is_given_back_as_text() -> None:
+    one = attempt(Told(['<tool_call>\n{"name": "python", "arguments": {"code": NaN}}\n</tool_call>']))
+    found = (await ask(one, messages=[user("q")], tools=[TOOL]))["choices"][0]
+    assert found["finish_reason"] == "stop" and "NaN" in found["message"]["content"]
 
 
 async def test_the_runs_tools_are_called_by_name_and_counted() -> None:

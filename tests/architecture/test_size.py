@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1884, 13),
-    "agents": (1119, 6),
+    "agents": (1217, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
     "cli": (3390, 22),
@@ -27,7 +27,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (53, 1),
     "evaluation": (3666, 21),
     "forecast": (1947, 9),
-    "learning": (3576, 20),
+    "learning": (3585, 20),
     "parts": (1645, 9),
     "protocols": (290, 1),
     "record": (2791, 16),
@@ -41,8 +41,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (574, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 588, 4049
-LONGEST_CHAIN = 19
+CLASSES, FUNCTIONS = 588, 4058
+LONGEST_CHAIN = 20
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
