@@ -216,6 +216,7 @@ class FunctionAgent:
 async def _in_thread(call: Callable[[], Any]) -> Any:
     """In a thread of its own, which holds up nobody's end: one of a pool that overstays its time would."""
     loop, done = asyncio.get_running_loop(), Future[Any]()
+    done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
 
     def run() -> None:
         try:

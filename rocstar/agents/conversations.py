@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from rocstar.data.sft.check import HALF_PAIR
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.segments import Segment
@@ -161,8 +160,11 @@ FOLLOWS = {
 def _check(messages: Sequence[Message]) -> None:
     """Raises Refused."""
     for number, message in enumerate(messages):
-        if HALF_PAIR.search(message.text):
-            raise Refused(Refusal.CHARACTERS, "messages", f"message {number} has half of a surrogate pair")
+        try:
+            message.text.encode()
+        except UnicodeEncodeError:
+            told = f"message {number} has half of a surrogate pair"
+            raise Refused(Refusal.CHARACTERS, "messages", told) from None
     roles = [message.role for message in messages]
     if roles[0] not in (Role.SYSTEM, Role.USER) or roles[-1] not in (Role.USER, Role.TOOL):
         raise Refused(Refusal.ROLES, "messages", "begin with system or user, and end with user or tool")

@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1884, 13),
-    "agents": (1217, 6),
+    "agents": (1220, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
     "cli": (3390, 22),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "view": (1553, 8),
 }
 CLASSES, FUNCTIONS = 588, 4058
-LONGEST_CHAIN = 20
+LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
