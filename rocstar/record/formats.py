@@ -68,7 +68,7 @@ def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     in the text as it was written, and so does all of a turn that holds one."""
     messages = [{"role": "user", "content": row["question"]}]
     for text, turn in zip(row["text"], row["turns"], strict=True):
-        messages.append(_assistant(text, turn))
+        messages += [*_begun(turn), _assistant(text, turn)]
         for result in turn["results"]:
             shown = feedback(result_of(result))
             messages.append({"role": "tool", "tool_call_id": result["call_id"], "content": shown})
@@ -89,9 +89,26 @@ def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """Every turn as the policy wrote it, calls with their tags; for templates that put content down as it is."""
     messages = [{"role": "user", "content": row["question"]}]
     for text, turn in zip(row["text"], row["turns"], strict=True):
-        messages.append({"role": "assistant", "content": without_end(text)})
+        messages += [*_begun(turn), {"role": "assistant", "content": without_end(text)}]
         messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
     return messages
+
+
+def _begun(turn: Mapping[str, Any]) -> list[Message]:
+    """What stands before a turn that an agent had the model write after something else than what stands before."""
+    if not (tokens := turn.get("prompt_tokens")):
+        return []
+    return [{"role": "agent", "content": f"(another conversation begins here, with a prompt of {tokens} tokens)"}]
+
+
+def whole(row: Row) -> Row:
+    """The row. Raises DataError where its attempt has several conversations, which are no list of messages."""
+    if any(map(_begun, row["turns"])):
+        raise DataError(
+            f"attempt {row['problem_id']} #{row['index']} of step {row['step']} has several conversations "
+            "(rollout.agent), which no list of messages holds; export csv or html"
+        )
+    return row
 
 
 def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
@@ -141,12 +158,12 @@ def facts(row: Row) -> dict[str, Any]:
 
 
 def _messages(rows: Iterable[Row], origin: Origin, path: Path) -> int:
-    return _json_lines(({"messages": structured(row, origin.feedback), **facts(row)} for row in rows), path)
+    return _json_lines(({"messages": structured(whole(row), origin.feedback), **facts(row)} for row in rows), path)
 
 
 def _trl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
     def line(row: Row) -> dict[str, Any]:
-        first, *rest = structured(row, origin.feedback)
+        first, *rest = structured(whole(row), origin.feedback)
         return {"prompt": [first], "completion": rest, **facts(row)}
 
     return _json_lines(map(line, rows), path)
@@ -206,7 +223,7 @@ def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
         "data_source": row["source"],
         "ability": "math",
         "prompt": [{"role": "user", "content": row["question"]}],
-        "messages": as_written(row, origin.feedback),
+        "messages": as_written(whole(row), origin.feedback),
         "reward_model": {"style": "rule", "ground_truth": row["gold"]},
         "extra_info": {name: row[name] for name in ("index", "step", "problem_id", "reward")},
     }
@@ -257,7 +274,7 @@ def _results(means: Sequence[float], scored: int, count: int) -> Message:
 
 def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
     """prompt: its text; without it the question alone stands for it."""
-    question, *rest = structured(row, origin.feedback)
+    question, *rest = structured(whole(row), origin.feedback)
     opening, opened = ([question], "") if prompt is None else sent(prompt, row["question"])
     messages = [*opening, *(_inspect_message(message, opened) for message in rest)]
     nothing: Message = {"role": "assistant", "content": ""}  # of an attempt that ended before it wrote anything

@@ -15,7 +15,8 @@ import pytest
 
 from rocstar.agents import agent as own
 from rocstar.agents.agent import GatewayAgent, agent_named
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
+from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told, roller
@@ -132,8 +133,8 @@ async def agent(problem, client):
 
 
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
-    text = "import time\ndef agent(problem, client):\n    time.sleep(30 if problem.id == 'slow' else 0)\n"
-    agent = function(tmp_path, text, seconds=1.0, at_once=1)
+    text = "import time\ndef agent(problem, client):\n    time.sleep(60 if problem.id == 'slow' else 0)\n"
+    agent = function(tmp_path, text, seconds=5.0, at_once=1)
     slow = await made(agent, [], replace(PROBLEM, id="slow"))
     assert slow.stop is Stop.AGENT_TIMEOUT and (await made(agent, [])).stop is Stop.ANSWERED
 
@@ -238,7 +239,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 time.sleep(600)
 """
-    found = await made(program(tmp_path, text, seconds=5.0), [ANSWER])
+    found = await made(program(tmp_path, text, seconds=15.0), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT
     child = int((tmp_path / "pid").read_text())
     assert await asyncio.to_thread(_ends, child)
@@ -334,3 +335,9 @@ async def test_an_attempt_of_several_conversations_is_kept_as_it_was(tmp_path: P
     again = trajectory_of(decoded(row))
     assert [part.token_ids for part in again.conversations] == [part.token_ids for part in found.conversations]
     assert again.loss_mask == found.loss_mask and again.turns[1].prompt_ids == found.turns[1].prompt_ids
+    said = [message["role"] for message in structured(decoded(row), lambda result: result.stdout)]
+    assert said == ["user", "assistant", "agent", "assistant"]
+    with pytest.raises(
+        DataError, match=r"has several conversations \(rollout.agent\), which no list of messages holds"
+    ):
+        whole(decoded(row))
