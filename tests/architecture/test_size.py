@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1220, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3390, 22),
+    "cli": (3391, 22),
     "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),

@@ -80,7 +80,8 @@ def _recipe(name: str, settings: list[str]) -> Recipe:
 
     for key in (text.partition("=")[0].strip() for text in settings):
         if not key.startswith(READ):
-            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)} and arguments as JSON")
+            asked = """give arguments as JSON, as in '{"a": 12}'"""
+            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)}; {asked}")
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
