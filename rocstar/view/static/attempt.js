@@ -149,7 +149,7 @@ function Turn({ turn, at }) {
   const facts = [
     `${number(turn.sampled_tokens)} tokens`,
     ...(turn.engine_seconds != null ? [seconds(turn.engine_seconds)] : []),
-    ...(turn.prompt_tokens ? [`begins another conversation, after a prompt of ${number(turn.prompt_tokens)} tokens`] : []),
+    ...(turn.prompt_tokens ? [`begins anew after ${number(turn.prompt_tokens)} tokens`] : []),
     ...(turn.finish !== "stop" ? [`ended by ${turn.finish}`] : []),
     ...versions(turn),
   ];
