@@ -316,20 +316,25 @@ def test_a_run_whose_programs_run_elsewhere_learns_the_same(
     assert metrics(command.folder) == metrics(plain)
 
 
-def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(
-    start: tuple[str, ...], tmp_path: Path
-) -> None:
-    given = ("tiny.toml", "sandbox.tools=notebook", *start)
+def killed_as_if_nothing_had_been(given: tuple[str, ...], step: int, tmp_path: Path) -> None:
+    """A run with these settings and its twin, which is killed after a step and resumed, make the same attempts."""
     whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
     command = Command.start(killed, "train", *given)
-    assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
+    assert command.after_step(step, command.process.kill).code == -signal.SIGKILL
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
-    assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no cell went well"
+    assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
     assert not any(row["fault"] for row in attempts(whole))
     assert attempts(killed) == attempts(whole)
     assert metrics(killed) == metrics(whole)
+
+
+def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = ("tiny.toml", "sandbox.tools=notebook", *start)
+    killed_as_if_nothing_had_been(given, COLD_STEPS + 2, tmp_path)
 
 
 def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_had_been(
@@ -339,16 +344,7 @@ def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_h
     server = Path(__file__).parent / "tools" / "mcp_server.py"
     tool = f'sandbox.tools=["mcp:{sys.executable} {server} {tmp_path} python"]'
     given = ("tiny.toml", tool, *start, "stage.stage1.steps=2", "stage.stage3.steps=0")
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
-    ended = Command.start(whole, "train", *given).wait()
-    assert ended.code == 0, ended.told
-    command = Command.start(killed, "train", *given)
-    assert command.after_step(COLD_STEPS + 1, command.process.kill).code == -signal.SIGKILL
-    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
-    assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
-    assert not any(row["fault"] for row in attempts(whole))
-    assert attempts(killed) == attempts(whole)
-    assert metrics(killed) == metrics(whole)
+    killed_as_if_nothing_had_been(given, COLD_STEPS + 1, tmp_path)
     left = [process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(process.info["cmdline"])]
     assert not left, "servers end with their attempts, and with a run that is killed"
 

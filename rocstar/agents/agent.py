@@ -18,6 +18,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -172,13 +173,11 @@ def agent_named(
 
 
 def _words(command: str) -> tuple[str, ...]:
-    from shutil import which
-
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise ConfigError(f"rollout.agent = {command!r} is no command: {error}") from None
-    if not words or not which(words[0]):
+    if not words or not shutil.which(words[0]):
         raise ConfigError(f"rollout.agent = {command!r}: there is no program {words[0] if words else ''!r}")
     return words
 
@@ -300,6 +299,8 @@ def _printed(last: str) -> Any:
         told = json.loads(last)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict) or "reward" in told:
-        return told["reward"] if isinstance(told, dict) else None
+    if not isinstance(told, dict):
+        return None
+    if "reward" in told:
+        return told["reward"]
     return str(told["answer"]) if "answer" in told else None

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import CHAT, MODEL, WIRES, Body, Event, Wire
 from rocstar.errors import DataError, Unavailable
+from rocstar.support.listen import body_of
 
 BODY_BYTES = 32 << 20
 Answers = Callable[[AgentAttempt, Body], Awaitable[Response]]
@@ -130,11 +131,7 @@ def _lines(events: Iterable[Event], *, ended: bool) -> list[str]:
 
 async def _body(request: Request) -> Body:
     """Raises DataError."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES:
-            raise DataError(f"the body has more than {BODY_BYTES >> 20} MiB")
+    body = await body_of(request, BODY_BYTES)
     try:
         found: Any = json.loads(body)
     except (ValueError, RecursionError) as error:

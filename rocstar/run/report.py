@@ -44,9 +44,9 @@ def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 
 
-def failed_agents(groups: Sequence[Resampled]) -> tuple[float, str | None]:
+def failed_agents(groups: Sequence[Group]) -> tuple[float, str | None]:
     """Share of a step's attempts whose agent ended with an error or out of time; what the first of them says."""
-    attempts = [t for r in groups for t in r.group.trajectories]
+    attempts = [t for group in groups for t in group.trajectories]
     failed = [t.fault for t in attempts if t.stop in BADLY_ENDED]
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 
@@ -160,11 +160,10 @@ def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """How a step's agents ended, and what their attempts are made of. A conversation is a branch where it begins with
     one that was there, answers included, else it was begun anew."""
-    attempts = [trajectory for group in groups for trajectory in group.trajectories]
-    failed = sum(attempt.stop in BADLY_ENDED for attempt in attempts)
-    found = [attempt.conversations for attempt in attempts]
+    failed, _ = failed_agents(groups)
+    found = [trajectory.conversations for group in groups for trajectory in group.trajectories]
     return {
-        "agent/failed": failed / max(1, len(attempts)),
+        "agent/failed": failed,
         "agent/conversations": fmean([len(parts) for parts in found] or [0]),
         "agent/branches": fmean([sum(_is_branch(part, parts) for part in parts) for parts in found] or [0]),
     }

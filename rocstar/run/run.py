@@ -157,7 +157,7 @@ class Run:
         share, first = faults_of(chosen)
         if first:
             self.tracker.event("faults", step=step, share=share, first=first)
-        failed, said = failed_agents(chosen)
+        failed, said = failed_agents([one.group for one in chosen])
         if said:
             self.tracker.event("agent_failures", step=step, share=failed, first=said)
         if failed == 1.0:

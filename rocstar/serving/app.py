@@ -36,7 +36,7 @@ from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
-from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
+from rocstar.support.listen import body_of, ended_by_signals, is_loopback, listener, url_of
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
@@ -119,7 +119,7 @@ def app_of(agent: Agent) -> Starlette:
 
 async def _complete(agent: Agent, request: Request) -> Response:
     try:
-        asked = read_request(await _body(request), seed=secrets.randbits(62))
+        asked = read_request(await body_of(request, BODY_BYTES), seed=secrets.randbits(62))
         opened = await asyncio.to_thread(_opened, agent, asked)  # a long text takes its time
         roller = _within(agent, asked, len(opened))
     except DataError as error:
@@ -259,16 +259,6 @@ def _refusal(agent: Agent, request: Request) -> Response | None:
     if request.headers.get("origin"):
         return _error(403, "web pages may not ask this server", "permission_error")
     return None
-
-
-async def _body(request: Request) -> bytes:
-    """Raises DataError where it is too long."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES:
-            raise DataError(f"the body has more than {BODY_BYTES >> 20} MiB")
-    return body
 
 
 def _error(status: int, message: str, kind: str) -> Response:

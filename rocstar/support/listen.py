@@ -1,4 +1,4 @@
-"""An address of this machine that a server of ours listens on, and how the server is told to end."""
+"""An address of this machine that a server of ours listens on, what its requests hold, and how it is told to end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.sandbox.service.core import is_loopback
 
-__all__ = ["ended_by_signals", "is_loopback", "listener", "url_of"]
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+__all__ = ["body_of", "ended_by_signals", "is_loopback", "listener", "url_of"]
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -26,6 +29,16 @@ def listener(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """The body of a request. most: bytes, whole MiB. Raises DataError where it has more."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise DataError(f"the body has more than {most >> 20} MiB")
+    return body
 
 
 @contextmanager
