@@ -130,5 +130,5 @@ def test_evaluations_without_a_decided_problem_in_common_are_refused(
 def test_what_is_no_evaluation_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", str(tmp_path / "nothing"), "x", "--runs", str(tmp_path)]) == 2
     assert "there is no run" in capsys.readouterr().err
-    assert run(["compare", "x", "y"]) == 2
+    assert run(["compare", "x", "y", "--runs", str(tmp_path)]) == 2
     assert "name one as last/after" in capsys.readouterr().err

@@ -80,8 +80,8 @@ def _recipe(name: str, settings: list[str]) -> Recipe:
 
     for key in (text.partition("=")[0].strip() for text in settings):
         if not key.startswith(READ):
-            asked = """give arguments as JSON, as in '{"a": 12}'"""
-            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)}; {asked}")
+            asked = """and arguments as JSON, such as '{"a": 12}'"""
+            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)} {asked}")
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
