@@ -146,13 +146,16 @@ class Budget:
         self.holders: dict[Hold, None] = {}
 
     def make_room(self) -> bool:
-        """Close those that have not moved for a while, the longest first, until the rest fits; whether it does."""
-        for held in sorted(self.holders, key=lambda held: held.moved):
-            if self.size <= self.most or time.monotonic() - held.moved < STALLED_SECONDS:
-                break
-            if held.close is not None and held.size > SMALL_BYTES:
-                held.close()
-                held.resize(0)
+        """Close those that have not moved for a while, the longest first, until the rest fits; whether it does. Above
+        twice the limit, those that hold most are closed whether they move or not."""
+        stalled = sorted(self.holders, key=lambda held: held.moved)
+        stalled = [held for held in stalled if time.monotonic() - held.moved >= STALLED_SECONDS]
+        largest = sorted(self.holders, key=lambda held: -held.size)
+        for most, holders in ((self.most, stalled), (2 * self.most, largest)):
+            for held in holders:
+                if self.size > most and held.close is not None and held.size > SMALL_BYTES:
+                    held.close()
+                    held.end()
         return self.size <= self.most
 
 
@@ -163,8 +166,8 @@ class Hold:
         """close: ends what the caller keeps from moving on; None where it waits for us."""
         self.budget, self.close, self.size, self.moved, self.over = budget, close, 0, 0.0, False
 
-    def resize(self, size: int, *, moved: bool = True) -> None:
-        """moved: the caller sent or read something. Raises BadRequest where there is no room."""
+    def resize(self, size: int, *, moved: bool = True, refused: bool = True) -> None:
+        """moved: the caller sent or read something. Raises BadRequest where there is no room, if that is `refused`."""
         size = 0 if self.over else max(0, size)
         grown = size - self.size
         self.budget.size, self.size = self.budget.size + grown, size
@@ -175,7 +178,7 @@ class Hold:
             return
         self.budget.holders[self] = None
         is_over = size > SMALL_BYTES and grown > 0 and self.budget.size > self.budget.most
-        if is_over and not self.budget.make_room():
+        if is_over and not self.budget.make_room() and refused:
             self.resize(size - grown, moved=False)
             raise BadRequest("callers hold all the memory set aside for large requests; try again in a second", 503, 1)
 

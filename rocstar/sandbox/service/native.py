@@ -348,11 +348,7 @@ class FrameConnection:
     def push(self, kind: FrameKind, number: int, body: bytes) -> None:
         self.unsent += wire.pack(kind, number, body)
         self.wake.set()
-        try:
-            self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False)
-        except BadRequest:
-            if time.monotonic() - self.unread.moved > core.STALLED_SECONDS:
-                self.close()
+        self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False, refused=False)
 
     async def _make_room_for(self, arriving: int) -> None:
         """Read no more while others hold all there is. Raises BadRequest where that lasts."""
