@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.support.pace import time_left
 from rocstar.support.screen import STEP_LINE, Screen, plural, share, small, step_line, transcript
 
 METRICS = {
@@ -123,6 +124,14 @@ def test_the_time_left_of_a_stage_that_will_end_before_its_steps_is_that_to_its_
         clock.now += 30.0
         screen.step("stage1", step, 20, {"step/seconds": 30.0}, expected=10)
     assert progress.getvalue().splitlines()[-1] == "stage1 step 4/20, about 3 min left"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "told"),
+    [(0.6, 1.4, "about 1 s"), (0.2, 1.4, "0 to 1 s"), (70, 115, "70 to 115 s"), (100, 125, "about 2 min")],
+)
+def test_a_span_of_one_number_is_told_as_that(least: float, most: float, told: str) -> None:
+    assert time_left((least, most)) == f", {told} left"
 
 
 def test_an_uneven_pace_is_told_as_a_span() -> None:

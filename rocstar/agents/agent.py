@@ -107,7 +107,7 @@ class GatewayAgent:
         started = time.monotonic()
         name = f"{sampling.seed:x}/{problem.id}/{index}"
         attempt = AgentAttempt(roller, problem, sampling, name)
-        roller.note(name, "its agent")
+        roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
                 given, stop, why = await self._ended(Client(self._gateway.origin, key, attempt))

@@ -35,10 +35,10 @@ def time_left(left: tuple[float, float] | None) -> str:
     if left is None or left[1] <= 0:
         return ""
     least, most = left
-    if most <= CLOSE * least:
+    low = round(least / unit_of(most)[1])
+    if most <= CLOSE * least or duration(most).split()[0] == str(low):
         return f", about {duration(most)} left"
-    size = unit_of(most)[1]
-    return f", {max(0, round(least / size))} to {duration(most)} left"
+    return f", {low} to {duration(most)} left"
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
