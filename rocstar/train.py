@@ -41,6 +41,7 @@ from rocstar.run.report import (
     staleness_metrics,
     step_metrics,
     suspicion,
+    tool_metrics,
 )
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
@@ -193,6 +194,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         **mean_of_updates(learnt.updates),
         **staleness_metrics(rolled.groups, written_by, stage, overlap),
         **rolled_metrics(rolled, stage),
+        **tool_metrics(rolled.groups),
         **(agent_metrics(rolled.groups) if run.recipe.rollout.agent else {}),
         **run.engine.take_counts(),
     }

@@ -1,5 +1,5 @@
-"""CPU seconds of a run: those of this process by phase, those of other processes apart. Also reports each phase as it
-begins and ends."""
+"""Seconds of a run by phase: wall time, CPU seconds of this process, and those of other processes apart. Also reports
+each phase as it begins and ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from rocstar.sandbox.client import SandboxClient
 
-PREFIX = "cpu/"
+CPU, WALL = "cpu/", "seconds/"
 
 
 class Meter:
-    """Collects CPU seconds until they are taken into a row of metrics."""
+    """Collects seconds until they are taken into a row of metrics."""
 
     def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
         """note: called with each phase as it begins, and with None at its end."""
@@ -22,17 +22,19 @@ class Meter:
         self._note = note
         self._before: defaultdict[str, float] = defaultdict(float)
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._wall: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """All CPU of this process inside the context belongs to `name`."""
-        before = time.process_time()
+        """All time inside the context, and all CPU of this process, belongs to `name`."""
+        before, began = time.process_time(), time.monotonic()
         self._note(name)
         try:
             yield
         finally:
             self._note(None)
             self._seconds[name] += time.process_time() - before
+            self._wall[name] += time.monotonic() - began
 
     def watch(self, name: str, seconds: Callable[[], float]) -> None:
         """Count other processes too; `seconds` is what they have used so far."""
@@ -43,11 +45,14 @@ class Meter:
         return time.process_time() + sum(used() for used in self._others.values())
 
     def take(self) -> dict[str, float]:
-        """`cpu/<phase>` seconds since the last call, those of other processes included."""
+        """`cpu/<phase>` seconds since the last call, those of other processes included, and `seconds/<phase>` of wall
+        time."""
         for name, used in self._others.items():
             now = used()
             self._seconds[name] += now - self._before[name]
             self._before[name] = now
-        taken = {PREFIX + name: round(seconds, 4) for name, seconds in self._seconds.items()}
+        taken = {CPU + name: round(seconds, 4) for name, seconds in self._seconds.items()}
+        taken |= {WALL + name: round(seconds, 4) for name, seconds in self._wall.items()}
         self._seconds.clear()
+        self._wall.clear()
         return taken

@@ -157,6 +157,13 @@ def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How much of the attempts' time was their tools'; nothing where no time was measured."""
+    made = [trajectory for group in groups for trajectory in group.trajectories]
+    whole = sum(one.seconds for one in made)
+    return {"tool/seconds_share": sum(one.tool_seconds for one in made) / whole} if whole else {}
+
+
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """How a step's agents ended, and what their attempts are made of. A conversation is a branch where it begins with
     one that was there, answers included, else it was begun anew."""

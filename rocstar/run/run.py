@@ -31,7 +31,7 @@ from rocstar.run.report import attempt_records, failed_agents, faults_of
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen
-from rocstar.support.watch import RUN, Watch
+from rocstar.support.watch import Watch
 from rocstar.types import BatchRow, Resampled, Weights
 
 T = TypeVar("T")
@@ -140,12 +140,11 @@ class Run:
 
     def save(self, learner: Learner, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
-        self.watch.note(RUN, "saving")
-        self.tracker.flush()
-        if self.tracker.failure:
-            raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
-        self.checkpoints.write(self.policy, learner, complete=complete)
-        self.watch.note(RUN, None)
+        with self.meter.phase("saving"):
+            self.tracker.flush()
+            if self.tracker.failure:
+                raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
+            self.checkpoints.write(self.policy, learner, complete=complete)
 
     def record(self, stage: RlStage, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
         """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""

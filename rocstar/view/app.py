@@ -41,7 +41,7 @@ from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
 from rocstar.record.replays import carried, replays_of
-from rocstar.record.rollouts import SHORT_COLUMNS, problem_of
+from rocstar.record.rollouts import COLUMNS, SHORT_COLUMNS, problem_of
 from rocstar.record.table import BadFilter, Where
 from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.view import query
@@ -295,7 +295,7 @@ def what_if(state: AppState, request: Request) -> Any:
 def attempt(state: AppState, request: Request) -> Any:
     index = state.index(request)
     file, row = _file(index, request), _number(request.query_params, "row")
-    found = index.bodies(file, row, row)
+    found = index.bodies(file, row, row, (*COLUMNS, "fields"))
     at = index.ask("SELECT grp FROM attempts WHERE file = ? AND row = ?", [file, row])
     if not found or not at:
         raise KeyError("attempt")
@@ -404,7 +404,8 @@ def _json(value: Any, status: int = 200) -> Response:
 def _filtered(state: AppState, request: Request) -> tuple[Index, Where, dict[str, Any]]:
     """The condition of the URL, and how far table and text search have come."""
     index, searches = state.opened(state.source(request))
-    asked, about = request.query_params, {"indexing": index.waiting, "broken": index.broken()[:BROKEN_SHOWN]}
+    broken = [*(index.source.others or {"refused": ()})["refused"], *index.broken()[:BROKEN_SHOWN]]
+    asked, about = request.query_params, {"indexing": index.waiting, "broken": broken}
     stages = state.curves(index.source).spans() if asked.get("stage") else []
     text = asked.get("q", "")
     if not text:
@@ -455,8 +456,10 @@ def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> 
     return int(text)
 
 
-def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C or SIGTERM. Raises ConfigError where the address is taken or is none of this
+def serve(
+    library: Library, *, host: str, port: int, browser: bool, tell: Callable[[str], None], cache: Path | None = None
+) -> None:
+    """Serve the page until Ctrl-C or SIGTERM. cache: folder of the tables. Raises ConfigError where the address is taken or is none of this
     machine's."""
     place = listener(host, port)
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
@@ -465,7 +468,7 @@ def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callab
     address = url_of(reachable, place.getsockname()[1])
     opened = f"{address}/?token={token}" if token else f"{address}/#{library.first}"
     config = uvicorn.Config(
-        application(library, token=token),
+        application(library, token=token, cache=cache),
         log_level="error",
         access_log=False,
         server_header=False,

@@ -4,6 +4,7 @@ Not here: colours, which are the page's, and the choice among siblings (whatif.p
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -25,7 +26,8 @@ Decode = Callable[[Sequence[int]], str]
 def attempt_of(row: Mapping[str, Any], decode: Decode | None, feedback: Feedback | None) -> dict[str, Any]:
     """A row of attempts for the page, each turn with its text; each result has as `read` what the model read of it,
     null where that is not known."""
-    plain = {name: value for name, value in row.items() if name not in ("turns", "text", *TOKEN_COLUMNS)}
+    plain = {name: value for name, value in row.items() if name not in ("turns", "text", "fields", *TOKEN_COLUMNS)}
+    plain |= {"fields": json.loads(row["fields"])} if "fields" in row else {}
     texts = [*(row["text"] or []), *[""] * len(row["turns"])]
     turns = [{**turn, "text": text, "calls": []} for turn, text in zip(row["turns"], texts, strict=False)]
     for number, call, result, error in calls_of(row["turns"]):

@@ -67,8 +67,8 @@ class Index:
     _filling: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _asking: set[duckdb.DuckDBPyConnection] = field(default_factory=set)
-    waiting: int = 0
-    """Files that are not in the table yet."""
+    waiting: int = 1
+    """Files that are not in the table yet; one until the first look, which another thread may be at."""
     _last_number: int = 0
     """The last file's number; none is given again while this index is open, because searches remember them."""
 

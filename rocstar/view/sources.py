@@ -35,12 +35,14 @@ class AttemptFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSource:
-    """A run, or an evaluation that belongs to none."""
+    """A run, an evaluation that belongs to none, or rollouts of others."""
 
     name: str
     """In URLs; unique below the folder that is looked at."""
     root: Path
     run: RunFolder | None = None
+    others: Mapping[str, Any] | None = None
+    """Of rollouts that another trainer wrote (others.py): `about` them, and what was `refused`."""
 
     def attempt_files(self) -> list[AttemptFile]:
         """All that are there now, the newest step first."""
@@ -59,6 +61,8 @@ class RunSource:
 
     def evaluation_folders(self) -> list[tuple[str, int, Path]]:
         """(name, step, folder) of every finished evaluation."""
+        if self.others:
+            return []
         if self.run is None:
             return [(self.root.name, 0, self.root)]
         folders = [file.parent for file in self.root.glob(f"evals/*/step=*/{RESULT}")]
@@ -66,7 +70,7 @@ class RunSource:
 
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""
-        named = [] if self.run else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
+        named = [] if self.run or self.others else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
         kept = (
             [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
         )
@@ -81,6 +85,8 @@ class Library:
     """The folder of runs."""
     first: str = "/"
     """The page that opens first."""
+    opened: tuple[RunSource, ...] = ()
+    """Rollouts of others, in place of what lies below `base`."""
 
     @classmethod
     def open(cls, name: str | None, runs: Path) -> Library:
@@ -107,6 +113,8 @@ class Library:
 
     def sources(self) -> list[RunSource]:
         """Runs, then other evaluations, by name."""
+        if self.opened:
+            return list(self.opened)
         runs = [RunSource(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
         return (
             runs
@@ -144,7 +152,8 @@ class FileCache:
 def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is told in
     `broken`."""
-    row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
+    kind = "run" if source.run else "rollouts" if source.others else "evaluation"
+    row: dict[str, Any] = {"name": source.name, "kind": kind, "path": str(source.root), **(source.others or {})}
     try:
         evals = [
             {"name": name, "step": step, **remembered.of(folder / RESULT, _told)}

@@ -1,8 +1,9 @@
-"""`rocstar view`: the local page over run folders. Loads no torch."""
+"""`rocstar view`: the local page over run folders, and over rollouts that others wrote. Loads no torch."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,9 @@ def view(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUNS|RUN|EVAL]", help="A folder of runs, a run, or an evaluation.", show_default=False
+            metavar="[RUNS|RUN|EVAL|FILE]",
+            help="A folder of runs, a run, an evaluation, or a file or folder of TRL, verl, verifiers or inspect_ai.",
+            show_default=False,
         ),
     ] = None,
     runs: Runs = Path("runs"),
@@ -29,7 +32,13 @@ def view(
     Example: rocstar view last"""
     need("view")
     from rocstar.view.app import serve
+    from rocstar.view.others import opened_others
     from rocstar.view.sources import Library
 
-    library = Library.open(name, runs)
-    serve(library, host=host, port=port, browser=browser, tell=lambda said: print(f"rocstar: {said}", file=sys.stderr))
+    def tell(said: str) -> None:
+        print(f"rocstar: {said}", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory(prefix="rocstar-view-") as folder:
+        others = opened_others(Path(name), Path(folder), tell) if name else None
+        library, cache = others or Library.open(name, runs), Path(folder) if others else None
+        serve(library, host=host, port=port, browser=browser, tell=tell, cache=cache)

@@ -80,20 +80,27 @@ export function Attempt({ value, colour }) {
       <${Text} text=${value.question} kind="question" write=${withMath} /></section>
     ${wanted && !coloured && html`<p class="dim">${absent}</p>`}
     ${coloured ? html`<${Tokens} value=${value} colour=${colour} />`
-      : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}</div>`;
+      : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}
+    ${value.fields && html`<details class="card" open><summary>what else was written</summary>
+      <table class="plain settings"><tbody>${Object.entries(value.fields).map(([name, one]) => html`<tr>
+        <th scope="row">${visible(name)}</th>
+        <td><${Text} text=${typeof one === "string" ? one : JSON.stringify(one)} most=${2000} /></td></tr>`)}
+      </tbody></table></details>`}</div>`;
 }
 
 function Facts({ value }) {
   const { turns, calls, failed_calls: failed } = value;
   return html`<section class="card facts"><${Verdict} verdict=${value.verdict} />
     <span>answer <b class="answer">${visible(value.extracted ?? "none")}</b>
-      ${" "}<span class="dim">right: ${visible(value.gold)} · by ${value.method ?? "nobody"}</span></span>
+      ${" "}<span class="dim">right: ${visible(value.gold)} · by ${visible(value.method ?? "nobody")}</span></span>
     ${value.reason && html`<span class="fate ${value.kept ? "kept" : ""}"><${Term} name=${value.reason} /></span>`}
     ${value.advantage !== null && html`<span><${Term} name="advantage" /> <b>${signed(value.advantage)}</b></span>`}
     ${value.penalty_total !== null && html`<${Penalty} value=${value} />`}
-    <span>${number(value.response_tokens)} tokens · ${turns.length} turn${turns.length === 1 ? "" : "s"} · ${calls}
-      ${calls === 1 ? " call" : " calls"}${failed > 0 && html`, <span class="warn">${failed} failed</span>`}
-      ${" "}· ended: ${value.stop}</span>
+    <span>${number(value.response_tokens)} tokens · ${turns.length} turn${turns.length === 1 ? "" : "s"} ·
+      ${" "}${number(calls)} ${calls === 1 ? "call" : "calls"}${failed > 0 && html`, <span class="warn">${failed} failed</span>`}
+      ${value.stop && ` · ended: ${visible(value.stop)}`}</span>
+    ${value.fields && html`<span>reward <b>${number(value.reward)}</b>${" "}
+      <span class="dim">${value.seconds && seconds(value.seconds)}</span></span>`}
     ${value.fault && html`<span class="problem">our fault: ${visible(value.fault)}</span>`}
     <${TimeLine} value=${value} /></section>`;
 }
@@ -109,7 +116,7 @@ function Penalty({ value: { penalty_total: total, penalty_errors: calls, penalty
 /** Segments of the attempt's time, turn by turn. Where a run did not record the engine's time of each turn (older
  * ones), its sum is shared out by tokens, and the page says so. */
 function TimeLine({ value }) {
-  if (!value.seconds) return null;
+  if (!value.seconds || value.fields) return null; // others do not tell it by turns
   const recorded = value.turns.every((turn) => turn.engine_seconds != null);
   const sampled = value.turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0) || 1;
   const shared = Math.max(0, value.seconds - value.tool_seconds) / sampled;
@@ -147,7 +154,7 @@ function toolParts({ calls, tool_seconds: whole }, name) {
 
 function Turn({ turn, at }) {
   const facts = [
-    `${number(turn.sampled_tokens)} tokens`,
+    ...(turn.sampled_tokens != null ? [`${number(turn.sampled_tokens)} tokens`] : []),
     ...(turn.engine_seconds != null ? [seconds(turn.engine_seconds)] : []),
     ...(turn.prompt_tokens ? [`begins anew after ${number(turn.prompt_tokens)} tokens`] : []),
     ...(turn.finish !== "stop" ? [`ended by ${turn.finish}`] : []),
@@ -158,7 +165,9 @@ function Turn({ turn, at }) {
   return html`<section class="turn policy">
       <h2 class="label">turn ${at + 1} <span class="dim">${facts.join(", ")}</span></h2>
       ${segments(turn).map(part)}</section>
-    ${turn.calls.map((call) => call.result && html`<${Reply} call=${call} />`)}`;
+    ${turn.calls.map((call) => call.result && html`<${Reply} call=${call} />`)}
+    ${turn.replies?.map(({ role, text }) => html`<section class="turn user"><h2 class="label">${visible(role)}</h2>
+      <${Text} text=${text} write=${withMath} /></section>`)}`;
 }
 
 function versions({ version_spans: spans }) {
@@ -190,7 +199,8 @@ function Reply({ call }) {
   const known = typeof result.read === "string";
   const more = outputs.join("\n").trim() !== result.read?.trim();
   const facts = [
-    `${seconds(result.run_seconds)}, waited ${seconds(result.queue_seconds)}`,
+    ...(result.run_seconds != null
+      ? [`${seconds(result.run_seconds)}, waited ${seconds(result.queue_seconds)}`] : []),
     ...(result.truncated_bytes ? [`${number(result.truncated_bytes)} bytes cut`] : []),
     ...(result.isolation ? [visible(result.isolation)] : []),
   ];

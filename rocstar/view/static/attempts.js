@@ -5,7 +5,7 @@ import {
   Verdict, visible,
 } from "./lib.js";
 import { List } from "./list.js";
-import { Tabs } from "./run.js";
+import { ofOthers, Tabs } from "./run.js";
 
 const PRESETS = [
   ["errors in right", { verdict: "right", failed: "1.." }],
@@ -20,10 +20,10 @@ const PRESETS = [
 const FIELDS = ["verdict", "reason", "stop", "error", "tool", "method"];
 const RANGES = {
   step: "step", tokens: "tokens", calls: "calls", failed: "failed calls", penalty: "penalty", entropy: "entropy",
+  reward: "reward",
 };
 export const FILTERS = [
-  ...FIELDS, ...Object.keys(RANGES), "part", "stage", "problem", "kept", "fault", "q", "turns", "reward", "seconds",
-  "version",
+  ...FIELDS, ...Object.keys(RANGES), "part", "stage", "problem", "kept", "fault", "q", "turns", "seconds", "version",
 ];
 
 export const filters = (query) => Object.fromEntries(Object.entries(query).filter(([name]) => FILTERS.includes(name)));
@@ -61,6 +61,10 @@ const COLUMNS = [
       <span class="dim">${visible(row.question?.slice(0, 60))} …</span> ${visible(row.preview)}` },
 ];
 
+/** Others choose nothing among siblings. */
+const REWARD = { name: "kept", label: "reward", sort: "reward", cell: (row) => number(row.reward) };
+const COLUMNS_OF_OTHERS = COLUMNS.map((column) => (column.name === "kept" ? REWARD : column));
+
 const GROUP_COLUMNS = [
   { name: "step", label: "step", sort: "step", cell: where },
   { name: "share", label: "right", sort: "share", cell: (row) => html`<${Tally} row=${row} />` },
@@ -83,7 +87,8 @@ export function Attempts({ name }) {
   const asked = { ...filters(query), q: usePaused(query.q || "", 250) };
   return html`<h1 class="sr">Attempts of ${name}</h1><${Tabs} name=${name} tab="attempts" />
     <${Filters} name=${name} what="attempts" />
-    <${List} path=${ofRun(name, "attempts")} query=${asked} columns=${COLUMNS} label="Attempts"
+    <${List} path=${ofRun(name, "attempts")} query=${asked} label="Attempts"
+      columns=${ofOthers(name) ? COLUMNS_OF_OTHERS : COLUMNS}
       sort=${query.sort || "-step"} onSort=${(sort) => amend({ sort })} onAbout=${tell}
       href=${(row) => attemptAt(name, row, query)} />`;
 }

@@ -5,7 +5,7 @@ import {
   visible,
 } from "./lib.js";
 import { withMath } from "./math.js";
-import { Tabs } from "./run.js";
+import { ofOthers, Tabs } from "./run.js";
 
 const METHODS = { roc: "RoC, the paper's draw", roc_release: "RoC as released", uniform: "uniform", all: "keep all" };
 const WHATIF = [
@@ -51,7 +51,7 @@ function History({ name, history, at }) {
 
 function Siblings({ name, query, part, step, grp, rows }) {
   const asked = Object.fromEntries(WHATIF.map((key) => [key, query["w." + key]]));
-  const trained = part === "rollouts";
+  const trained = part === "rollouts" && !ofOthers(name);
   const whatIf = useAnswer(trained ? ofRun(name, "what-if") : "", usePaused({ part, step, grp, ...asked }, 120));
   const tried = Object.values(asked).some(Boolean);
   const found = whatIf.value;

@@ -63,20 +63,21 @@ function said(event) {
 export function Settings({ name, run }) {
   const { query } = place();
   const known = useAnswer("sources");
-  const from = query.from ?? "defaults";
+  const from = query.from ?? (run.about ? "all" : "defaults");
   const other = ["defaults", "all"].includes(from) ? "" : from;
   const differs = useAnswer(from === "all" ? "" : ofRun(name, "differs"), { from: other });
   const others = (known.value?.sources || []).filter((one) => one.kind === "run" && one.name !== name);
   const words = (query.q || "").toLowerCase();
-  const whole = [...leaves({ run: run.identity, settings: run.settings })].map(([setting, b]) => ({ setting, b }));
+  const everything = run.about || { run: run.identity, settings: run.settings };
+  const whole = [...leaves(everything)].map(([setting, b]) => ({ setting, b }));
   const listed = from === "all" ? whole : differs.value || [];
   const rows = listed.filter(({ setting, a, b }) => `${setting} ${told(a)} ${told(b)}`.toLowerCase().includes(words));
   return html`<div class="bar filters">
-      <label>show <select value=${from} onChange=${(e) => amend({ from: e.target.value })}>
+      ${!run.about && html`<label>show <select value=${from} onChange=${(e) => amend({ from: e.target.value })}>
         <option value="defaults">what differs from the defaults</option>
         <option value="all">all, and the machine</option>
         ${others.map((one) => html`<option value=${one.name}>what differs from ${visible(one.name)}</option>`)}
-      </select></label>
+      </select></label>`}
       <input type="search" id="search" aria-label="Settings that have" placeholder="name or value …  /"
         value=${query.q || ""} onInput=${(e) => amend({ q: e.target.value }, { keep: false })} /></div>
     <${Problem} error=${differs.error} />

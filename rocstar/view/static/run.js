@@ -5,8 +5,13 @@ import {
   ago, Figure, html, link, number, ofRun, percent, Problem, State, Term, useAnswer, useEffect, useRef, visible,
 } from "./lib.js";
 import { Evaluations, Events, Settings } from "./records.js";
+import { Time } from "./time.js";
 
-export const TABS = ["curves", "attempts", "groups", "evaluations", "replays", "events", "settings"];
+const TABS = ["curves", "time", "attempts", "groups", "evaluations", "replays", "events", "settings"];
+const OF_OTHERS = ["curves", "attempts", "groups", "settings"];
+
+/** Whether a name is that of rollouts that another trainer wrote. */
+export const ofOthers = (name) => name.startsWith("file:");
 const BESIDE = ["greedy", "tool_error_share_in_correct", "no_tool_share", "mean_response_tokens"];
 const OF_HELD_OUT = ["before", "during", "after"];
 
@@ -15,7 +20,8 @@ export function Tabs({ name, tab }) {
   useEffect(() => { // a narrow screen holds four
     bar.current.scrollLeft = bar.current.querySelector("[aria-current]")?.offsetLeft - 60;
   }, [tab]);
-  return html`<nav class="tabs" aria-label="Views of the run" ref=${bar}>${TABS.map((one) => html`
+  const tabs = ofOthers(name) ? OF_OTHERS : TABS;
+  return html`<nav class="tabs" aria-label="Views of the run" ref=${bar}>${tabs.map((one) => html`
     <a href=${link(one === "curves" ? ["run", name] : ["run", name, one])}
       aria-current=${one === tab ? "page" : undefined}>${one}</a>`)}</nav>`;
 }
@@ -23,7 +29,7 @@ export function Tabs({ name, tab }) {
 export function Run({ name, tab }) {
   const { value, error } = useAnswer(ofRun(name), {}, { every: 2, again: (run) => run.state === "running" });
   if (!value) return html`<${Problem} error=${error} />`;
-  const view = { evaluations: Evaluations, events: Events, settings: Settings }[tab] || Curves;
+  const view = { time: Time, evaluations: Evaluations, events: Events, settings: Settings }[tab] || Curves;
   const broken = value.broken_lines;
   return html`<${Header} run=${value} /><${Tabs} name=${name} tab=${tab} />
     <${Problem} error=${error || value.broken || (value.reason && `failed: ${value.reason}`)} />
@@ -32,6 +38,10 @@ export function Run({ name, tab }) {
 }
 
 function Header({ run }) {
+  const { about } = run;
+  if (about) return html`<div class="bar"><h1>${visible(run.name)}</h1>
+    <span>${number(about.attempts)} attempts, written by ${visible(about["written by"])}</span></div>
+    ${run.refused.map((said) => html`<${Problem} error=${`left out: ${said}`} />`)}`;
   const step = run.last.step ?? 0;
   const of = run.state === "finished" ? "" : html` <span class="dim">of ${number(run.steps)}</span>`;
   const address = link(["sweep", run.sweep || ""]);

@@ -35,7 +35,8 @@ export function Runs() {
   if (!value) return html`<${Problem} error=${error} />`;
   const fits = ({ name, sweep }) => `${name} ${sweep || ""}`.toLowerCase().includes(words.toLowerCase());
   const runs = value.sources.filter(({ kind }) => kind === "run").filter(fits);
-  const others = value.sources.filter(({ kind }) => kind !== "run").filter(fits);
+  const others = value.sources.filter(({ kind }) => kind === "evaluation").filter(fits);
+  const files = value.sources.filter(({ kind }) => kind === "rollouts").filter(fits);
   const columns = [NAME, ...value.columns.map((key) => setting(key, value.columns)), ...COLUMNS];
   const compared = chosen.slice(0, MOST_COMPARED);
   const address = compared.length < 2 ? undefined : link(["run", compared[0]], { with: compared.slice(1).join(",") });
@@ -46,12 +47,17 @@ export function Runs() {
       <a class="button ${address ? "" : "off"}" href=${address}>compare ${told}</a>
       <${Choices} columns=${columns} value=${value} sort=${query.sort} /></div>
     <${Problem} error=${error} />
-    ${!runs.length && !others.length && html`<p class="dim empty">
+    ${!runs.length && !others.length && !files.length && html`<p class="dim empty">
       there are no runs here yet; this page shows them as soon as they begin</p>`}
     ${runs.length > 0 && html`<div class="wide"><table class="runs"><thead><tr><th><span class="sr">choose</span></th>
       ${columns.map((column) => html`<${Head} column=${column} sort=${query.sort} />`)}</tr></thead>
       ${grouped(runs, columns, query.sort).map(([sweep, some]) => html`<${Group} key=${sweep} sweep=${sweep}
         runs=${some} columns=${columns} chosen=${chosen} choose=${choose} />`)}</table></div>`}
+    ${files.length > 0 && html`<h2>Rollouts of others</h2><table class="runs"><tbody>${files.map((one) => html`
+      <tr key=${one.name}><td data-label="rollouts">
+        <a class="open" href=${link(["run", one.name, "attempts"])}>${visible(one.name)}</a></td>
+      <td data-label="attempts">${number(one.about.attempts)} attempts, ${visible(one.about["written by"])}
+        ${one.refused[0] && html`<span class="warn"> ${visible(one.refused[0])}</span>`}</td></tr>`)}</tbody></table>`}
     ${others.length > 0 && html`<h2>Evaluations of models</h2><table class="runs"><tbody>${others.map((one) => html`
       <tr key=${one.name}><td data-label="evaluation">
         <a class="open" href=${link(["eval", one.name, one.evals[0]?.name ?? "", one.evals[0]?.step ?? 0])}>
