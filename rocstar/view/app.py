@@ -459,8 +459,8 @@ def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> 
 def serve(
     library: Library, *, host: str, port: int, browser: bool, tell: Callable[[str], None], cache: Path | None = None
 ) -> None:
-    """Serve the page until Ctrl-C or SIGTERM. cache: folder of the tables. Raises ConfigError where the address is taken or is none of this
-    machine's."""
+    """Serve the page until Ctrl-C or SIGTERM. cache: folder of the tables. Raises ConfigError where the address is
+    taken or is none of this machine's."""
     place = listener(host, port)
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     # Everywhere is no name under which a browser elsewhere may find this machine.

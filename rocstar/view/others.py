@@ -40,6 +40,7 @@ BATCH, ROW_GROUP = 1_000, 500  # rows: made at once, and read for one attempt
 LAST_STEP = 2**31
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are told in words
+KEYS = ("step", "problem_id", "index", "reward", "source")  # by which a row finds its place
 MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "false": 0.0, "p": 0.5}
 """Letters and words that inspect_ai reads as numbers."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
@@ -87,77 +88,73 @@ class _Made:
     """Files of attempts of one dump, one for each step."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.rows, self.left_out = root, 0, 0
-        self.forms: Counter[str] = Counter()
-        self.refused: list[str] = []
+        self.root, self.rows, self._left_out = root, 0, 0
+        self._forms: Counter[str] = Counter()
+        self._refused: list[str] = []
         self._about: Fields = {}
-        self._files: dict[int, Path] = {}
+        self._steps: dict[int, tuple[Path, Fields]] = {}
         (root / "rollouts").mkdir(parents=True)
 
     def told(self, files: Sequence[Path]) -> Fields:
-        """What the page says of the dump."""
-        left = f"{self.left_out} of {self.rows + self.left_out} rows; these first:"
-        refused = [left, *self.refused] if self.left_out else []
-        about = {"written by": ", ".join(self.forms), "files": [str(file) for file in files], "attempts": self.rows}
-        return {"refused": refused, "about": {**about, **self._about}}
+        """What the page says of the dump, and its curves, once all is read."""
+        lines = (json.dumps(row) + "\n" for _, (_, row) in sorted(self._steps.items(), key=lambda one: one[0]))
+        (self.root / "metrics.jsonl").write_text("".join(lines))
+        first = [f"{self._left_out} of {self.rows + self._left_out} rows; these first:"] if self._left_out else []
+        about = {"written by": ", ".join(self._forms), "files": [str(file) for file in files], "attempts": self.rows}
+        return {"refused": [*first, *self._refused], "about": {**about, **self._about}}
 
     def take(self, file: Path) -> None:
-        """Read one file, all of it or none."""
+        """Read one file, and leave out what cannot be read."""
         there = STEP_FOLDER.findall(str(file))
-        step, tables, batch, keys = int(there[-1]) if there else 0, list[Any](), list[Fields](), list[Fields]()
+        tables, batch, rows = list[Any](), list[Fields](), list[Fields]()
         try:
             self._about |= _about_of(file)
             for place, raw in _records(file):
                 try:
-                    found = list(_attempts(_loaded(raw)))
-                    for one in found:
-                        one["step"] = step if one["step"] is None else _whole(one, "step")
-                except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
-                    why = error if isinstance(error, Unread) else f"{error} is missing or of another form"
-                    self._refuse(f"{file}: {place}, {why}")
-                    continue
-                keys += [{name: one[name] for name in ("step", "problem_id", "index", "reward", "source")} for one in found]
-                batch += found
+                    found = list(_attempts(_loaded(raw), int(there[-1]) if there else 0))
+                except Unread as error:
+                    self._refuse(f"{file}: {place}, {error}")
+                except KeyError as error:
+                    self._refuse(f"{file}: {place}, {error.args[0]}: it is missing")
+                except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                    self._refuse(f"{file}: {place}, all: it has another form ({error})")
+                else:
+                    rows += [{name: one[name] for name in KEYS} for one in found]
+                    batch += found
                 if len(batch) >= BATCH:
                     tables.append(_table(batch))
                     batch = []
-            self._write(file, [*tables, _table(batch)], keys)
+            self._write(file, pyarrow.concat_tables([*tables, _table(batch)]), rows)
         except (pyarrow.ArrowException, zipfile.BadZipFile, OSError, KeyError, TypeError, ValueError) as error:
-            self._refuse(f"{file}: all: {str(error).splitlines()[0][:300] if str(error) else type(error).__name__}")
+            self._refuse(f"{file}: all: it cannot be read ({str(error).partition(chr(10))[0][:300]})")
 
     def _refuse(self, said: str) -> None:
-        self.left_out += 1
-        self.refused += [said] if len(self.refused) < SHOWN else []
+        self._left_out += 1
+        self._refused += [said] if len(self._refused) < SHOWN else []
 
-    def _write(self, file: Path, tables: Sequence[Any], keys: Sequence[Fields]) -> None:
-        """Siblings together, in the order in which their problem came; one that says no number has that of its row."""
-        first: dict[tuple[int, str], int] = {}
-        names = [(key["step"], key["problem_id"]) for key in keys]
-        for place, name in enumerate(names):
-            first.setdefault(name, place)
-        order = sorted(range(len(keys)), key=lambda n: (names[n][0], first[names[n]], keys[n]["index"] or 0, n))
-        siblings: Counter[tuple[int, str]] = Counter()
-        numbers, steps = list[int](), Counter(step for step, _ in names)
-        for place in order:
-            numbers.append(siblings[names[place]])
-            siblings[names[place]] += 1
-        table = pyarrow.concat_tables(tables).take(order)
-        table = table.set_column(table.schema.get_field_index("index"), "index", pyarrow.array(numbers, pyarrow.int32()))
-        begin = 0
-        with (self.root / "metrics.jsonl").open("a") as metrics:
-            for step in sorted(steps):
-                part, begin = table.slice(begin, steps[step]), begin + steps[step]
-                if (other := self._files.setdefault(step, file)) != file:
-                    self._refuse(f"{file}: step {step} was read from {other} already")
-                    continue
-                target = self.root / "rollouts" / f"step={step:06d}.parquet"
-                parquet.write_table(part, target, compression="zstd", row_group_size=ROW_GROUP)
-                some = [keys[n] for n in order[begin - steps[step] : begin]]
-                rewards = [one["reward"] for one in some if one["reward"] is not None]
-                mean = {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}
-                metrics.write(json.dumps({"step": step, "stage": some[0]["source"], **mean}) + "\n")
-                self.forms.update(one["source"] for one in some)
-                self.rows += len(some)
+    def _write(self, file: Path, table: Any, rows: Sequence[Fields]) -> None:
+        """Siblings stand together, in the order in which their problem came, and are numbered from 0."""
+        groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for place in sorted(range(len(rows)), key=lambda n: rows[n]["index"] or 0):
+            groups[rows[place]["step"], rows[place]["problem_id"]].append(place)
+        steps: dict[int, list[list[int]]] = defaultdict(list)
+        for (step, _), places in sorted(groups.items(), key=lambda one: min(one[1])):
+            steps[step].append(places)
+        at = table.schema.get_field_index("index")
+        for step, siblings in steps.items():
+            order = [place for places in siblings for place in places]
+            if step in self._steps:
+                self._refuse(f"{file}: step: {step} was read from {self._steps[step][0]} already")
+                continue
+            numbers = pyarrow.array([n for places in siblings for n in range(len(places))], pyarrow.int32())
+            target = self.root / "rollouts" / f"step={step:06d}.parquet"
+            part = table.take(order).set_column(at, "index", numbers)
+            parquet.write_table(part, target, compression="zstd", row_group_size=ROW_GROUP)
+            rewards = [rows[n]["reward"] for n in order if rows[n]["reward"] is not None]
+            mean = {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}
+            self._steps[step] = file, {"step": step, "stage": rows[order[0]]["source"], **mean}
+            self._forms.update(rows[n]["source"] for n in order)
+            self.rows += len(order)
 
 
 def _about_of(file: Path) -> Fields:
@@ -201,9 +198,11 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _loaded(raw: bytes | Fields) -> Fields:
+    if isinstance(raw, dict):
+        return raw
     try:
-        found = raw if isinstance(raw, dict) else msgspec.json.decode(raw)
-    except (msgspec.DecodeError, ValueError):  # NaN, or half a surrogate pair, which json reads
+        found = msgspec.json.decode(raw)
+    except ValueError:  # NaN, or half a surrogate pair, which json reads
         try:
             found = json.loads(raw)
         except ValueError as error:
@@ -213,105 +212,104 @@ def _loaded(raw: bytes | Fields) -> Fields:
     return found
 
 
-def _attempts(row: Fields) -> Iterator[Fields]:
+def _attempts(row: Fields, step: int) -> Iterator[Fields]:
+    """Rows of COLUMNS and `fields`. step: of those that do not say theirs."""
     for needed, read in FORMS:
         if needed <= row.keys():
-            return read(row)
+            yield from (one if one["step"] is not None else {**one, "step": step} for one in read(row))
+            return
     raise Unread(", ".join(list(row)[:9]) or "all", "no rows of TRL, verl, verifiers or inspect_ai have these fields")
 
 
 def _trl(row: Fields) -> Iterator[Fields]:
     """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken."""
     rewards = {name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"}
-    told = {"reward": sum(rewards.values()) if rewards else None, "method": " + ".join(rewards) or None}
-    yield _row("TRL", row, row.pop("prompt"), row.pop("completion"), **told, advantage=_number(row, "advantage"))
+    reward, method = sum(rewards.values()) if rewards else None, " + ".join(rewards) or None
+    yield _row("TRL", row, reward=reward, method=method, advantage=row.pop("advantage"))
 
 
 def _verl(row: Fields) -> Iterator[Fields]:
-    told = {"gold": row.pop("gts", None), "reward": _number(row, "score"), "method": "score"}
-    yield _row("verl", row, row.pop("input"), row.pop("output"), named=("input", "output"), **told)
+    told = {"gold": row.pop("gts", None), "reward": row.pop("score"), "method": "score"}
+    yield _row("verl", row, "input", "output", **told)
 
 
 def _verifiers(row: Fields) -> Iterator[Fields]:
     timing, usage = row.get("timing") or {}, row.get("token_usage") or {}
-    seconds = timing["total_ms"] / 1000 if "total_ms" in timing else timing.get("total")
-    tokens, name = usage.get("output_tokens"), row.get("example_id", row.get("id"))
+    row["completion"] = row["completion"] or []  # of a rollout that broke
     yield _row(
         "verifiers",
         row,
-        row.pop("prompt"),
-        row.pop("completion") or [],
-        problem_id=None if name is None else str(name),
+        problem_id=_text(row.get("example_id", row.get("id"))),
         gold=row.pop("answer", None),
-        reward=_number(row, "reward"),
+        reward=row.pop("reward", None),
         method="reward",
-        advantage=_number(row, "advantage"),
+        advantage=row.pop("advantage", None),
         stop=row.pop("stop_condition", None),
         fault=_text(row.pop("error", None)) or None,
-        seconds=seconds if isinstance(seconds, int | float) else None,
-        response_tokens=None if tokens is None else int(tokens),
+        seconds=timing["total_ms"] / 1000 if "total_ms" in timing else timing.get("total"),
+        response_tokens=int(usage["output_tokens"]) if usage else None,
     )
 
 
 def _traces(row: Fields) -> Iterator[Fields]:
     """One attempt for each branch of a trace, from its root to a leaf."""
     work = (row.get("run") or {}).get("work") or {}
-    for trace in row["traces"]:
-        nodes, task = trace["nodes"], trace["task"]
-        for leaf in sorted({*range(len(nodes))} - {node.get("parent") for node in nodes}):
-            path = [leaf]
-            while (before := nodes[path[0]].get("parent")) is not None:
-                if before >= path[0]:
-                    raise Unread("nodes", f"node {path[0]} comes before its parent {before}")
+    for trace in row.pop("traces"):
+        nodes, task, rewards = trace["nodes"], trace["task"], trace.get("rewards") or {}
+        marks = [one["score"] * one.get("weight", 1.0) for one in rewards.values() if one]
+        errors = [f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()]
+        leaves: list[int | None] = sorted({*range(len(nodes))} - {node.get("parent") for node in nodes})
+        for leaf in leaves if nodes else [None]:  # one that broke before it began
+            path = [] if leaf is None else [leaf]
+            while path and (before := nodes[path[0]].get("parent")) is not None:
+                if not 0 <= before < path[0]:
+                    raise Unread("nodes", f"the parent of node {path[0]} is {before}")
                 path.insert(0, before)
             begun = next((n for n, place in enumerate(path) if nodes[place].get("sampled")), len(path))
-            said, rewards = [nodes[place]["message"] for place in path], (trace.get("rewards") or {}).values()
-            marks = [one["score"] * one.get("weight", 1.0) for one in rewards if one]
+            said = [nodes[place]["message"] for place in path]
             yield _row(
                 "verifiers",
-                {**{key: value for key, value in row.items() if key not in ("traces", "task")}, **trace},
-                said[:begun],
-                said[begun:],
+                {**row, **trace, "prompt": said[:begun], "completion": said[begun:], "step": work.get("step")},
                 problem_id=task.get("key") or task.get("hash"),
                 gold=task["data"].get("answer"),
                 reward=sum(marks) if marks else None,
-                method=" + ".join(trace.get("rewards") or {}) or None,
+                method=" + ".join(rewards) or None,
                 stop=trace.get("stop_condition"),
-                fault="; ".join(f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()) or None,
+                fault="; ".join(errors) or None,
                 response_tokens=sum(sum(nodes[place].get("mask") or ()) for place in path) or None,
-                step=work.get("step"),
             )
 
 
 def _inspect(row: Fields) -> Iterator[Fields]:
     """The first scorer's mark is the reward; letters and words count as inspect_ai counts them."""
-    kept = row.pop("attachments", None) or {}
-    row = _attached(row, kept) if kept else row
-    said = row.pop("messages") or []
+    row = _attached(row, row.pop("attachments", None) or {})
+    said: list[Fields] = row.pop("messages") or []
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
-    scorer, score = next(iter((row.get("scores") or {}).items()), (None, {}))
-    mark, usage, limit = score.get("value"), (row.get("model_usage") or {}).values(), row.get("limit") or {}
-    value = MARKS.get(mark.lower()) if isinstance(mark, str) else mark
+    scores: Mapping[str, Fields] = row.get("scores") or {}
+    scorer = next(iter(scores), None)
+    mark, answer = (scores[scorer].get(name) if scorer else None for name in ("value", "answer"))
+    reward = MARKS.get(mark.lower()) if isinstance(mark, str) else mark
+    tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     yield _row(
         "inspect_ai",
-        row,
-        said[:begun] or row["input"],
-        said[begun:],
-        problem_id=str(row.pop("id")),
-        index=row.pop("epoch") - 1,
-        gold=row.pop("target", None),
-        reward=float(value) if isinstance(value, int | float) and math.isfinite(value) else None,
-        extracted=_text(score.get("answer")) or None,
+        {**row, "prompt": said[:begun] or row["input"], "completion": said[begun:]},
+        problem_id=_text(row["id"]),
+        index=row["epoch"] - 1,
+        gold=row["target"],
+        reward=reward if isinstance(reward, int | float) else None,
+        extracted=_text(answer) or None,
         method=scorer,
-        stop=limit.get("type"),
+        stop=(row.get("limit") or {}).get("type"),
         fault=(row.get("error") or {}).get("message"),
         seconds=row.get("total_time"),
-        response_tokens=sum(one["output_tokens"] for one in usage) or None,
+        response_tokens=sum(tokens) or None,
     )
 
 
 def _attached(value: Any, kept: Mapping[str, str]) -> Any:
     """With the long texts that a log keeps apart."""
+    if not kept:
+        return value
     if isinstance(value, str) and value.startswith("attachment://"):
         return kept.get(value.removeprefix("attachment://"), value)
     if isinstance(value, dict):
@@ -330,43 +328,41 @@ FORMS: tuple[tuple[set[str], Callable[[Fields], Iterator[Fields]]], ...] = (
 """Fields that tell a form, and what reads it; the first that fits."""
 
 
-def _row(
-    form: str,
-    fields: Fields,
-    prompt: Any,
-    said: Any,
-    *,
-    named: tuple[str, str] = ("prompt", "completion"),
-    **columns: Any,
-) -> Fields:
-    """A row of COLUMNS and `fields`."""
-    asked, answered = _messages(named[0], prompt, "user"), _messages(named[1], said, "assistant")
-    alone = len(asked) == 1 and asked[0]["role"] == "user"
-    question = _utf8(_said(asked[0]) if alone else "\n\n".join(f"{one['role']}: {_said(one)}" for one in asked))
-    turns, texts = _turns(answered)
-    results = [result for turn in turns for result in turn["results"] if result]
+def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "completion", **columns: Any) -> Fields:
+    """prompt, said: the fields of what was asked and answered. The fields that are left are shown as they are."""
+    plain = isinstance(fields[said], str)
+    asked, answered = _messages(prompt, fields.pop(prompt), "user"), _messages(said, fields.pop(said), "assistant")
     for place, message in enumerate([*asked, *answered]):
         if left := {name: message[name] for name in message.keys() - KNOWN}:
             fields[f"message {place}"] = left
-    step, reward = fields.pop("step", None), columns.get("reward")
-    reward = None if reward is None or math.isnan(reward) else reward
+    for name in ("reward", "advantage", "seconds"):
+        value = columns.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise Unread(name, f"{_text(value)[:80]!r} is no number")
+        columns[name] = None if value is None or math.isnan(value) else float(value)
+    step, reward = fields.pop("step", None), columns["reward"]
+    if step is not None and (not isinstance(step, int) or not 0 <= step < LAST_STEP):
+        raise Unread("step", f"{_text(step)[:80]} is no whole number from 0 on")
+    alone = len(asked) == 1 and asked[0]["role"] == "user"
+    question = _utf8(_said(asked[0]) if alone else "\n\n".join(f"{one['role']}: {_said(one)}" for one in asked))
+    turns, texts = _turns(answered)
+    failed = sum(one["status"] != Status.OK for turn in turns for one in turn["results"] if one)
     verdict = None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG
-    told = {
+    return {
         **dict.fromkeys(COLUMNS),
+        **{name: _utf8(value) if isinstance(value, str) else value for name, value in columns.items()},
         "step": step,
-        "source": form,
+        "problem_id": columns.get("problem_id") or problem_id(question),
         "question": question,
+        "gold": _text(columns.get("gold")),
+        "source": form,
         "turns": _json(turns),
         "text": texts,
         "verdict": verdict and str(verdict),
-        "calls": None if isinstance(said, str) else sum(len(turn["calls"]) for turn in turns),
-        "failed_calls": None if isinstance(said, str) else sum(one["status"] != Status.OK for one in results),
-        **{name: _utf8(value) if isinstance(value, str) else value for name, value in columns.items()},
-        "reward": reward,
-        "gold": _text(columns.get("gold")),
+        "calls": None if plain else sum(len(turn["calls"]) for turn in turns),
+        "failed_calls": None if plain else failed,
         "fields": _json({key: _short(value) for key, value in fields.items()}),
     }
-    return {**told, "problem_id": told["problem_id"] or problem_id(question)}
 
 
 def _messages(field: str, value: Any, role: str) -> list[Fields]:
@@ -411,8 +407,8 @@ def _call(call: Any, place: int) -> Fields:
         arguments = json.loads(given) if isinstance(given, str) else given
     except ValueError:
         arguments = None
-    told = {"id": call.get("id") or f"call_{place}", "tool": inner["name"], "raw": _text(given)}
-    return {**told, "arguments": arguments if isinstance(arguments, dict) else {}, "parse_error": call.get("parse_error")}
+    told = {"id": call.get("id") or f"call_{place}", "tool": inner["name"], "parse_error": call.get("parse_error")}
+    return {**told, "arguments": arguments if isinstance(arguments, dict) else {}, "raw": _text(given)}
 
 
 def _result(message: Fields) -> Fields:
@@ -442,20 +438,6 @@ def _table(rows: Sequence[Fields]) -> Any:
     schema = attempts_schema().append(pyarrow.field("fields", pyarrow.string()))
     columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
     return pyarrow.Table.from_arrays(columns, schema=schema)
-
-
-def _whole(row: Fields, name: str) -> int:
-    if not isinstance(row[name], int) or not 0 <= row[name] < LAST_STEP:
-        raise Unread(name, f"{row[name]!r} is no whole number from 0 on")
-    return int(row[name])
-
-
-def _number(row: Fields, name: str) -> float | None:
-    """Taken out of the row where it is one."""
-    value = row.pop(name, None)
-    if value is not None and not isinstance(value, int | float):
-        raise Unread(name, f"{_text(value)[:80]!r} is no number")
-    return None if value is None or math.isnan(value) else float(value)
 
 
 def _json(value: Any) -> str:

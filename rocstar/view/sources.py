@@ -70,7 +70,9 @@ class RunSource:
 
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""
-        named = [] if self.run or self.others else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
+        if self.others:
+            return None
+        named = [] if self.run else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
         kept = (
             [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
         )

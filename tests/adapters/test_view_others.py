@@ -1,0 +1,88 @@
+"""The page opens files that TRL, verl and inspect_ai themselves wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL has an environment of its own: scripts/adapters_env")
+
+from inspect_ai.log import read_eval_log, write_eval_log
+
+from rocstar.record.rollouts import read_table
+from tests.adapters.test_dumps import asked, dumper_of_verl, model, trained  # noqa: F401
+from tests.adapters.test_inspect_logs import LONG, called, log_of, partly, said
+from tests.view.test_others import opened
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def short(completions: list[Any], **columns: Any) -> list[float]:
+    return [len(one[0]["content"]) / 10 for one in completions]
+
+
+def even(completions: list[Any], log_extra: Any, **columns: Any) -> list[float]:
+    log_extra("length", [len(one[0]["content"]) for one in completions])
+    return [float(len(one[0]["content"]) % 2 == 0) for one in completions]
+
+
+def test_completions_that_trl_logged(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    trained(model, tmp_path / "run", [asked("1?"), asked("2?"), asked("3?")], [short, even], max_steps=2)
+    theirs = [read_table(file).to_pylist() for file in sorted((tmp_path / "run" / "completions").glob("*.parquet"))]
+    with opened(tmp_path / "run", tmp_path) as page:
+        assert (page.name, page.left_out) == ("file:completions", [])
+        rows = page.rows()
+        assert [row["step"] for row in rows] == [1] * len(theirs[0]) + [2] * len(theirs[1])
+        wanted = sorted((row["step"], row["short"] + row["even"], row["advantage"]) for some in theirs for row in some)
+        found = sorted((row["step"], row["reward"], row["advantage"]) for row in rows)
+        assert found == [pytest.approx(one) for one in wanted]
+        assert (
+            {row["method"] for row in rows} == {"short + even"} and rows[0]["sibling"] == 0 and rows[3]["sibling"] == 3
+        )
+        shown = page.attempt(rows[0])
+        text = next(
+            row["completion"][0]["content"] for row in theirs[0] if row["prompt"][0]["content"] == shown["question"]
+        )
+        assert shown["turns"][0]["text"] == text and shown["fields"]["length"] == len(text)
+
+
+def test_a_dump_that_verl_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="verl has an environment of its own: scripts/adapters_env")
+    dump = ["user\n1+1", "user\n1+1"], ["2", "3"], ["2", "2"], [1.0, 0.0], {"acc": [True, False], "uid": ["a", "a"]}
+    for step in (2, 10):
+        dumper_of_verl()._write_generations(*dump, str(tmp_path / "dump"), step)
+    with opened(tmp_path / "dump", tmp_path) as page:
+        assert [(row["step"], row["sibling"], row["reward"]) for row in page.rows()] == [
+            (2, 0, 1.0), (2, 1, 0.0), (10, 0, 1.0), (10, 1, 0.0),
+        ]  # fmt: skip
+        assert page.attempt(page.rows()[0])["fields"] == {"acc": True, "uid": "a"}
+
+
+@pytest.mark.parametrize("ending", ["eval", "json"])
+def test_a_log_of_inspect(tmp_path: Path, ending: str) -> None:
+    outputs = [called("2 + 3"), said("5"), called("4 / 4"), said(LONG), said("5"), said("8")]
+    log = read_eval_log(str(log_of(tmp_path, outputs)))
+    file = tmp_path / f"log.{ending}"
+    write_eval_log(log, str(file))
+    with opened(file, tmp_path) as page:
+        assert page.left_out == [] and page.sources[page.name]["about"]["eval"]["model"] == "mockllm/model"
+        rows = page.rows()
+        assert sorted((row["problem_id"], row["sibling"], row["reward"], row["calls"]) for row in rows) == [
+            ("2+3", 0, 1.0, 1), ("2+3", 1, 1.0, 0), ("hostile", 0, 0.0, 1), ("hostile", 1, 1.0, 0),
+        ]  # fmt: skip
+        (failed,) = [row for row in rows if row["failed_calls"]]
+        shown = page.attempt(failed)
+        assert shown["turns"][-1]["text"] == LONG and shown["question"] == "<b>4 + 4?</b>" and shown["gold"] == "8"
+        assert shown["turns"][0]["calls"][0]["result"]["stderr"] == "no division here"
+        assert json.dumps(shown["fields"]["scores"]) and shown["response_tokens"] == 14
+
+
+def test_partial_marks_and_broken_samples_of_inspect(tmp_path: Path) -> None:
+    with opened(log_of(tmp_path, [said("5"), said("8")], partly(), epochs=1), tmp_path) as page:
+        assert sorted(row["reward"] for row in page.rows()) == [0.5, 1.0]
+    with opened(log_of(tmp_path / "b", [said("5")], epochs=1), tmp_path / "b") as page:
+        (broken,) = page.rows(fault="yes")
+        assert "ran out of values" in broken["fault"] and broken["reward"] is None

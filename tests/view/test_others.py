@@ -1,0 +1,226 @@
+"""Rollouts that others wrote, through the page's answers. Files that the libraries themselves wrote are opened in
+tests/adapters/test_view_others.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from starlette.testclient import TestClient
+
+from rocstar.errors import ConfigError
+from rocstar.view.app import application
+from rocstar.view.others import LONGEST_FIELD, opened_others
+from tests.view.recorded import create, settled
+
+HOSTILE = "<script>alert(1)</script>\u202e"
+
+
+class Page:
+    """The page over rollouts of others."""
+
+    def __init__(self, client: TestClient, left_out: list[str]) -> None:
+        self.client, self.left_out = client, left_out
+        self.sources = {one["name"]: one for one in client.get("/api/sources").json()["sources"]}
+        self.name = next(iter(self.sources))
+
+    def rows(self, **query: Any) -> Any:
+        return settled(self.client, f"/api/run/{quote(self.name)}/attempts", sort="step", **query)["rows"]
+
+    def attempt(self, row: dict[str, Any]) -> Any:
+        asked = {"part": row["part"], "step": row["step"], "row": row["row"]}
+        return self.client.get(f"/api/run/{quote(self.name)}/attempt", params=asked).json()
+
+
+@contextmanager
+def opened(place: Path, tmp_path: Path) -> Iterator[Page]:
+    told: list[str] = []
+    library = opened_others(place, tmp_path / "made", told.append)
+    assert library is not None
+    with TestClient(application(library, cache=tmp_path / "cache"), base_url="http://127.0.0.1:8710") as client:
+        yield Page(client, told)
+
+
+def write(file: Path, rows: Sequence[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in rows))
+    return file
+
+
+def verl(question: str = "1+1", answer: str = "2", score: float = 1.0, step: int = 7, **more: Any) -> dict[str, Any]:
+    return {"input": f"user\n{question}", "output": answer, "gts": "2", "score": score, "step": step, **more}
+
+
+def test_siblings_of_verl_that_lie_apart_are_one_group(tmp_path: Path) -> None:
+    rows = [verl("1+1", "a"), verl("5+5", "b"), verl("1+1", HOSTILE, score=-1.0, acc={"x": [1]}), verl("5+5", "d")]
+    write(tmp_path / "dump" / "7.jsonl", rows)
+    write(tmp_path / "dump" / "10.jsonl", [verl("1+1", "later", step=10)])
+    with opened(tmp_path / "dump", tmp_path) as page:
+        assert page.name == "file:dump" and page.left_out == []
+        found = page.rows()
+        assert [(one["step"], one["grp"], one["sibling"], one["preview"]) for one in found] == [
+            (7, 1, 0, "a"), (7, 1, 1, HOSTILE), (7, 2, 0, "b"), (7, 2, 1, "d"), (10, 1, 0, "later"),
+        ]  # fmt: skip
+        assert [(one["reward"], one["verdict"]) for one in found[:2]] == [(1.0, "right"), (-1.0, "wrong")]
+        shown = page.attempt(found[1])
+        assert shown["fields"] == {"acc": {"x": [1]}} and shown["turns"][0]["text"] == HOSTILE
+        assert (shown["gold"], shown["method"], shown["calls"], shown["response_tokens"]) == ("2", "score", None, None)
+        assert [one["preview"] for one in page.rows(reward="..0")] == [HOSTILE]
+        assert [one["preview"] for one in page.rows(q="LATER")] == ["later"]
+        curve = page.client.get(f"/api/run/{quote(page.name)}/curves", params={"metrics": "reward/mean"}).json()
+        assert curve["axes"]["step"] == [7, 10] and curve["columns"]["reward/mean"] == [0.5, 1.0]
+
+
+def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(tmp_path: Path) -> None:
+    bad = ['{"input": "cut', "[1]", verl(score="good"), {**verl(), "input": 3}, verl(step=-1), {"other": 1}]  # type: ignore[arg-type]
+    file = write(tmp_path / "7.jsonl", [verl(), *bad, verl(acc=math.nan), verl(answer="\ud800")])
+    with opened(file, tmp_path) as page:
+        said = page.left_out
+        assert said[0] == "left out: 6 of 9 rows; these first:"
+        for line, field in enumerate(("all", "all", "reward", "input", "step"), 2):
+            assert said[line - 1].startswith(f"left out: {file}: line {line}, {field}: "), said[line - 1]
+        about = page.sources[page.name]["about"]
+        assert (len(page.rows()), about["attempts"], about["written by"]) == (3, 3, "verl")
+        shown = settled(page.client, f"/api/run/{quote(page.name)}/attempts")["broken"]
+        assert [f"left out: {one}" for one in shown] == said
+        assert page.attempt(page.rows()[1])["fields"] == {"acc": None}
+
+
+def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "7.jsonl", [verl()])
+    write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=8)])
+    with opened(tmp_path / "d", tmp_path) as page:
+        assert [one["step"] for one in page.rows()] == [7, 8]
+        assert page.left_out[1].endswith(f"8.jsonl: step: 7 was read from {tmp_path}/d/7.jsonl already")
+
+
+def test_completions_of_trl_have_the_sum_of_their_rewards(tmp_path: Path) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    said = [{"role": "assistant", "content": "2"}]
+    rows = [
+        {
+            "step": 3,
+            "prompt": asked,
+            "completion": said,
+            "right": 1.0,
+            "short": 0.25,
+            "topic": "sums",
+            "advantage": 0.5,
+        },
+        {"step": 3, "prompt": asked, "completion": said, "right": 0.0, "short": 0.25, "topic": None, "advantage": -0.5},
+    ]
+    file = tmp_path / "completions" / "completions_00003.parquet"
+    file.parent.mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    for place in (file, file.parent, write(tmp_path / "rows.jsonl", rows)):
+        with opened(place, tmp_path / f"of {place.name}") as page:
+            first, second = page.rows()
+            assert (first["step"], first["reward"], first["advantage"], first["method"]) == (
+                3,
+                1.25,
+                0.5,
+                "right + short",
+            )
+            assert (second["verdict"], second["grp"], second["sibling"]) == ("wrong", 1, 1)
+            shown = page.attempt(first)
+            assert shown["question"] == "system: Be brief.\n\nuser: 1+1?" and shown["turns"][0]["text"] == "2"
+            assert shown["fields"] == {"right": 1.0, "short": 0.25, "topic": "sums"}
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1/0"}'}}
+
+
+def result(**more: Any) -> dict[str, Any]:
+    """A row of verifiers' results.jsonl: a call that fails, what the environment says to it, and an answer."""
+    said = [
+        {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [json.dumps(CALL)]},
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": "Traceback (most recent call last)\n  x\nZeroDivisionError: no",
+        },
+        {"role": "user", "content": "Once more.", "name": "env"},
+        {"role": "assistant", "content": [{"type": "text", "text": "2"}], "tool_calls": None},
+    ]
+    return {
+        "example_id": 4, "prompt": [{"role": "user", "content": "1+1?"}], "completion": said, "answer": "2",
+        "reward": 0.75, "error": None, "timing": {"total_ms": 1500.0}, "stop_condition": "max_turns_reached",
+        "token_usage": {"input_tokens": 9.0, "output_tokens": 12.0}, "metrics": {"exact": 0.75}, **more,
+    }  # fmt: skip
+
+
+def test_results_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_path: Path) -> None:
+    broke = result(completion=None, error={"error": "ModelError", "error_chain_repr": "gone"}, reward=0.0)
+    file = write(tmp_path / "step_12" / "results.jsonl", [result(info={"long": "x" * LONGEST_FIELD}), broke])
+    (file.parent / "metadata.json").write_text(json.dumps({"env_id": "sums", "model": "m"}))
+    with opened(tmp_path, tmp_path) as page:
+        assert page.name == "file:step_12:results.jsonl"
+        assert page.sources[page.name]["about"] | {"env_id": "sums", "model": "m"} == page.sources[page.name]["about"]
+        first, second = page.rows()
+        assert (first["step"], first["problem_id"], first["reward"], first["tokens"]) == (12, "4", 0.75, 12)
+        assert (first["calls"], first["failed_calls"], first["errors"]) == (1, 1, ["ZeroDivisionError"])
+        assert (first["seconds"], first["stop"]) == (1.5, "max_turns_reached") and "ModelError" in second["fault"]
+        shown = page.attempt(first)
+        assert [turn["text"] for turn in shown["turns"]] == ["<think>hm</think>\nLet me see.", "2"]
+        (call,) = shown["turns"][0]["calls"]
+        assert (call["tool"], call["arguments"], call["result"]["status"]) == ("python", {"code": "1/0"}, "code_error")
+        assert shown["turns"][0]["replies"] == [{"role": "user", "text": "Once more."}]
+        assert shown["fields"]["message 3"] == {"name": "env"} and shown["fields"]["metrics"] == {"exact": 0.75}
+        assert shown["fields"]["info"].endswith("characters, which stay in the file")
+
+
+def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
+    def node(parent: int | None, role: str, content: str, **more: Any) -> dict[str, Any]:
+        return {"parent": parent, "message": {"role": role, "content": content}, **more}
+
+    nodes = [
+        node(None, "user", "1+1?"), node(0, "assistant", "3", sampled=True, mask=[False, True, True]),
+        node(1, "user", "Sure?"), node(2, "assistant", "2", sampled=True, mask=[True]),
+        node(0, "assistant", "11", sampled=True, mask=[True]),
+    ]  # fmt: skip
+    trace = {
+        "task": {"type": "Sum", "data": {"answer": "2"}, "key": "sum-1"}, "nodes": nodes, "stop_condition": "done",
+        "rewards": {"right": {"score": 1.0, "weight": 0.5}, "form": None}, "errors": [],
+    }  # fmt: skip
+    episode = {"env": {"id": "sums"}, "traces": [trace], "run": {"type": "train", "work": {"type": "train", "step": 5}}}
+    broke = {**trace, "nodes": [], "errors": [{"type": "BootError", "message": "no image"}], "rewards": {}}
+    looping = {**trace, "nodes": [node(1, "user", "a"), node(0, "user", "b"), node(1, "user", "c")]}
+    file = write(tmp_path / "traces.jsonl", [episode, {**episode, "traces": [broke]}, {**episode, "traces": [looping]}])
+    with opened(file, tmp_path) as page:
+        long, short, none = page.rows()
+        assert (long["step"], long["problem_id"], long["reward"], long["tokens"], long["grp"]) == (
+            5,
+            "sum-1",
+            0.5,
+            3,
+            1,
+        )
+        assert [turn["text"] for turn in page.attempt(long)["turns"]] == ["3", "2"]
+        assert page.attempt(short)["turns"][0]["text"] == "11" and page.attempt(short)["fields"]["env"] == {
+            "id": "sums"
+        }
+        assert (none["fault"], none["reward"], page.attempt(none)["turns"]) == ("BootError: no image", None, [])
+        assert page.left_out[1:] == [f"left out: {file}: line 3, nodes: the parent of node 0 is 1"]
+
+
+def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_others(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.jsonl holds no rollouts of TRL, verl, verifiers or inspect_ai"):
+        opened_others(write(tmp_path / "x.jsonl", [{"a": 1}]), tmp_path / "made", lambda said: None)
+    run = create(tmp_path / "runs")
+    write(run.path / "metrics.jsonl", [{"step": 1}])
+    for place in (tmp_path / "runs", run.path, tmp_path / "none"):
+        assert opened_others(place, tmp_path / "made", lambda said: None) is None
+    for name in ("cut.parquet", "cut.eval"):
+        (tmp_path / name).write_bytes(b"PAR1 cut")
+        told: list[str] = []
+        with pytest.raises(ConfigError):
+            opened_others(tmp_path / name, tmp_path / name[-4:], told.append)
+        assert f"{name}: all: it cannot be read" in told[1]
