@@ -153,6 +153,7 @@ def views_of(server: Server, name: str) -> dict[str, tuple[str, str]]:
     views = {
         "runs": ("#/", "table.runs"),
         "run": (run, ".chart canvas"),
+        "time": (f"{run}/time", ".of-steps rect"),
         "attempts": (f"{run}/attempts", ".row a.open"),
         "filtered": (f"{run}/attempts?verdict=right&failed=1..", ".row a.open"),
         "groups": (f"{run}/groups", ".row a.open"),

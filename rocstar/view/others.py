@@ -28,7 +28,7 @@ from pyarrow import parquet
 
 from rocstar.errors import ConfigError
 from rocstar.record.call_errors import error_of_output
-from rocstar.record.rollouts import COLUMNS, attempts_schema
+from rocstar.record.rollouts import attempts_schema
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.sources import Library, RunSource
 
@@ -36,7 +36,8 @@ ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
 STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
-BATCH, ROW_GROUP = 1_000, 500  # rows: made at once, and read for one attempt
+BATCH, PART = 1_000, 5_000  # rows: made at once, and of a file, which the index takes up in one go
+ROW_GROUP, GROUP_BYTES = 500, 1 << 22  # that are read for one attempt, at most
 LAST_STEP = 2**31
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are told in words
@@ -85,7 +86,7 @@ def _may_be_read(file: Path) -> bool:
 
 
 class _Made:
-    """Files of attempts of one dump, one for each step."""
+    """Files of attempts of one dump, of each step in `rollouts`, and in `rollouts.2` and so on where it is large."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.rows, self._left_out = root, 0, 0
@@ -93,7 +94,7 @@ class _Made:
         self._refused: list[str] = []
         self._about: Fields = {}
         self._steps: dict[int, tuple[Path, Fields]] = {}
-        (root / "rollouts").mkdir(parents=True)
+        root.mkdir(parents=True)
 
     def told(self, files: Sequence[Path]) -> Fields:
         """What the page says of the dump, and its curves, once all is read."""
@@ -140,21 +141,35 @@ class _Made:
         steps: dict[int, list[list[int]]] = defaultdict(list)
         for (step, _), places in sorted(groups.items(), key=lambda one: min(one[1])):
             steps[step].append(places)
-        at = table.schema.get_field_index("index")
         for step, siblings in steps.items():
-            order = [place for places in siblings for place in places]
             if step in self._steps:
                 self._refuse(f"{file}: step: {step} was read from {self._steps[step][0]} already")
                 continue
-            numbers = pyarrow.array([n for places in siblings for n in range(len(places))], pyarrow.int32())
-            target = self.root / "rollouts" / f"step={step:06d}.parquet"
-            part = table.take(order).set_column(at, "index", numbers)
-            parquet.write_table(part, target, compression="zstd", row_group_size=ROW_GROUP)
-            rewards = [rows[n]["reward"] for n in order if rows[n]["reward"] is not None]
+            parts, size = defaultdict[int, list[tuple[int, int]]](list), 0
+            for pair in (pair for places in siblings for pair in enumerate(places)):
+                if not pair[0] % PART:  # a problem begins, or has more attempts than a file
+                    number = size // PART
+                parts[number].append(pair)
+                size += 1
+            for number, pairs in parts.items():
+                self._write_part(f"rollouts.{number + 1}" if number else "rollouts", step, table, pairs)
+            some = [rows[place] for places in siblings for place in places]
+            rewards = [one["reward"] for one in some if one["reward"] is not None]
             mean = {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}
-            self._steps[step] = file, {"step": step, "stage": rows[order[0]]["source"], **mean}
-            self._forms.update(rows[n]["source"] for n in order)
-            self.rows += len(order)
+            self._steps[step] = file, {"step": step, "stage": some[0]["source"], **mean}
+            self._forms.update(one["source"] for one in some)
+            self.rows += size
+
+    def _write_part(self, name: str, step: int, table: Any, pairs: Sequence[tuple[int, int]]) -> None:
+        """pairs: of a sibling's number and its place in the table."""
+        numbers, order = zip(*pairs, strict=True)
+        part = table.take(list(order))
+        at = part.schema.get_field_index("index")
+        part = part.set_column(at, "index", pyarrow.array(numbers, pyarrow.int32()))
+        (self.root / name).mkdir(exist_ok=True)
+        target = self.root / name / f"step={step:06d}.parquet"
+        size = max(1, min(ROW_GROUP, len(part) * GROUP_BYTES // part.nbytes))
+        parquet.write_table(part, target, compression="zstd", row_group_size=size)
 
 
 def _about_of(file: Path) -> Fields:
@@ -348,8 +363,9 @@ def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "complet
     turns, texts = _turns(answered)
     failed = sum(one["status"] != Status.OK for turn in turns for one in turn["results"] if one)
     verdict = None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG
+    told = _json(fields)
     return {
-        **dict.fromkeys(COLUMNS),
+        "index": None,
         **{name: _utf8(value) if isinstance(value, str) else value for name, value in columns.items()},
         "step": step,
         "problem_id": columns.get("problem_id") or problem_id(question),
@@ -361,16 +377,17 @@ def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "complet
         "verdict": verdict and str(verdict),
         "calls": None if plain else sum(len(turn["calls"]) for turn in turns),
         "failed_calls": None if plain else failed,
-        "fields": _json({key: _short(value) for key, value in fields.items()}),
+        "fields": told if len(told) < LONGEST_FIELD else _json({key: _short(value) for key, value in fields.items()}),
     }
 
 
 def _messages(field: str, value: Any, role: str) -> list[Fields]:
     """A text is one message of a role. Parquet gives each message the keys of all, empty where it has none."""
-    found = [{"role": role, "content": value}] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "role" in one for one in found):
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list) or not all(isinstance(one, dict) and "role" in one for one in value):
         raise Unread(field, "it is neither a text nor a list of messages")
-    return [{key: inner for key, inner in one.items() if inner is not None} for one in found]
+    return [{key: inner for key, inner in one.items() if inner is not None} for one in value]
 
 
 def _turns(messages: Sequence[Fields]) -> tuple[list[Fields], list[str]]:
@@ -436,7 +453,9 @@ def _part(part: Fields) -> str:
 
 def _table(rows: Sequence[Fields]) -> Any:
     schema = attempts_schema().append(pyarrow.field("fields", pyarrow.string()))
-    columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
+    there = set[str]().union(*rows)
+    values = {name: [row.get(name) for row in rows] for name in there}
+    columns = [pyarrow.array(values.get(field.name, [None] * len(rows)), field.type) for field in schema]
     return pyarrow.Table.from_arrays(columns, schema=schema)
 
 

@@ -47,8 +47,8 @@ class RunSource:
     def attempt_files(self) -> list[AttemptFile]:
         """All that are there now, the newest step first."""
         found = [
-            AttemptFile(path=path, part="rollouts", step=step_of(path))
-            for path in self.root.glob("rollouts/step=*.parquet")
+            AttemptFile(path=path, part=path.parent.name, step=step_of(path))
+            for path in self.root.glob("rollouts*/step=*.parquet" if self.others else "rollouts/step=*.parquet")
             if re.fullmatch(r"step=[0-9]+\.parquet", path.name)  # no copy of one
         ]
         for name, step, folder in self.evaluation_folders():

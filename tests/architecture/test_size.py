@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1218, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3391, 22),
+    "cli": (3400, 22),
     "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),
@@ -32,21 +32,21 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2808, 16),
     "rollout": (2073, 12),
-    "run": (4070, 22),
+    "run": (4081, 22),
     "sandbox": (8686, 44),
     "serving": (868, 6),
     "support": (1513, 13),
     "tools": (1039, 7),
-    "train": (206, 1),
+    "train": (208, 1),
     "types": (574, 1),
-    "view": (1553, 8),
+    "view": (2048, 9),
 }
-CLASSES, FUNCTIONS = 588, 4060
+CLASSES, FUNCTIONS = 590, 4094
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9195
+BENCHMARK_LINES = 9276
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

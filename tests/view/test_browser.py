@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import threading
@@ -22,6 +23,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import write_rollouts
 from rocstar.view.app import application
+from rocstar.view.others import opened_others
 from rocstar.view.sources import Library
 from tests.view.recorded import (
     RECIPE,
@@ -63,10 +65,8 @@ def transcripts(count: int) -> list[str]:
 
 
 @contextmanager
-def served(base: Path, cache: Path) -> Iterator[str]:
-    server = uvicorn.Server(
-        uvicorn.Config(application(Library.open(None, base), cache=cache), port=0, log_level="error")
-    )
+def served(library: Library, cache: Path) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(application(library, cache=cache), port=0, log_level="error"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:
@@ -112,9 +112,10 @@ class Seen:
 
 
 @contextmanager
-def seen(browser: Any, base: Path, width: int = 1440, **more: Any) -> Iterator[Seen]:
+def seen(browser: Any, shown: Path | Library, width: int = 1440, **more: Any) -> Iterator[Seen]:
     """The page over a folder of runs; nothing that it must not do may have happened by the end."""
-    with served(base, base.parent / "cache") as address:
+    library = shown if isinstance(shown, Library) else Library.open(None, shown)
+    with served(library, library.base.parent / "cache") as address:
         one = Seen(browser, address, width, **more)
         try:
             yield one
@@ -184,6 +185,7 @@ VIEWS = {
     "/run/made/attempts": ".row a.open",
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
+    "/run/made/time": ".of-steps rect",
     "/run/made/replays": ".tokens .s8",
     "/run/made/events": "tr.alarm",
     "/run/made/settings": ".settings td",
@@ -448,3 +450,56 @@ def test_an_answer_that_is_broken_off_while_it_is_read_is_no_answer(chromium: An
     create(tmp_path / "runs")
     with seen(chromium, tmp_path / "runs") as one:
         assert one.open("/", "table.runs").evaluate(BROKEN_OFF) == "AbortError"
+
+
+def test_the_time_of_each_step_is_split_and_a_range_of_steps_is_shown_alone(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    with Journal(run.metrics) as metrics:
+        metrics.append({"step": 1, "stage": "sft", "step/seconds": 2.0, "seconds/sft": 1.5, "seconds/cold start": 3.0})
+        for step in range(2, 302):
+            wall = {"seconds/rollout": 8.0, "seconds/learning": 4.0, "seconds/record": 1.0, "seconds/saving": 2.0}
+            shares = {"tool/seconds_share": 0.25, "step/overlap_seconds": 1.0, "step/seconds": 15.0}
+            metrics.append({"step": step, "stage": "first", **wall, **shares})
+    with seen(chromium, run.path.parent) as one:
+        page = one.open("/run/made/time?steps=2..4", ".of-steps rect")
+        told = "step 2: 17.0 s = attempts: engines 6.0 s, attempts: tools 2.0 s, learning 3.0 s, "
+        told += "learning beside attempts 1.0 s, checkpoints 2.0 s, setting up, records 1.0 s, idle and other 2.0 s"
+        titles = page.evaluate("[...document.querySelectorAll('.of-steps title')].map(e => e.textContent)")
+        assert titles == [told, told.replace("step 2", "step 3"), told.replace("step 2", "step 4")]
+        tall = page.evaluate(
+            "[...document.querySelectorAll('.of-steps a:first-child rect')].map(e => +e.getAttribute('height'))"
+        )
+        assert tall == [6, 2, 3, 1, 2, 1, 2]
+        page.click("button:has-text('all steps')")
+        page.wait_for_selector(".of-steps a:nth-child(151)")  # means of two steps
+        assert " ".join(page.inner_text("tbody tr:first-child").split()) == "sft 1 5.0 s 1.5 s 30% 3.0 s 60% 500 ms 10%"
+        page.evaluate(
+            "document.querySelectorAll('.of-steps a')[2].dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+        )
+        page.wait_for_function("location.hash.endsWith('steps=5..6')")
+        page.wait_for_function("document.querySelectorAll('.of-steps a').length === 2")
+
+
+def test_rollouts_of_others_are_shown_as_text_with_all_that_was_written(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "dump" / "7.jsonl"
+    file.parent.mkdir()
+    hostile = "".join(SCRIPTS)
+    rows = [
+        {"input": hostile, "output": hostile, "gts": hostile, "score": n / 4, "step": 7, hostile: [hostile]}
+        for n in range(3)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "cut")
+    library = opened_others(file, tmp_path / "made", lambda said: None)
+    assert library is not None
+    for width in WIDTHS:
+        with seen(chromium, library, width) as one:
+            page = one.open(f"{library.first}?sort=reward", ".row a.open")
+            assert "1 of 4 rows" in page.text_content("main") and "0.25" in page.text_content(".rows")
+            page.click(".row:nth-child(2) a.open")
+            page.wait_for_selector("details .settings th")
+            said = page.text_content("main")
+            assert "reward 0.25" in " ".join(said.split()) and "window.hacked = 1" in page.text_content("details th")
+            for view in ("", "/groups", "/settings"):
+                page = one.open(f"{library.first.removesuffix('/attempts')}{view}", ".tabs")
+            state = page.evaluate("[document.documentElement.scrollWidth, window.hacked]")
+            assert state == [width, None]

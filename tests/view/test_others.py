@@ -94,6 +94,23 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         assert page.attempt(page.rows()[1])["fields"] == {"acc": None}
 
 
+def test_a_large_step_lies_in_several_files_and_no_problem_in_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocstar.view.others.PART", 4)
+    names = ["a", "b", "a", "a", "b", "b", "c", "d", *["e"] * 9]
+    file = write(tmp_path / "7.jsonl", [verl(name, str(n)) for n, name in enumerate(names)])
+    with opened(file, tmp_path) as page:
+        rows = page.rows(limit=100)
+        parts = {
+            one["part"]: "".join(names[int(other["preview"])] for other in rows if other["part"] == one["part"])
+            for one in rows
+        }
+        assert list(parts.values()) == ["aaabbb", "cd", "eeee", "eeee", "e"] and list(parts)[1] == "rollouts.2"
+        assert all(page.attempt(row)["turns"][0]["text"] == row["preview"] for row in rows)
+        assert len(page.rows(part="rollouts*", limit=100)) == len(names) and len(page.rows(q="user")) == len(names)
+
+
 def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
     write(tmp_path / "d" / "7.jsonl", [verl()])
     write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=8)])

@@ -25,7 +25,7 @@ export function AttemptPage({ name }) {
   const up = () => value && (location.hash = link(["run", name, "group"], { at: `${part}:${step}:${value.grp}` }));
   useKeys({ n: () => go(1), p: () => go(-1), g: up, c: () => amend({ colour: nextColour(query.colour) }) });
   if (!value) return html`<${Tabs} name=${name} tab="attempts" /><${Problem} error=${error} />`;
-  const title = part === "rollouts" ? `step ${number(+step)}` : visible(part);
+  const title = part.startsWith("rollouts") ? `step ${number(+step)}` : visible(part);
   const absent = (id) => id !== "none" && !has(value, id);
   const option = ([id, label]) => html`<option value=${id} disabled=${absent(id)}>${label}</option>`;
   return html`<${Tabs} name=${name} tab="attempts" />
@@ -97,7 +97,8 @@ function Facts({ value }) {
     ${value.advantage !== null && html`<span><${Term} name="advantage" /> <b>${signed(value.advantage)}</b></span>`}
     ${value.penalty_total !== null && html`<${Penalty} value=${value} />`}
     <span>${number(value.response_tokens)} tokens · ${turns.length} turn${turns.length === 1 ? "" : "s"} ·
-      ${" "}${number(calls)} ${calls === 1 ? "call" : "calls"}${failed > 0 && html`, <span class="warn">${failed} failed</span>`}
+      ${" "}${number(calls)} ${calls === 1 ? "call" : "calls"}
+      ${failed > 0 && html`, <span class="warn">${failed} failed</span>`}
       ${value.stop && ` · ended: ${visible(value.stop)}`}</span>
     ${value.fields && html`<span>reward <b>${number(value.reward)}</b>${" "}
       <span class="dim">${value.seconds && seconds(value.seconds)}</span></span>`}

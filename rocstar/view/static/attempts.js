@@ -35,7 +35,7 @@ function attemptAt(name, row, query) {
 
 export const groupAt = (name, row) => link(["run", name, "group"], { at: `${row.part}:${row.step}:${row.grp}` });
 
-const where = (row) => `${row.part === "rollouts" ? "" : visible(row.part) + " "}${number(row.step)}`;
+const where = (row) => `${row.part.startsWith("rollouts") ? "" : visible(row.part) + " "}${number(row.step)}`;
 const failed = (row) => row.failed_calls > 0 && html` <span class="warn">${row.failed_calls}✗</span>`;
 const of = (some, all) => html`${number(some)}<span class="dim">/${number(all)}</span>`;
 
@@ -95,7 +95,8 @@ export function Attempts({ name }) {
 
 export function Groups({ name }) {
   const { query } = place();
-  const asked = { part: "rollouts", ...filters(query), q: usePaused(query.q || "", 250) };
+  const part = ofOthers(name) ? "rollouts*" : "rollouts"; // large steps of others are in several files
+  const asked = { part, ...filters(query), q: usePaused(query.q || "", 250) };
   return html`<h1 class="sr">Groups of ${name}</h1><${Tabs} name=${name} tab="groups" />
     <${Filters} name=${name} what="groups" />
     <${List} path=${ofRun(name, "groups")} query=${asked} columns=${GROUP_COLUMNS} label="Groups"

@@ -26,7 +26,7 @@ export function Group({ name }) {
   if (!value) return html`<${Tabs} name=${name} tab="groups" /><${Problem} error=${error} />`;
   const { problem, history, siblings } = value;
   return html`<${Tabs} name=${name} tab="groups" />
-    <div class="bar"><h1>${part === "rollouts" ? `step ${number(+step)}` : visible(part)}</h1>
+    <div class="bar"><h1>${part.startsWith("rollouts") ? `step ${number(+step)}` : visible(part)}</h1>
       <span class="dim">problem ${visible(problem.problem_id.slice(0, 12))}</span>
       <a class="button" href=${link(["run", name, "attempts"], { problem: problem.problem_id })}>
         all its attempts</a></div>
