@@ -24,12 +24,12 @@ from frame import environment, free_port, parser, print_figures, report, rocstar
 from pyarrow import parquet
 from view import Server, answers
 
-WORDS = [*"the sum of two primes equals a number so we compute it modulo seven and check each case boxed".split()]
+WORDS = "the sum of two primes equals a number so we compute it modulo seven and check each case boxed"
 SIBLINGS = 8
 
 
 def row_of(form: str, number: int, draw: random.Random) -> dict[str, Any]:
-    question, said = f"What is {number // SIBLINGS} + 1?", " ".join(draw.choices(WORDS, k=220))
+    question, said = f"What is {number // SIBLINGS} + 1?", " ".join(draw.choices(WORDS.split(), k=220))
     reward = float(draw.random() < 0.5)
     if form == "verl":
         return {"input": question, "output": said, "gts": "1", "score": reward, "step": 7, "acc": reward}
@@ -62,11 +62,11 @@ def main() -> None:
             while server.get(f"{run}/attempts", limit=100)["total"] < asked.rows:
                 time.sleep(0.05)
             figures |= {"all_rows": time.monotonic() - began, "all_rows_cpu": server.cpu()}
-            place = {"part": "rollouts", "step": 0 if asked.form == "verifiers" else 7, "row": min(4_000, asked.rows // 2)}
+            step, row = 0 if asked.form == "verifiers" else 7, min(4_000, asked.rows // 2)
             for name, path, query in (
                 ("sorted", "attempts", {"sort": "-reward"}),
                 ("searched", "attempts", {"q": "1234 + 1"}),
-                ("attempt", "attempt", place),
+                ("attempt", "attempt", {"part": "rollouts", "step": step, "row": row}),
             ):
                 with spent() as seconds:
                     server.get(f"{run}/{path}", **query)

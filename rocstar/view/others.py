@@ -216,15 +216,19 @@ def _loaded(raw: bytes | Fields) -> Fields:
     if isinstance(raw, dict):
         return raw
     try:
-        found = msgspec.json.decode(raw)
-    except ValueError:  # NaN, or half a surrogate pair, which json reads
-        try:
-            found = json.loads(raw)
-        except ValueError as error:
-            raise Unread("all", f"it is no JSON ({error})") from None
+        found = _parsed(raw)
+    except ValueError as error:
+        raise Unread("all", f"it is no JSON ({error})") from None
     if not isinstance(found, dict):
         raise Unread("all", "it is no JSON object")
     return found
+
+
+def _parsed(text: bytes | str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except ValueError:  # NaN, or half a surrogate pair, which json reads
+        return json.loads(text)
 
 
 def _attempts(row: Fields, step: int) -> Iterator[Fields]:
@@ -353,7 +357,8 @@ def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "complet
     for name in ("reward", "advantage", "seconds"):
         value = columns.get(name)
         if value is not None and not isinstance(value, int | float):
-            raise Unread(name, f"{_text(value)[:80]!r} is no number")
+            named = columns["method"] if name == "reward" else name
+            raise Unread(named, f"{_text(value)[:80]!r} is no number")
         columns[name] = None if value is None or math.isnan(value) else float(value)
     step, reward = fields.pop("step", None), columns["reward"]
     if step is not None and (not isinstance(step, int) or not 0 <= step < LAST_STEP):
@@ -417,11 +422,11 @@ def _turns(messages: Sequence[Fields]) -> tuple[list[Fields], list[str]]:
 
 def _call(call: Any, place: int) -> Fields:
     """OpenAI's form, also as JSON in a text, and the flat forms of verifiers and inspect_ai."""
-    call = json.loads(call) if isinstance(call, str) else call
+    call = _parsed(call) if isinstance(call, str) else call
     inner = call["function"] if isinstance(call.get("function"), dict) else {"name": call.get("function"), **call}
     given = inner.get("arguments")
     try:
-        arguments = json.loads(given) if isinstance(given, str) else given
+        arguments = _parsed(given) if isinstance(given, str) else given
     except ValueError:
         arguments = None
     told = {"id": call.get("id") or f"call_{place}", "tool": inner["name"], "parse_error": call.get("parse_error")}

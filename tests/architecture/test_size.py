@@ -39,9 +39,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (1039, 7),
     "train": (208, 1),
     "types": (574, 1),
-    "view": (2048, 9),
+    "view": (2053, 9),
 }
-CLASSES, FUNCTIONS = 590, 4094
+CLASSES, FUNCTIONS = 590, 4095
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28

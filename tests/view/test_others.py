@@ -85,7 +85,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
     with opened(file, tmp_path) as page:
         said = page.left_out
         assert said[0] == "left out: 6 of 9 rows; these first:"
-        for line, field in enumerate(("all", "all", "reward", "input", "step"), 2):
+        for line, field in enumerate(("all", "all", "score", "input", "step"), 2):
             assert said[line - 1].startswith(f"left out: {file}: line {line}, {field}: "), said[line - 1]
         about = page.sources[page.name]["about"]
         assert (len(page.rows()), about["attempts"], about["written by"]) == (3, 3, "verl")
