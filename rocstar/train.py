@@ -142,7 +142,8 @@ def ahead_of_learning(
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name))
         siblings, step_seed = rollout.attempts_per_problem, seed_for(seed, "step", first + step + 1)
         attempts = progress.begun(step, len(problems) * siblings)
-        counted = replace(paced, environment=attempts.counted(paced.environment))
+        engine = run.calls.engine(first + step + 1, paced.engine) if run.calls else paced.engine
+        counted = replace(paced, environment=attempts.counted(paced.environment), engine=engine)
         sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         carried = run.progress.carried if step == run.progress.stage_step else Carried()
         roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)
@@ -179,12 +180,13 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     written_by = learner.version
     with run.meter.phase("rollout"):
         rolled = await attempts.take(step)
+        run.tell_calls(run.progress.step + 1)
     with run.meter.phase("learning"):
         await run.turn_to_learners()
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, rolled.groups)
         learnt, weights = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)
-        await run.engine.load_weights(weights)
+        await run.give(weights, run.progress.step + 1)
 
     run.record(stage, learnt.chosen, learnt.rows, written_by)
     run.progress.carried = rolled.left

@@ -203,6 +203,8 @@ class Weights:
     """State dict of the live policy, detached: read before its next update. Used where both are given."""
     canary: tuple[Canary, ...] = ()
     """Rows to check them by once an engine in another process has taken them."""
+    fingerprint: str = ""
+    """What tells them from others of the same version, in a run that made its steps again and otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ Optimizers live with the learners."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -49,6 +50,9 @@ ADAPTER_FOLDER = "adapter"
 CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
 """Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
 1,000 is wrong by up to two radians."""
+
+
+FINGERPRINT_NUMBERS = 16  # of each tensor
 
 
 class Policy:
@@ -170,13 +174,18 @@ class Policy:
         give_back()
         torch.cuda.empty_cache()  # for the engine that takes turns with this rank
         if folder is None:
-            return Weights(version=self.version, tensors=self._tensors(None))
+            return Weights(version=self.version, tensors=self._tensors(None), fingerprint=self.fingerprint())
         alone = self._adapts and not merged
         self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
         canary = self.canary()
         give_back()
         torch.cuda.empty_cache()
-        return Weights(version=self.version, folder=str(folder), canary=canary)
+        return Weights(version=self.version, folder=str(folder), canary=canary, fingerprint=self.fingerprint())
+
+    def fingerprint(self) -> str:
+        """A hash of the first numbers of each tensor that learns, of which an update changes nearly all, to the bit."""
+        firsts = [local(parameter).flatten()[:FINGERPRINT_NUMBERS] for _, parameter in trained(self.model)]
+        return hashlib.sha256(torch.cat(firsts).cpu().numpy().tobytes()).hexdigest()
 
     def _write(
         self,

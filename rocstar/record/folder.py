@@ -49,6 +49,7 @@ class RunFolder:
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
         self.replays = self.path / "replays"
+        self.calls = self.path / "calls"
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
         self.problems = self.path / "problems.json"
@@ -151,6 +152,10 @@ class RunFolder:
 
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
+
+    def calls_file(self, step: int) -> Path:
+        """The finished calls of the model in a step that no checkpoint holds yet."""
+        return self.calls / f"{step_name(step)}.jsonl"
 
     def replay(self, step: int | None) -> Path:
         """What `rocstar replay` found of a step under other settings; None: of all RL steps, as they were."""

@@ -31,6 +31,7 @@ from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
+from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest
 from rocstar.run.continued import is_reopened, made_again
 from rocstar.run.material import (
@@ -116,6 +117,7 @@ async def opened_run(
             )
         )
         watch.load = fleet.load
+        calls = FinishedCalls(folder, checkpoints.progress.step) if recipe.rollout.agent else None
         python = PythonTool(machines.sandbox, material.parts.program_limits)
         yield Run(
             material=material,
@@ -126,6 +128,7 @@ async def opened_run(
             grader=grader,
             prober=Prober(python, grader, recipe.run.probe_seconds),
             checkpoints=checkpoints,
+            calls=calls,
             folder=folder,
             tracker=tracker,
             screen=screen,

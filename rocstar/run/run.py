@@ -22,6 +22,7 @@ from rocstar.record.show import summary_of
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
+from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Learner, Progress
 from rocstar.run.material import Material
 from rocstar.run.meter import Meter
@@ -30,7 +31,7 @@ from rocstar.run.published import PublishedWeights
 from rocstar.run.report import attempt_records, failed_agents, faults_of
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.screen import Screen
+from rocstar.support.screen import Screen, plural
 from rocstar.support.watch import Watch
 from rocstar.types import BatchRow, Resampled, Weights
 
@@ -52,6 +53,8 @@ class Run:
     """Sends sandbox and grader work with known results, now and then."""
     checkpoints: Checkpoints
     """How far the run is, and what of that is saved."""
+    calls: FinishedCalls | None
+    """Those of agents in steps that are not saved; None for attempts that no agent makes."""
     folder: RunFolder
     tracker: RunTracker
     screen: Screen
@@ -122,7 +125,13 @@ class Run:
     async def publish(self) -> None:
         """Give the engines the current weights. Raises EngineUnavailable when none takes them."""
         await self.turn_to_learners()
-        await self.engine.load_weights(self.weights())
+        await self.give(self.weights(), self.progress.step)
+
+    async def give(self, weights: Weights, step: int) -> None:
+        """Give the engines the weights after a step. Raises EngineUnavailable when none takes them, OSError."""
+        if self.calls:
+            self.calls.written_by(weights, step)
+        await self.engine.load_weights(weights)
 
     def weights(self) -> Weights:
         """The current ones, where engines can read them. Raises OSError, RunHalted."""
@@ -145,6 +154,8 @@ class Run:
             if self.tracker.failure:
                 raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
             self.checkpoints.write(self.policy, learner, complete=complete)
+            if self.calls:
+                self.calls.forget(None if complete else self.progress.step)
 
     def record(self, stage: RlStage, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
         """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""
@@ -167,8 +178,17 @@ class Run:
                 f"run.fault_budget allows {budget:.0%}; the first says: {first}"
             )
 
+    def tell_calls(self, step: int) -> None:
+        """Tell how many finished calls a step took from before the run was killed."""
+        taken, there = self.calls.taken(step) if self.calls else (0, 0)
+        if there:
+            self.tracker.event("calls_taken", step=step, taken=taken, there=there)
+            self.screen.note(f"step {step}: {taken} of the {plural(there, 'finished call')} that were there were taken")
+
     def finish(self) -> None:
         """Write the summary."""
         self.tracker.flush()
         rows = [*read_journal(self.folder.metrics), self.meter.take()]
         write_json(self.folder.summary, summary_of(self.folder.evaluations(), rows))
+        if self.calls:
+            self.calls.close()

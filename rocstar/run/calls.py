@@ -1,0 +1,101 @@
+"""Finished calls of the model by agents (`rollout.agent`) in steps that no checkpoint holds yet; a kill loses none.
+
+    calls/step=000042.jsonl    one object a call: a hash of what was asked, what was written, which weights wrote it
+    calls/weights.jsonl        the weights that the run has had: step, policy version, fingerprint
+
+What is asked (token ids, and the sampling with its seed, which follows from the attempt and its place there) and the
+weights decide what is written, so a resumed run that asks the same of the same weights is answered from here. Weights
+that came out otherwise have another fingerprint, and calls of them are made again. Source: ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rocstar.protocols import Engine, ForwardingEngine
+from rocstar.record.folder import RunFolder, step_of
+from rocstar.record.journal import Journal, read_journal
+from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+
+
+class FinishedCalls:
+    """Those of a run that is at its beginning, or goes on after a step."""
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        self._folder = folder
+        self._weights = Journal(folder.calls / "weights.jsonl")
+        self._engines: dict[int, StepEngine] = {}
+        folder.calls.mkdir(exist_ok=True)
+        self._weights.truncate_after(step)
+        self._fingerprints = {row["version"]: row["fingerprint"] for row in read_journal(self._weights.path)}
+        self.forget(step)
+
+    def written_by(self, weights: Weights, step: int) -> None:
+        """From now on calls are written by the weights after `step`. Raises OSError."""
+        self._fingerprints[weights.version] = weights.fingerprint
+        self._weights.append({"step": step, "version": weights.version, "fingerprint": weights.fingerprint})
+
+    def engine(self, step: int, engine: Engine) -> StepEngine:
+        """The engine for the attempts of a step."""
+        path = self._folder.calls_file(step)
+        made = StepEngine(engine, Journal(path), read_journal(path), self._fingerprints)
+        self._engines[step] = made
+        return made
+
+    def taken(self, step: int) -> tuple[int, int]:
+        """(calls of a step that were answered from its file, those that stood there when it began)."""
+        engine = self._engines.get(step)
+        return (engine.taken, engine.there) if engine else (0, 0)
+
+    def forget(self, step: int | None) -> None:
+        """A checkpoint holds the steps up to this one; None: none under way goes on."""
+        for file in self._folder.calls.glob("step=[0-9]*.jsonl"):
+            if step is None or step_of(file) <= step:
+                if engine := self._engines.pop(step_of(file), None):
+                    engine.journal.close()
+                file.unlink()
+
+    def close(self) -> None:
+        """The run is over."""
+        self._weights.close()
+        shutil.rmtree(self._folder.calls)
+
+
+class StepEngine(ForwardingEngine):
+    """Answers what was asked before from the file of its step, each call once, and writes down what was not."""
+
+    def __init__(
+        self, engine: Engine, journal: Journal, rows: Sequence[Mapping[str, Any]], fingerprints: Mapping[int, str]
+    ) -> None:
+        """fingerprints: of the weights that the run has had, by version; it grows."""
+        super().__init__(engine)
+        self.journal, self.there, self.taken = journal, len(rows), 0
+        self._left = {row["asked"]: row for row in rows}
+        self._fingerprints = fingerprints
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        asked = hashlib.sha256(repr(sampling).encode() + array("q", token_ids).tobytes()).hexdigest()
+        if (row := self._left.get(asked)) and self._weights_of(row["spans"]) == row["weights"]:
+            del self._left[asked]
+            self.taken += 1
+            return Completion(
+                token_ids=tuple(row["token_ids"]),
+                logprobs=tuple(row["logprobs"]),
+                finish=Finish(row["finish"]),
+                version_spans=tuple(VersionSpan(*span) for span in row["spans"]),
+            )
+        made = await super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
+        if made.finish is not Finish.ABORTED:
+            told = {"asked": asked, "token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish}
+            spans = made.version_spans
+            self.journal.append({**told, "spans": spans, "weights": self._weights_of(spans)})
+        return made
+
+    def _weights_of(self, spans: Sequence[Sequence[int]]) -> list[str | None]:
+        return [self._fingerprints.get(version) for version, _ in spans]
