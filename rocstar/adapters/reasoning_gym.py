@@ -1,4 +1,4 @@
-"""reasoning-gym's generators as problems, their scorers as the verifier: the last box of what the model wrote is scored,
+"""reasoning-gym's generators as problems, their scorers as the verifier: the last box of what a model wrote is scored,
 and only full score is right. Tested with 0.1.25.
 
     data.source = "rocstar.adapters.reasoning_gym:Problems"
@@ -102,5 +102,5 @@ def dataset(source: str, seed: int, size: int) -> Any:
     options = options_in(source)
     try:
         return reasoning_gym.create_dataset(options["name"], seed=seed, size=size, **options["config"])
-    except (AssertionError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"data.options.config = {options['config']}: {options['name']} refuses it: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from itertools import islice
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -58,7 +59,10 @@ async def solve(problem: Problem, client: Client) -> float:
         if not episode.ok:
             errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
             raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "it says not why")
-        return fmean(trace.reward for trace in episode.traces if trace.agent.name == seat)
+        reward = fmean(trace.reward for trace in episode.traces if trace.agent.name == seat)
+        if not isfinite(reward):
+            raise ValueError(f"its rewards come to {reward}")
+        return reward
 
 
 @functools.lru_cache(maxsize=4)

@@ -90,6 +90,6 @@ def test_a_generator_that_runs_out_gives_each_question_once() -> None:
     ],
 )
 def test_what_a_generator_does_not_take_is_refused(name: str, config: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match="data.options") as caught:
+    with pytest.raises(ConfigError, match=r"data\.options") as caught:
         task(name, **config)
     assert told in str(caught.value) and "\n" not in str(caught.value)
