@@ -1,7 +1,7 @@
 """Tasks of inspect_ai: the task's solver makes each attempt with our gateway as its model, its first scorer gives the
 reward. Its tools run in this process. Tested with 0.3.285.
 
-    data.source = "rocstar.adapters.inspect_tasks:Problems"
+    data.source = "rocstar.adapters.inspect_tasks:Samples"
     rollout.agent = "rocstar.adapters.inspect_tasks:solve" """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ NOT_HELD = ("sandbox", "message_limit", "token_limit", "time_limit", "working_li
 """Of a task, what an attempt here would not keep."""
 
 
-class Options(BaseModel):
+class SampleOptions(BaseModel):
     task: str
     """`package.module:name` or `file.py:name`, a function decorated with `@task`."""
     arguments: dict[str, Any] = {}
 
 
-class Problems(EnvironmentTask):
+class Samples(EnvironmentTask):
     """The samples of a task. Raises ConfigError."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        options = checked_options(Options, data)
+        options = checked_options(SampleOptions, data)
         source = source_of("inspect_ai", options.model_dump())
         _, samples = made(source)
         problems = [
@@ -92,7 +92,7 @@ def number_of(value: Any) -> float:
 @functools.lru_cache(maxsize=4)
 def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
     """A task, and its samples by the id of their problem. Raises ConfigError."""
-    options = Options(**options_in(source))
+    options = SampleOptions(**options_in(source))
     said = f"data.options.task = {options.task!r}"
     function = load(options.task, setting="data.options.task")
     with own_code(f"{said} failed", function):

@@ -1,7 +1,7 @@
 """Environments of an OpenEnv server: an attempt is a session, from reset to done. docs/environments.md says how an
 observation becomes a message and an answer an action. Tested with openenv-core 0.3.0.
 
-    data.source = "rocstar.adapters.openenv:Problems"
+    data.source = "rocstar.adapters.openenv:Seeds"
     rollout.agent = "rocstar.adapters.openenv:play" """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ INVALID = "(code: VALIDATION_ERROR)"
 UNTOLD = frozenset(("done", "reward", "metadata"))
 
 
-class Options(BaseModel):
+class ServerOptions(BaseModel):
     url: str
     seeds: PositiveInt = 1000
-    """Problems, each a seed for reset, held-out ones among them."""
+    """Seeds, each a seed for reset, held-out ones among them."""
     sessions: PositiveInt = 1
     """As many as the server has at once (its `max_concurrent_envs`)."""
     steps: PositiveInt | None = None
     """At most, for environments that never say they are done."""
 
 
-class Problems(EnvironmentTask):
+class Seeds(EnvironmentTask):
     """Raises ConfigError where no server answers."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        options = checked_options(Options, data)
+        options = checked_options(ServerOptions, data)
         try:
             text_field(options.url)
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
@@ -60,7 +60,7 @@ class Problems(EnvironmentTask):
 
 async def play(problem: Problem, client: Client) -> float:
     """The sum of the steps' rewards, 0 where the model wrote no action. Raises Unavailable where the server fails."""
-    options = Options(**options_in(problem.source))
+    options = ServerOptions(**options_in(problem.source))
     field, total, step = text_field(options.url), 0.0, 0
     messages: list[Mapping[str, Any]] = []
     with faults_of(client):
@@ -108,4 +108,4 @@ def text_field(url: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def places(source: str) -> asyncio.Semaphore:
-    return asyncio.Semaphore(Options(**options_in(source)).sessions)
+    return asyncio.Semaphore(ServerOptions(**options_in(source)).sessions)

@@ -1,7 +1,7 @@
 """reasoning-gym's generators as problems, their scorers as the verifier: the last box of what a model wrote is scored,
 and only full score is right. Tested with 0.1.25.
 
-    data.source = "rocstar.adapters.reasoning_gym:Problems"
+    data.source = "rocstar.adapters.reasoning_gym:Generator"
     evaluate.verifier = "rocstar.adapters.reasoning_gym:score" """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEEDS = 1 << 31  # numpy takes no larger ones
 MOST_REPEATS = 20  # a generator may draw a question again; after so many draws for each one wanted it has no more
 
 
-class Options(BaseModel):
+class GeneratorOptions(BaseModel):
     name: str
     config: dict[str, Any] = {}
     """Of the generator."""
@@ -39,11 +39,11 @@ class Options(BaseModel):
     """Allow a scorer that evaluates the model's text as Python, in this process."""
 
 
-class Problems(Task):
+class Generator(Task):
     """As many problems as `data.pool` says, and held-out ones of another seed. Raises ConfigError."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        options = checked_options(Options, data)
+        options = checked_options(GeneratorOptions, data)
         if options.name not in DATASETS:
             close = get_close_matches(options.name, DATASETS, n=1, cutoff=0.0)[0]
             raise ConfigError(f"data.options.name = {options.name!r} is no generator; did you mean {close!r}?")

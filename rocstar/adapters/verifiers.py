@@ -1,7 +1,7 @@
 """Environments of verifiers: its own episode makes each attempt, and its model is our gateway. So one turn and several,
 tools, simulated users and groups of agents are the environment's affair, and the reward too. Tested with 0.4.0.
 
-    data.source = "rocstar.adapters.verifiers:Problems"
+    data.source = "rocstar.adapters.verifiers:TasksetProblems"
     rollout.agent = "rocstar.adapters.verifiers:solve" """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 """Who plays where the settings do not say: verifiers' own defaults are a shell and a paid cloud."""
 
 
-class Problems(EnvironmentTask):
+class TasksetProblems(EnvironmentTask):
     """The tasks of a taskset. Raises ConfigError."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:

@@ -126,7 +126,7 @@ def trained(base: Path, folder: Path, *settings: str) -> list[dict[str, Any]]:
 
 def refused(adapter: Any, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        adapter.Problems(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
+        adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
     return str(caught.value)
 
 
@@ -141,7 +141,7 @@ def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
     rows = trained(
         tmp_path_factory.getbasetemp(),
         tmp_path,
-        "data.source=rocstar.adapters.verifiers:Problems",
+        "data.source=rocstar.adapters.verifiers:TasksetProblems",
         "data.options.taskset.id=sums_v1",
         "data.options.agent.harness.id=quick",
         "rollout.agent=rocstar.adapters.verifiers:solve",
@@ -155,7 +155,7 @@ def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
 async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path) -> None:
     (tmp_path / "adder_v1.py").write_text(ADDER)
     data = DataSection(source="its:Problems", options={"taskset": {"id": "adder_v1"}, **QUICK})
-    (problem,) = verifiers.Problems(data, tool_name="python", seed=0, heldout=1).heldout()
+    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
     call = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 3}}</tool_call>'
     agent = agent_named("rocstar.adapters.verifiers:solve", seconds=200, at_once=1, right_above=0.5)
     drawn = roller(Told([call, "It is \\boxed{7}."]), agent=agent)
@@ -172,7 +172,7 @@ def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(
     rows = trained(
         tmp_path_factory.getbasetemp(),
         tmp_path,
-        "data.source=rocstar.adapters.inspect_tasks:Problems",
+        "data.source=rocstar.adapters.inspect_tasks:Samples",
         "data.options.task=sums:sums",
         "rollout.agent=rocstar.adapters.inspect_tasks:solve",
         "rollout.max_response_tokens=160",
@@ -189,7 +189,7 @@ def test_a_session_of_an_openenv_server_is_an_attempt(
     rows = trained(
         tmp_path_factory.getbasetemp(),
         tmp_path,
-        "data.source=rocstar.adapters.openenv:Problems",
+        "data.source=rocstar.adapters.openenv:Seeds",
         f"data.options.url={server}",
         "data.options.sessions=4",
         "data.options.steps=2",
@@ -209,7 +209,7 @@ def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_fac
     rows = trained(
         tmp_path_factory.getbasetemp(),
         tmp_path,
-        "data.source=rocstar.adapters.reasoning_gym:Problems",
+        "data.source=rocstar.adapters.reasoning_gym:Generator",
         "data.options.name=letter_counting",
         "data.options.config.max_words=5",
         "evaluate.verifier=rocstar.adapters.reasoning_gym:score",
@@ -219,16 +219,18 @@ def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_fac
 
 
 def test_what_is_no_verifiers_environment_is_refused() -> None:
-    assert "no verifiers environment: taskset 'nowhere' not found" in refused(verifiers, taskset={"id": "nowhere"})
-    assert "verifiers environment" in refused(verifiers, taskset={"id": "sums_v1", "speed": 3})
-    assert "verifiers environment" in refused(verifiers, tasks=3)
+    assert "no verifiers environment: taskset 'nowhere' not found" in refused(
+        verifiers.TasksetProblems, taskset={"id": "nowhere"}
+    )
+    assert "verifiers environment" in refused(verifiers.TasksetProblems, taskset={"id": "sums_v1", "speed": 3})
+    assert "verifiers environment" in refused(verifiers.TasksetProblems, tasks=3)
     bash = {"harness": {"id": "bash"}}
-    told = refused(verifiers, taskset={"id": "sums_v1"}, agent=bash)
+    told = refused(verifiers.TasksetProblems, taskset={"id": "sums_v1"}, agent=bash)
     assert "bash would run the model's programs on this machine; name a agent.runtime for it" in told
 
 
 def test_several_agents_of_which_none_is_fixed_are_refused() -> None:
-    told = refused(verifiers, id="agentic-judge", taskset={"id": "sums_v1"})
+    told = refused(verifiers.TasksetProblems, id="agentic-judge", taskset={"id": "sums_v1"})
     assert "have no client of their own; leave one so" in told
 
 
@@ -238,17 +240,19 @@ def test_a_taskset_without_a_harness_is_played_by_one_that_runs_no_programs() ->
 
 
 def test_what_is_no_task_of_inspect_ai_is_refused() -> None:
-    assert "there is no module nowhere" in refused(inspect_tasks, task="nowhere:sums")
-    assert "has no scorer" in refused(inspect_tasks, task="wrong_v1:unscored")
-    assert "sets sandbox, which rollout.agent can't keep" in refused(inspect_tasks, task="wrong_v1:walled")
-    assert "gave a int" in refused(inspect_tasks, task="wrong_v1:no_task")
-    assert "unexpected keyword argument 'size'" in refused(inspect_tasks, task="sums:sums", arguments={"size": 3})
-    assert "did you mean data.options.task?" in refused(inspect_tasks, tusk="sums:sums")
+    assert "there is no module nowhere" in refused(inspect_tasks.Samples, task="nowhere:sums")
+    assert "has no scorer" in refused(inspect_tasks.Samples, task="wrong_v1:unscored")
+    assert "sets sandbox, which rollout.agent can't keep" in refused(inspect_tasks.Samples, task="wrong_v1:walled")
+    assert "gave a int" in refused(inspect_tasks.Samples, task="wrong_v1:no_task")
+    assert "unexpected keyword argument 'size'" in refused(
+        inspect_tasks.Samples, task="sums:sums", arguments={"size": 3}
+    )
+    assert "did you mean data.options.task?" in refused(inspect_tasks.Samples, tusk="sums:sums")
 
 
 def test_a_server_that_is_not_there_is_refused() -> None:
-    assert "is no OpenEnv server" in refused(openenv, url="http://127.0.0.1:1")
-    assert "is no OpenEnv server" in refused(openenv, url="echo")
+    assert "is no OpenEnv server" in refused(openenv.Seeds, url="http://127.0.0.1:1")
+    assert "is no OpenEnv server" in refused(openenv.Seeds, url="echo")
 
 
 def test_answers_become_actions_and_observations_messages() -> None:
@@ -265,7 +269,7 @@ def test_answers_become_actions_and_observations_messages() -> None:
     [
         (
             (
-                "data.source=rocstar.adapters.inspect_tasks:Problems",
+                "data.source=rocstar.adapters.inspect_tasks:Samples",
                 "data.options.task=wrong_v1:no_number",
                 "rollout.agent=rocstar.adapters.inspect_tasks:solve",
             ),
@@ -273,7 +277,7 @@ def test_answers_become_actions_and_observations_messages() -> None:
         ),
         (
             (
-                "data.source=rocstar.adapters.verifiers:Problems",
+                "data.source=rocstar.adapters.verifiers:TasksetProblems",
                 "data.options.taskset.id=wrong_v1",
                 "data.options.agent.harness.id=quick",
                 "rollout.agent=rocstar.adapters.verifiers:solve",

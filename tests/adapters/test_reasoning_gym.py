@@ -10,7 +10,7 @@ pytest.importorskip("reasoning_gym", reason="reasoning_gym has an environment of
 
 from reasoning_gym.factory import DATASETS
 
-from rocstar.adapters.reasoning_gym import Problems, score
+from rocstar.adapters.reasoning_gym import Generator, score
 from rocstar.config.sections import DataSection
 from rocstar.errors import ConfigError
 from rocstar.types import Problem
@@ -25,10 +25,12 @@ UNTRUSTED = {
 REFUSED = {"composite": "Must specify at least one dataset", "game_of_life_halting": "any text full score"}
 
 
-def task(name: str, *, pool: int = 2, seed: int = 0, heldout: int = 1, trusted: bool = True, **config: Any) -> Problems:
+def task(
+    name: str, *, pool: int = 2, seed: int = 0, heldout: int = 1, trusted: bool = True, **config: Any
+) -> Generator:
     options = {"name": name, "config": config, "trusted": trusted}
-    data = DataSection(source="rocstar.adapters.reasoning_gym:Problems", options=options, pool=pool)
-    return Problems(data, tool_name="python", seed=seed, heldout=heldout)
+    data = DataSection(source="rocstar.adapters.reasoning_gym:Generator", options=options, pool=pool)
+    return Generator(data, tool_name="python", seed=seed, heldout=heldout)
 
 
 def scored(problem: Problem, answer: str) -> float:

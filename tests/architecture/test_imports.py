@@ -46,7 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "train": (*RUNS, "run"),
     "forecast": (*RUNS, "evaluation", "run"),
     "serving": (*RUNS, "evaluation"),
-    "adapters": (*RUNS, "evaluation"),
+    "adapters": (*RUNS, "evaluation", "run"),
     "analysis": (*RUNS, "evaluation", "run"),
     "view": (*RUNS, "evaluation", "analysis"),
     "__main__": ("cli",),

@@ -14,8 +14,8 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1884, 13),
-    "agents": (1218, 6),
+    "adapters": (1700, 18),  # the environments of four libraries, and what they share
+    "agents": (1221, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
     "cli": (3391, 22),
@@ -41,7 +41,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (574, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 588, 4060
+CLASSES, FUNCTIONS = 596, 4090
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 28
