@@ -36,7 +36,7 @@ from typing import IO, Any, Protocol
 from rocstar.agents.attempt import AgentAttempt
 from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
-from rocstar.errors import ConfigError, RocstarError, VerifierUnavailable
+from rocstar.errors import ConfigError, RocstarError, Unavailable, VerifierUnavailable
 from rocstar.rollout.collect import Roller
 from rocstar.support.plugins import check_call, is_reference, load, raised_by
 from rocstar.types import (
@@ -204,6 +204,9 @@ class FunctionAgent:
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(problem, client)
             return await _in_thread(partial(self._function, problem, client))
+        except Unavailable as outage:
+            client.attempt.fault = client.attempt.fault or str(outage)
+            raise AgentFailed(str(outage)) from outage
         except (Exception, SystemExit) as error:
             raise AgentFailed(raised_by(self._function, error)) from error
         except asyncio.CancelledError as error:

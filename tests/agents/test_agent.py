@@ -67,6 +67,12 @@ async def test_a_function_makes_the_attempt_and_sees_no_answer(tmp_path: Path) -
     assert CODEC.decode(found.turns[0].completion.token_ids).startswith(ANSWER)
 
 
+async def test_an_outage_that_a_function_tells_of_is_a_fault_and_no_reward(tmp_path: Path) -> None:
+    text = "from rocstar.errors import Unavailable\nasync def agent(problem, client):\n" + ASKS
+    found = await made(function(tmp_path, text + "    raise Unavailable('the game server is gone')\n"), [ANSWER])
+    assert found.stop is Stop.ENVIRONMENT_FAILED and found.fault == "the game server is gone" and not found.outcome
+
+
 async def test_a_plain_function_runs_in_a_thread_and_asks_over_http(tmp_path: Path) -> None:
     text = """
 import httpx

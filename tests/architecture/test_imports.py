@@ -46,7 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "train": (*RUNS, "run"),
     "forecast": (*RUNS, "evaluation", "run"),
     "serving": (*RUNS, "evaluation"),
-    "adapters": (*RUNS, "evaluation"),
+    "adapters": (*RUNS, "evaluation", "run"),
     "analysis": (*RUNS, "evaluation", "run"),
     "view": (*RUNS, "evaluation", "analysis"),
     "__main__": ("cli",),
@@ -61,7 +61,7 @@ SANDBOX_PACKAGES = {
     "rocstar.sandbox.service": ("starlette", "uvicorn", "uvloop", "httptools", "websockets"),
 }
 DEEPEST_SANDBOX_CHAIN = 7
-FOREIGN = ("trl", "verl", "inspect_ai")
+FOREIGN = ("trl", "verl", "inspect_ai", "verifiers", "openenv", "reasoning_gym")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "typer.core", "rocstar", "rocstar.errors", "rocstar.support.exits", "rocstar.support.signals",
            "rocstar.evaluation.spec", "rocstar.sandbox.settings", "rocstar.serving.spec")  # fmt: skip

@@ -1,0 +1,52 @@
+"""What the adapters of foreign environments share. A run makes its Task in one place and its attempts in another, so a
+problem's `source` says all that is needed to make its environment: `verifiers {"taskset": {"id": "gsm8k-v1"}}`."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import Any
+
+from rocstar.agents.agent import Client
+from rocstar.errors import ConfigError, Unavailable
+from rocstar.protocols import Task
+from rocstar.types import Problem, Stop, seed_for
+
+
+class EnvironmentTask(Task):
+    def __init__(self, problems: Sequence[Problem], heldout: int) -> None:
+        """Holds out some, the same ones for every seed. Raises ConfigError where none is left to train on."""
+        every = list({problem.id: problem for problem in problems}.values())
+        random.Random(seed_for("heldout")).shuffle(every)
+        self._heldout, self._others = every[:heldout], every[heldout:]
+        if not self._others:
+            raise ConfigError(f"the environment has {len(every)} problems; set evaluate.problems to fewer than that")
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        return [problem for problem in self._others if problem.id not in exclude]
+
+    def heldout(self) -> list[Problem]:
+        return self._heldout
+
+
+def source_of(library: str, options: Mapping[str, Any]) -> str:
+    return f"{library} {json.dumps(options, sort_keys=True)}"
+
+
+def options_in(source: str) -> dict[str, Any]:
+    """What `source_of` was given."""
+    found: dict[str, Any] = json.loads(source.partition(" ")[2])
+    return found
+
+
+@contextmanager
+def faults_of(client: Client) -> Iterator[None]:
+    """What an environment raises is a fault and never a reward, unless a limit of the run refused the last request."""
+    try:
+        yield
+    except Exception as error:
+        if client.attempt.stop is not Stop.ANSWERED:
+            raise
+        raise Unavailable(f"the environment failed: {type(error).__name__}: {str(error)[:300]}") from error

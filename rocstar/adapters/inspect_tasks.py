@@ -1,0 +1,112 @@
+"""Tasks of inspect_ai: the task's solver makes each attempt with our gateway as its model, its first scorer gives the
+reward. Its tools run in this process. Tested with 0.3.285.
+
+    data.source = "rocstar.adapters.inspect_tasks:Samples"
+    rollout.agent = "rocstar.adapters.inspect_tasks:solve" """
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai._eval.context import init_task_context
+from inspect_ai._eval.task.generate import task_generate
+from inspect_ai.dataset import Sample
+from inspect_ai.log._transcript import Transcript, init_transcript
+from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelName, get_model
+from inspect_ai.scorer import Target, value_to_float
+from inspect_ai.solver import TaskState, chain
+from inspect_ai.util._store import init_subtask_store
+from pydantic import BaseModel
+
+from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
+from rocstar.adapters.inspect_logs import WORDS
+from rocstar.agents.agent import Client
+from rocstar.config.sections import TaskSection
+from rocstar.errors import ConfigError
+from rocstar.run.tasks import checked_options
+from rocstar.support.plugins import load, own_code
+from rocstar.types import Problem, problem_id
+
+NOT_HELD = ("sandbox", "message_limit", "token_limit", "time_limit", "working_limit", "cost_limit", "approval")
+"""Of a task, what an attempt here would not keep."""
+
+
+class SampleOptions(BaseModel):
+    task: str
+    """`package.module:name` or `file.py:name`, a function decorated with `@task`."""
+    arguments: dict[str, Any] = {}
+
+
+class Samples(EnvironmentTask):
+    """The samples of a task. Raises ConfigError."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        options = checked_options(SampleOptions, data)
+        source = source_of("inspect_ai", options.model_dump())
+        _, samples = made(source)
+        problems = [
+            Problem(id=name, question=_text(sample), answer=Target(sample.target).text, source=source)
+            for name, sample in samples.items()
+        ]
+        super().__init__(problems, heldout)
+
+
+async def solve(problem: Problem, client: Client) -> float:
+    """Raises Unavailable where solver or scorer fail, and what a limit of ours raised."""
+    task, samples = made(problem.source)
+    sample = samples[problem.id]
+    with faults_of(client):
+        model = get_model(
+            f"openai-api/rocstar/{client.model}", base_url=client.base_url, api_key=client.api_key, memoize=False,
+            config=GenerateConfig(max_retries=0, max_connections=1 << 16),
+        )  # fmt: skip
+        said = [ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else list(sample.input)
+        state = TaskState(
+            model=ModelName(model), sample_id=sample.id or problem.id, epoch=1, input=sample.input, messages=said,
+            target=Target(sample.target), choices=sample.choices, metadata=dict(sample.metadata or {}),
+        )  # fmt: skip
+        init_task_context(model)
+        init_subtask_store(state.store)
+        init_transcript(Transcript())
+
+        async def generate(state: TaskState, tool_calls: Any = "loop", cache: Any = False, **options: Any) -> TaskState:
+            return await task_generate(model, state, tool_calls, cache, GenerateConfig(**options))
+
+        solvers = task.setup if isinstance(task.setup, list) else [task.setup] if task.setup else []
+        state = await chain([*solvers, task.solver])(state, generate)
+        score = await task.scorer[0](state, state.target)
+        return number_of(score.value if score else None)
+
+
+def number_of(value: Any) -> float:
+    """Raises ValueError for a score that is no number to inspect_ai."""
+    if value in WORDS if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value):
+        return float(value_to_float()(value))
+    raise ValueError(f"the scorer gave {value!r:.60}, which is no number")
+
+
+@functools.lru_cache(maxsize=4)
+def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
+    """A task, and its samples by the id of their problem. Raises ConfigError."""
+    options = SampleOptions(**options_in(source))
+    said = f"data.options.task = {options.task!r}"
+    function = load(options.task, setting="data.options.task")
+    with own_code(f"{said} failed", function):
+        task = function(**options.arguments)
+    if not isinstance(task, Task):
+        raise ConfigError(f"{said} gave a {type(task).__name__}; let it return an inspect_ai Task")
+    if not task.scorer:
+        raise ConfigError(f"{said} has no scorer, so nothing says what is right")
+    if kept := [name for name in NOT_HELD if getattr(task, name, None) is not None]:
+        raise ConfigError(f"{said} sets {', '.join(kept)}, which rollout.agent can't keep; make the task without")
+    if any(sample.sandbox for sample in task.dataset):
+        raise ConfigError(f"{said} has samples with a sandbox of their own, which rollout.agent can't keep")
+    return task, {problem_id(_text(sample)): sample for sample in task.dataset}
+
+
+def _text(sample: Sample) -> str:
+    return sample.input if isinstance(sample.input, str) else "\n\n".join(message.text for message in sample.input)

@@ -1,0 +1,111 @@
+"""Environments of an OpenEnv server: an attempt is a session, from reset to done. docs/environments.md says how an
+observation becomes a message and an answer an action. Tested with openenv-core 0.3.0.
+
+    data.source = "rocstar.adapters.openenv:Seeds"
+    rollout.agent = "rocstar.adapters.openenv:play" """
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from openenv.core import GenericEnvClient
+from pydantic import BaseModel, PositiveInt
+
+from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
+from rocstar.agents.agent import Client
+from rocstar.answers.extract import boxed_answer
+from rocstar.config.sections import TaskSection
+from rocstar.errors import ConfigError
+from rocstar.run.tasks import checked_options
+from rocstar.types import Problem
+
+SECONDS = 10.0  # for a server to say what its actions are
+INVALID = "(code: VALIDATION_ERROR)"
+UNTOLD = frozenset(("done", "reward", "metadata"))
+
+
+class ServerOptions(BaseModel):
+    url: str
+    seeds: PositiveInt = 1000
+    """Seeds, each a seed for reset, held-out ones among them."""
+    sessions: PositiveInt = 1
+    """As many as the server has at once (its `max_concurrent_envs`)."""
+    steps: PositiveInt | None = None
+    """At most, for environments that never say they are done."""
+
+
+class Seeds(EnvironmentTask):
+    """Raises ConfigError where no server answers."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        options = checked_options(ServerOptions, data)
+        try:
+            text_field(options.url)
+        except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
+            raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
+        source, names = (
+            source_of("openenv", options.model_dump()),
+            [f"{number:016x}" for number in range(options.seeds)],
+        )
+        problems = [
+            Problem(id=name, question=f"reset with seed {int(name, 16)}", answer="", source=source) for name in names
+        ]
+        super().__init__(problems, heldout)
+
+
+async def play(problem: Problem, client: Client) -> float:
+    """The sum of the steps' rewards, 0 where the model wrote no action. Raises Unavailable where the server fails."""
+    options = ServerOptions(**options_in(problem.source))
+    field, total, step = text_field(options.url), 0.0, 0
+    messages: list[Mapping[str, Any]] = []
+    with faults_of(client):
+        async with places(problem.source), GenericEnvClient(base_url=options.url) as session:
+            result = await session.reset(seed=int(problem.id, 16))
+            while not result.done and step != options.steps:
+                messages.append({"role": "user", "content": shown(result.observation)})
+                messages.append((await client.chat(messages))["choices"][0]["message"])
+                answer = messages[-1]["content"] or ""
+                try:
+                    result = await session.step(action_of(boxed_answer(answer) or answer.strip(), field))
+                except RuntimeError as error:
+                    if str(error).endswith(INVALID):
+                        return 0.0
+                    raise
+                step, total = step + 1, total + float(result.reward or 0.0)
+    return total
+
+
+def action_of(answer: str, field: str | None) -> dict[str, Any]:
+    """field: the one that the answer is the value of; None: the answer is JSON."""
+    try:
+        action = {field: answer} if field else json.loads(answer)
+    except (ValueError, RecursionError):
+        action = None
+    return action if isinstance(action, dict) else {"": answer}  # which no server takes
+
+
+def shown(observation: Mapping[str, Any]) -> str:
+    """Its only text, or all of it as JSON."""
+    told = {name: value for name, value in observation.items() if name not in UNTOLD}
+    only = next(iter(told.values()), None)
+    return only if len(told) == 1 and isinstance(only, str) else json.dumps(told)
+
+
+@functools.cache
+def text_field(url: str) -> str | None:
+    """The one required field of a server's actions, where it is a text. Raises httpx's errors, KeyError, ValueError."""
+    said = httpx.get(f"{url}/schema", timeout=SECONDS).raise_for_status().json()["action"]
+    match said.get("required", []):
+        case [name] if said["properties"][name].get("type") == "string":
+            return str(name)
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def places(source: str) -> asyncio.Semaphore:
+    return asyncio.Semaphore(ServerOptions(**options_in(source)).sessions)

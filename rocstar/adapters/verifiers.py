@@ -1,0 +1,94 @@
+"""Environments of verifiers: its own episode makes each attempt, and its model is our gateway. So one turn and several,
+tools, simulated users and groups of agents are the environment's affair, and the reward too. Tested with 0.4.0.
+
+    data.source = "rocstar.adapters.verifiers:TasksetProblems"
+    rollout.agent = "rocstar.adapters.verifiers:solve" """
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from itertools import islice
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+import verifiers.v1 as vf
+
+from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
+from rocstar.agents.agent import Client
+from rocstar.config.sections import TaskSection
+from rocstar.errors import ConfigError
+from rocstar.types import Problem, problem_id
+
+MOST_TASKS = 10_000
+"""Of a taskset; some have no end."""
+LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+"""Who plays where the settings do not say: verifiers' own defaults are a shell and a paid cloud."""
+
+
+class TasksetProblems(EnvironmentTask):
+    """The tasks of a taskset. Raises ConfigError."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        source = source_of("verifiers", data.options)
+        try:
+            tasks = tasks_of(source)
+            _trained_seat(_config(source))
+        except (AttributeError, ImportError, TypeError, ValueError) as error:  # pydantic's is a ValueError
+            told = " ".join(str(error).split())[:300]
+            raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {told}") from error
+        problems = [
+            Problem(id=name, question=task.data.prompt_text or task.data.name or f"task {task.data.idx}", answer="",
+                    source=source)
+            for name, task in tasks.items()
+        ]  # fmt: skip
+        super().__init__(problems, heldout)
+
+
+async def solve(problem: Problem, client: Client) -> float:
+    """The mean reward of the traces of the trained seat. Raises Unavailable where the environment fails."""
+    config = _config(problem.source)
+    seat = _trained_seat(config)
+    endpoint = vf.EvalClientConfig(base_url=client.base_url, headers={"x-api-key": client.api_key})
+    with faults_of(client):
+        environment = vf.load_environment(config)
+        async with environment.serving():
+            context = vf.ModelContext(model=client.model, client=endpoint)
+            episode = await environment.run_episode(tasks_of(problem.source)[problem.id], context)
+        if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "it says not why")
+        reward = fmean(trace.reward for trace in episode.traces if trace.agent.name == seat)
+        if not isfinite(reward):
+            raise ValueError(f"its rewards come to {reward}")
+        return reward
+
+
+@functools.lru_cache(maxsize=4)
+def tasks_of(source: str) -> Mapping[str, vf.Task]:
+    """By the id of their problem."""
+    taskset = vf.load_environment(_config(source)).taskset
+    return {problem_id(task.key): task for task in islice(taskset, MOST_TASKS)}
+
+
+def _config(source: str) -> vf.EnvConfig:
+    options = options_in(source)
+    if not options.get("id"):
+        local: dict[str, Any] = {**LOCAL}
+        if vf.default_harness_id(options.get("taskset", {}).get("id", "")) != "bash":
+            del local["harness"]  # the taskset brings its own
+        options["agent"] = {**local, **options.get("agent", {})}
+    return vf.resolve_env_config(options)
+
+
+def _trained_seat(config: vf.EnvConfig) -> str:
+    """The agent that our model plays. Raises ValueError where that are several, or it runs programs without a wall."""
+    seats = {name: seat for name, seat in config if isinstance(seat, vf.AgentConfig) and seat.client is None}
+    if len(seats) != 1:
+        raise ValueError(f"its agents {', '.join(seats) or 'none'} have no client of their own; leave one so")
+    ((name, seat),) = seats.items()
+    harness = seat.harness or vf.configs.env.default_agent_harness(config.taskset.id)
+    if vf.load_harness(harness).EXECUTES_CODE and seat.runtime.type == "subprocess":
+        raise ValueError(f"{harness.id} would run the model's programs on this machine; name a {name}.runtime for it")
+    return name

@@ -1,0 +1,295 @@
+"""Environments that others wrote are trained on as they are: verifiers, OpenEnv, inspect_ai, reasoning-gym."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openenv", reason="environments have an environment of their own: scripts/adapters_env")
+
+from rocstar.adapters import inspect_tasks, openenv, verifiers
+from rocstar.agents.agent import agent_named
+from rocstar.config.sections import DataSection
+from rocstar.errors import ConfigError
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import read_rollouts
+from tests.agents.examples import Told, roller
+from tests.tiny_run import Command, begun, workplace
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
+BRIEF = ("stage.stage1.steps=1", "stage.stage3.steps=0", "data.pool=6")
+QUICK = {"agent": {"harness": {"id": "quick"}}}
+WRONG_ENVIRONMENTS = """
+import verifiers.v1 as vf
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, accuracy, match, scorer
+from inspect_ai.solver import generate
+
+class One(vf.Task[vf.TaskData, vf.State]):
+    @vf.reward
+    async def none(self, trace):
+        return float("nan")
+
+class Few(vf.Taskset[One, vf.TasksetConfig]):
+    def load(self):
+        for number in range(2, 8):
+            yield One(vf.TaskData(prompt=f"Add {number} and 3"))
+
+__all__ = ["Few"]
+
+@scorer(metrics=[accuracy()])
+def worded():
+    async def score(state, target):
+        return Score(value="very good")
+    return score
+
+SUMS = [Sample(input=f"Add {number} and 3", target="5") for number in range(2, 8)]
+unscored = lambda: Task(dataset=SUMS, solver=generate())
+walled = lambda: Task(dataset=SUMS, solver=generate(), scorer=match(), sandbox="local")
+no_number = lambda: Task(dataset=SUMS, solver=generate(), scorer=worded())
+no_task = lambda: 3
+"""
+
+ADDER = """
+import verifiers.v1 as vf
+
+class Adder(vf.Toolset[vf.ToolsetConfig, vf.State]):
+    TOOL_PREFIX = None
+
+    @vf.tool
+    async def add(self, a: int, b: int) -> str:
+        "Add two numbers."
+        return str(a + b)
+
+class Sum(vf.Task[vf.TaskData, vf.State]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Adder(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def right(self, trace):
+        assert [one.content for one in trace.tool_messages] == ["7"]
+        return float(vf.extract_boxed_answer(trace.last_reply) == "7")
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        yield Sum(vf.TaskData(prompt="Add 4 and 3"))
+        yield Sum(vf.TaskData(prompt="Add 3 and 4"))
+
+__all__ = ["Sums"]
+
+if __name__ == "__main__":
+    Adder.run()
+"""
+
+
+@pytest.fixture(autouse=True)
+def examples_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wrong_v1.py").write_text(WRONG_ENVIRONMENTS)
+    monkeypatch.delitem(sys.modules, "wrong_v1", raising=False)
+    for folder in (tmp_path, EXAMPLES):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the servers that verifiers starts
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the environment that `openenv init` makes: it echoes, and pays a tenth for each character."""
+    folder = tmp_path_factory.mktemp("openenv")
+    subprocess.run([sys.executable, "-m", "openenv.cli", "init", "echo"], cwd=folder, check=True, capture_output=True)
+    application = folder / "echo" / "server" / "app.py"
+    application.write_text(application.read_text().replace("max_concurrent_envs=1", "max_concurrent_envs=4"))
+    command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log"]
+    with subprocess.Popen(command, cwd=folder / "echo", stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        line = next(line for line in process.stderr if "running on" in line)
+        yield line.partition("running on ")[2].split()[0]
+        process.terminate()
+
+
+def trained(base: Path, folder: Path, *settings: str) -> list[dict[str, Any]]:
+    """The attempts of one RL step."""
+    place = workplace(folder / "place")
+    ended = Command.start(place, "train", "tiny.toml", *begun(base), *BRIEF, *settings).wait()
+    assert ended.code == 0, ended.told
+    rows = read_rollouts(RunFolder(place / "runs" / "tiny"), 3)
+    assert len(rows) == 8 and not any(row["fault"] for row in rows)
+    return rows
+
+
+def refused(adapter: Any, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
+    return str(caught.value)
+
+
+def turns_of(rows: Sequence[dict[str, Any]]) -> int:
+    return max(len(row["text"]) for row in rows)
+
+
+@pytest.mark.slow
+def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = trained(
+        tmp_path_factory.getbasetemp(),
+        tmp_path,
+        "data.source=rocstar.adapters.verifiers:TasksetProblems",
+        "data.options.taskset.id=sums_v1",
+        "data.options.agent.harness.id=quick",
+        "rollout.agent=rocstar.adapters.verifiers:solve",
+    )
+    for row in rows:
+        total = int(row["question"].split()[1]) + 3
+        assert row["reward"] == float(f"\\boxed{{{total}}}</answer>" in row["text"][-1])
+
+
+@pytest.mark.slow
+async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path) -> None:
+    (tmp_path / "adder_v1.py").write_text(ADDER)
+    data = DataSection(source="its:Problems", options={"taskset": {"id": "adder_v1"}, **QUICK})
+    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
+    call = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 3}}</tool_call>'
+    agent = agent_named("rocstar.adapters.verifiers:solve", seconds=200, at_once=1, right_above=0.5)
+    drawn = roller(Told([call, "It is \\boxed{7}."]), agent=agent)
+    (group,) = await drawn.roll([problem], attempts=1, seed=1)
+    (made,) = group.trajectories
+    assert made.fault is None and [call.tool for call in made.turns[0].calls] == ["add"]
+    assert len(made.turns) == 2 and made.outcome and made.outcome.reward == 1.0
+
+
+@pytest.mark.slow
+def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = trained(
+        tmp_path_factory.getbasetemp(),
+        tmp_path,
+        "data.source=rocstar.adapters.inspect_tasks:Samples",
+        "data.options.task=sums:sums",
+        "rollout.agent=rocstar.adapters.inspect_tasks:solve",
+        "rollout.max_response_tokens=160",
+    )
+    assert turns_of(rows) > 1 and {row["reward"] for row in rows} == {0.0, 1.0}
+    for row in rows:
+        assert row["reward"] == float(f"\\boxed{{{int(row['question'].split()[1]) + 3}}}" in row["text"][-1])
+
+
+@pytest.mark.slow
+def test_a_session_of_an_openenv_server_is_an_attempt(
+    server: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = trained(
+        tmp_path_factory.getbasetemp(),
+        tmp_path,
+        "data.source=rocstar.adapters.openenv:Seeds",
+        f"data.options.url={server}",
+        "data.options.sessions=4",
+        "data.options.steps=2",
+        "rollout.agent=rocstar.adapters.openenv:play",
+        "rollout.max_response_tokens=160",
+    )
+    whole = [row for row in rows if row["stop"] == "answered"]
+    assert {len(row["text"]) for row in whole} == {2}
+    for row in whole:  # a tenth for each character that was sent
+        sent = [text.removesuffix("<|im_end|>").strip() for text in row["text"]]
+        if not any("boxed" in text for text in sent):
+            assert row["reward"] == pytest.approx(sum(map(len, sent)) / 10)
+
+
+@pytest.mark.slow
+def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    rows = trained(
+        tmp_path_factory.getbasetemp(),
+        tmp_path,
+        "data.source=rocstar.adapters.reasoning_gym:Generator",
+        "data.options.name=letter_counting",
+        "data.options.config.max_words=5",
+        "evaluate.verifier=rocstar.adapters.reasoning_gym:score",
+        "rollout.max_response_tokens=64",
+    )
+    assert {row["verdict"] for row in rows} <= {"right", "wrong"} and {row["reward"] for row in rows} <= {0.0, 1.0}
+
+
+def test_what_is_no_verifiers_environment_is_refused() -> None:
+    assert "no verifiers environment: taskset 'nowhere' not found" in refused(
+        verifiers.TasksetProblems, taskset={"id": "nowhere"}
+    )
+    assert "verifiers environment" in refused(verifiers.TasksetProblems, taskset={"id": "sums_v1", "speed": 3})
+    assert "verifiers environment" in refused(verifiers.TasksetProblems, tasks=3)
+    bash = {"harness": {"id": "bash"}}
+    told = refused(verifiers.TasksetProblems, taskset={"id": "sums_v1"}, agent=bash)
+    assert "bash would run the model's programs on this machine; name a agent.runtime for it" in told
+
+
+def test_several_agents_of_which_none_is_fixed_are_refused() -> None:
+    told = refused(verifiers.TasksetProblems, id="agentic-judge", taskset={"id": "sums_v1"})
+    assert "have no client of their own; leave one so" in told
+
+
+def test_a_taskset_without_a_harness_is_played_by_one_that_runs_no_programs() -> None:
+    config = verifiers._config('verifiers {"taskset": {"id": "sums_v1"}}')
+    assert config.agent.harness.id == "null" and config.agent.runtime.type == "subprocess"
+
+
+def test_what_is_no_task_of_inspect_ai_is_refused() -> None:
+    assert "there is no module nowhere" in refused(inspect_tasks.Samples, task="nowhere:sums")
+    assert "has no scorer" in refused(inspect_tasks.Samples, task="wrong_v1:unscored")
+    assert "sets sandbox, which rollout.agent can't keep" in refused(inspect_tasks.Samples, task="wrong_v1:walled")
+    assert "gave a int" in refused(inspect_tasks.Samples, task="wrong_v1:no_task")
+    assert "unexpected keyword argument 'size'" in refused(
+        inspect_tasks.Samples, task="sums:sums", arguments={"size": 3}
+    )
+    assert "did you mean data.options.task?" in refused(inspect_tasks.Samples, tusk="sums:sums")
+
+
+def test_a_server_that_is_not_there_is_refused() -> None:
+    assert "is no OpenEnv server" in refused(openenv.Seeds, url="http://127.0.0.1:1")
+    assert "is no OpenEnv server" in refused(openenv.Seeds, url="echo")
+
+
+def test_answers_become_actions_and_observations_messages() -> None:
+    assert openenv.action_of("left", "move") == {"move": "left"}
+    assert openenv.action_of('{"x": 3}', None) == {"x": 3}
+    assert openenv.action_of("[3]", None) == openenv.action_of("[3", None) | {"": "[3]"}
+    assert openenv.shown({"text": "hello", "done": False, "reward": 0.0, "metadata": {}}) == "hello"
+    assert openenv.shown({"text": "hello", "length": 5}) == '{"text": "hello", "length": 5}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            (
+                "data.source=rocstar.adapters.inspect_tasks:Samples",
+                "data.options.task=wrong_v1:no_number",
+                "rollout.agent=rocstar.adapters.inspect_tasks:solve",
+            ),
+            "ValueError: the scorer gave 'very good', which is no number",
+        ),
+        (
+            (
+                "data.source=rocstar.adapters.verifiers:TasksetProblems",
+                "data.options.taskset.id=wrong_v1",
+                "data.options.agent.harness.id=quick",
+                "rollout.agent=rocstar.adapters.verifiers:solve",
+            ),
+            "the environment failed: ValueError: its rewards come to nan",
+        ),
+    ],
+)
+def test_a_reward_that_is_no_number_is_a_fault_of_the_environment(
+    settings: Sequence[str], told: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = workplace(tmp_path / "place")
+    given = begun(tmp_path_factory.getbasetemp())
+    ended = Command.start(place, "train", "tiny.toml", *given, *BRIEF, *settings).wait()
+    assert ended.code == 1 and told in ended.told, ended.told
