@@ -7,7 +7,8 @@ Under each fault the trainer makes ATTEMPTS attempts that would all earn 1 witho
     FAULTS_TOOLS      http://127.0.0.1:port   /run_code, SandboxFusion's
     FAULTS_REWARD     what its reward function does wrong, once: raises, late, nan, or nothing
     stdout            {"reward": 1.0 or null} for each attempt, one a line
-    exit code         other than 0 where it halted; the last line on stderr says why
+    exit code         other than 0 where it halted
+    stderr            its last line is what a person is told
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocstar.errors import ConfigError
@@ -132,6 +133,17 @@ class FaultFinding:
 Trainer = Callable[[InjectedFault], Coroutine[Any, Any, Told]]
 
 
+async def refuse_unsound(trainer: Trainer) -> None:
+    """Raises ConfigError where attempts do not all earn 1 without any fault: nothing would follow from those with
+    one."""
+    told = await trainer(InjectedFault("none", "", 0, ""))
+    if told.halted or list(told.rewards) != [1.0] * ATTEMPTS:
+        raise ConfigError(
+            f"without any fault the trainer gave {len(told.rewards)} rewards, {sum(r == 1.0 for r in told.rewards)} of "
+            f"them 1, where {ATTEMPTS} of 1 were expected; it last said: {told.words or 'nothing'}"
+        )
+
+
 async def examined(trainer: Trainer, fault: InjectedFault, *, attempts: int = ATTEMPTS, seconds: float = SECONDS) -> FaultFinding:
     """What a trainer that would make so many attempts does under a fault."""
     try:
@@ -159,26 +171,33 @@ def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[InjectedFa
     return [known[name] for name in names or known]
 
 
-def trainer_of(command: str) -> Trainer:
-    """A program as a trainer."""
+def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Told]]) -> Trainer:
+    """A trainer that takes the variables above; what its model was shown is seen at the engine."""
 
-    async def made(fault: InjectedFault) -> Told:
+    async def trainer(fault: InjectedFault) -> Told:
         def of(seam: str) -> str:
             return fault.misdeed if fault.seam == seam else ""
 
         async with FaultyEngine(of("engine"), fault.times) as engine, FaultyTools(of("tools"), fault.times) as tools:
             given = {"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": of("reward")}
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(
-                *shlex.split(command), env={**os.environ, **given}, stdout=pipe, stderr=pipe
-            )
-            try:
-                said, wrong = await process.communicate()
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            rewards = [json.loads(line)["reward"] for line in said.splitlines() if line.startswith(b'{"reward"')]
-            words = wrong.decode(errors="replace").strip().rpartition("\n")[2] if process.returncode else ""
-            return Told(rewards=rewards, shown=len(engine.shown), halted=process.returncode != 0, words=words)
+            return replace(await made(given), shown=len(engine.shown))
 
-    return made
+    return trainer
+
+
+def trainer_of(command: str) -> Trainer:
+    """A program as a trainer."""
+
+    async def made(given: Mapping[str, str]) -> Told:
+        pipe, words = asyncio.subprocess.PIPE, shlex.split(command)
+        process = await asyncio.create_subprocess_exec(*words, env={**os.environ, **given}, stdout=pipe, stderr=pipe)
+        try:
+            said, wrong = await process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        rewards = [json.loads(line)["reward"] for line in said.splitlines() if line.startswith(b'{"reward"')]
+        last = wrong.decode(errors="replace").strip().rpartition("\n")[2]
+        return Told(rewards=rewards, halted=process.returncode != 0, words=last)
+
+    return at_addresses(made)

@@ -14,8 +14,6 @@ from rocstar.support.exits import FAILED, OK
 if TYPE_CHECKING:
     from rocstar.faults.kit import FaultFinding
 
-WORDS = 100  # of what a person was told, characters in the table
-
 
 def faults(
     names: Annotated[list[str] | None, typer.Argument(metavar="[FAULT]...", help="Only these; default: all.")] = None,
@@ -30,7 +28,7 @@ def faults(
     Example: rocstar faults engine-dies tools-hangs"""
     import asyncio
 
-    from rocstar.faults.kit import FAULTS, examined, faults_named, trainer_of
+    from rocstar.faults.kit import FAULTS, examined, faults_named, refuse_unsound, trainer_of
 
     if show:
         for fault in FAULTS:
@@ -44,6 +42,7 @@ def faults(
         trained = trainer_of(trainer)
 
     async def findings() -> list[FaultFinding]:
+        await refuse_unsound(trained)
         found = []
         for fault in chosen:
             print(f"{fault.name} ...", file=sys.stderr)
@@ -66,10 +65,14 @@ def _print(found: list[FaultFinding]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("fault", "rewarded", "shown to the model", "lost", "run", "in words"):
-        table.add_column(name, justify="right" if name in ("rewarded", "shown to the model", "lost") else "left")
+    table.add_column("fault", no_wrap=True)
+    for name in ("rewarded", "shown", "lost"):
+        table.add_column(name, justify="right")
+    table.add_column("run")
     for one in found:
-        mark = "" if one.as_promised else " BROKEN"
-        words = one.words if len(one.words) <= WORDS else f"{one.words[: WORDS - 3]}..."
-        table.add_row(one.fault + mark, str(one.rewarded), str(one.shown), str(one.lost), one.run, words)
+        name = one.fault if one.as_promised else f"{one.fault} BROKEN"
+        table.add_row(name, str(one.rewarded), str(one.shown), str(one.lost), one.run)
     Console(highlight=False, markup=False).print(table)
+    for one in found:
+        if one.words and (one.lost or one.run == "halted"):
+            print(f"{one.fault}: {one.words}")
