@@ -1,11 +1,11 @@
-"""The faults, and what a trainer is held to: a fault never becomes a reward and never reaches the model as a tool result.
+"""The faults, and what a trainer is held to: none becomes a reward, and none reaches the model as a tool result.
 
 Under each fault the trainer makes ATTEMPTS attempts that would all earn 1 without it (script.py). It is rocstar itself
 (own.py), or any program that takes its engine, its tools and its reward function from the environment:
 
     FAULTS_ENGINE     http://127.0.0.1:port   /v1/chat/completions, OpenAI's
     FAULTS_TOOLS      http://127.0.0.1:port   /run_code, SandboxFusion's
-    FAULTS_REWARD     what its reward function does wrong, once: raises, late, nan, or nothing
+    FAULTS_REWARD     what its reward function does wrong, once: raises, hangs, nan, or nothing
     stdout            {"reward": 1.0 or null} for each attempt, one a line
     exit code         other than 0 where it halted
     stderr            its last line is what a person is told
@@ -28,7 +28,7 @@ from rocstar.faults.servers import FaultyEngine, FaultyTools
 PROBLEMS, SIBLINGS = 8, 4
 ATTEMPTS = PROBLEMS * SIBLINGS
 """One that is lost is less than rocstar's `run.fault_budget`, so that a run may go on without it."""
-SECONDS = 180.0  # after which a trainer hangs
+SECONDS = 300.0  # for all that a trainer does under a fault; a run of rocstar takes twenty
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class InjectedFault:
 
     @property
     def has_address(self) -> bool:
-        """Whether a trainer can be pointed at it."""
-        return self.seam in ("engine", "tools", "reward") and self.misdeed not in ("twice", "wrong-version", "killed")
+        """Whether another trainer can be pointed at it. The protocols there know no call ids and no versions."""
+        own = ("other-call", "twice", "wrong-version", "killed")
+        return self.seam in ("engine", "tools", "reward") and self.misdeed not in own
 
     @property
     def is_the_agents(self) -> bool:
@@ -68,7 +69,7 @@ FAULTS = tuple(
         ("engine", "dies", 1, "The connection breaks while the engine writes."),
         ("engine", "gone", None, "The engine ends in its first request and does not come back."),
         ("engine", "half-answer", 1, "An answer ends in its middle."),
-        ("engine", "late", 1, "An answer, a wrong one, comes when nobody waits for it any more."),
+        ("engine", "late", 1, "An answer comes after 3 s, when rocstar no longer waits for it."),
         ("engine", "not-json", 1, "A page of HTML comes with status 200."),
         ("engine", "half-surrogate", 1, "An answer holds half of a surrogate pair, which is no Unicode."),
         ("engine", "wrong-version", 1, "Tokens come from weights that nobody gave the engine."),
@@ -85,7 +86,7 @@ FAULTS = tuple(
         ("notebook", "reset", 1, "The sandbox is killed between two cells of a notebook."),
         ("mcp", "gone", None, "An MCP server lists its tools and ends in every call."),
         ("reward", "raises", 1, "The reward function raises an error."),
-        ("reward", "late", 1, "The reward function does not return in time."),
+        ("reward", "hangs", 1, "The reward function does not return."),
         ("reward", "nan", 1, "The reward function returns nan."),
         ("agent", "crashes", 1, "An agent crashes after its answer, by its own fault."),
         ("agent", "overstays", 1, "An agent does not end after its answer."),
@@ -99,7 +100,7 @@ FAULTS = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TrainerAnswer:
     """What a trainer made of a fault."""
 
     rewards: Sequence[float | None]
@@ -130,7 +131,7 @@ class FaultFinding:
     """No reward, nothing shown, no hanging, and what was lost or halted is told in words."""
 
 
-Trainer = Callable[[InjectedFault], Coroutine[Any, Any, Told]]
+Trainer = Callable[[InjectedFault], Coroutine[Any, Any, TrainerAnswer]]
 
 
 async def refuse_unsound(trainer: Trainer) -> None:
@@ -144,22 +145,29 @@ async def refuse_unsound(trainer: Trainer) -> None:
         )
 
 
-async def examined(trainer: Trainer, fault: InjectedFault, *, attempts: int = ATTEMPTS, seconds: float = SECONDS) -> FaultFinding:
+async def examined(
+    trainer: Trainer, fault: InjectedFault, *, attempts: int = ATTEMPTS, seconds: float = SECONDS
+) -> FaultFinding:
     """What a trainer that would make so many attempts does under a fault."""
+    hung = False
     try:
         async with asyncio.timeout(seconds):
             told = await trainer(fault)
     except TimeoutError:
-        return FaultFinding(fault=fault.name, rewarded=0, shown=0, lost=attempts, run="hung", words="", as_promised=False)
+        hung, told = True, TrainerAnswer(rewards=())
     given = [reward for reward in told.rewards if reward is not None]
     earns = (0.0, 1.0) if fault.is_the_agents else (1.0,)
-    rewarded = sum(reward not in earns for reward in given) + max(0, len(given) - attempts)
-    lost, words = max(0, attempts - len(given)), " ".join(told.words.split())
+    rewarded = sum(reward not in earns for reward in given) + max(0, len(given) - ATTEMPTS)
+    lost, words = max(0, ATTEMPTS - len(given)), " ".join(told.words.split())
     silent = not words and (lost or told.halted or fault.is_the_agents)
-    kept = not (rewarded or told.shown or silent or (lost and fault.loses_nothing))
-    run = "halted" if told.halted else "went on"
     return FaultFinding(
-        fault=fault.name, rewarded=rewarded, shown=told.shown, lost=lost, run=run, words=words, as_promised=kept
+        fault=fault.name,
+        rewarded=rewarded,
+        shown=told.shown,
+        lost=lost,
+        run="hung" if hung else "halted" if told.halted else "went on",
+        words=words,
+        as_promised=not (hung or rewarded or told.shown or silent or (lost and fault.loses_nothing)),
     )
 
 
@@ -171,10 +179,10 @@ def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[InjectedFa
     return [known[name] for name in names or known]
 
 
-def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Told]]) -> Trainer:
+def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, TrainerAnswer]]) -> Trainer:
     """A trainer that takes the variables above; what its model was shown is seen at the engine."""
 
-    async def trainer(fault: InjectedFault) -> Told:
+    async def trainer(fault: InjectedFault) -> TrainerAnswer:
         def of(seam: str) -> str:
             return fault.misdeed if fault.seam == seam else ""
 
@@ -188,7 +196,7 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Told]])
 def trainer_of(command: str) -> Trainer:
     """A program as a trainer."""
 
-    async def made(given: Mapping[str, str]) -> Told:
+    async def made(given: Mapping[str, str]) -> TrainerAnswer:
         pipe, words = asyncio.subprocess.PIPE, shlex.split(command)
         process = await asyncio.create_subprocess_exec(*words, env={**os.environ, **given}, stdout=pipe, stderr=pipe)
         try:
@@ -198,6 +206,6 @@ def trainer_of(command: str) -> Trainer:
                 process.kill()
         rewards = [json.loads(line)["reward"] for line in said.splitlines() if line.startswith(b'{"reward"')]
         last = wrong.decode(errors="replace").strip().rpartition("\n")[2]
-        return Told(rewards=rewards, halted=process.returncode != 0, words=last)
+        return TrainerAnswer(rewards=rewards, halted=process.returncode != 0, words=last)
 
     return at_addresses(made)

@@ -7,15 +7,18 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.parquet as parquet
 
 from rocstar.agents.agent import Client, FunctionAgent, GatewayAgent
 from rocstar.answers.plugin import Reward, RewardVerifier
@@ -24,9 +27,8 @@ from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.vllm import VllmEngine
-from rocstar.faults.kit import PROBLEMS, SIBLINGS, InjectedFault, Told
-from rocstar.faults.reward import reward_of
-from rocstar.faults.script import CELLS, PROGRAM, QUESTION, RIGHT, call_of
+from rocstar.faults.kit import PROBLEMS, SIBLINGS, InjectedFault, TrainerAnswer
+from rocstar.faults.script import CELLS, PROGRAM, QUESTION, RIGHT, call_of, reward_of
 from rocstar.faults.servers import FaultyDaemon, FaultyEngine
 from rocstar.parts.build import opened_fleet
 from rocstar.rollout.collect import Roller
@@ -59,14 +61,14 @@ for line in sys.stdin:
 """
 
 
-async def own_trainer(fault: InjectedFault) -> Told:
+async def own_trainer(fault: InjectedFault) -> TrainerAnswer:
     with tempfile.TemporaryDirectory(prefix="rocstar-faults-") as name:
         if fault.seam == "run":
-            return await _run(fault, Path(name))
+            return await asyncio.to_thread(_run, fault, Path(name))
         return await _step(fault, Path(name))
 
 
-async def _step(fault: InjectedFault, folder: Path) -> Told:
+async def _step(fault: InjectedFault, folder: Path) -> TrainerAnswer:
     """The attempts of one step."""
 
     def of(*seams: str) -> str:
@@ -108,11 +110,11 @@ async def _step(fault: InjectedFault, folder: Path) -> Told:
             groups = await roller.roll(problems, attempts=SIBLINGS, seed=1, sampling=Sampling(max_new_tokens=1))
         except Exception as error:
             told = failure(error)
-            return Told(rewards=(), halted=True, words=told[1] if told else f"a traceback of {error!r}")
+            return TrainerAnswer(rewards=(), halted=True, words=told[1] if told else f"a traceback of {error!r}")
         halted = reason_to_halt(groups, FAULT_BUDGET)
         made = [trajectory for group in groups for trajectory in group.trajectories]
         first = next((one.fault for one in made if one.fault), "")
-        return Told(
+        return TrainerAnswer(
             rewards=[_reward(one) for one in made],
             shown=len(server.shown),
             halted=halted is not None,
@@ -208,6 +210,7 @@ async def _asked_and_gone(client: Client, body: bytes) -> None:
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 STEPS = 2
+RUN_SECONDS = 150.0
 RECIPE = """\
 [run]
 name = "run"
@@ -242,7 +245,7 @@ tools = []
 keep = 2
 [evaluate]
 problems = 0
-verifier = "rocstar.faults.reward:always"
+verifier = "rocstar.faults.script:always"
 [[stage]]
 name = "sft"
 kind = "sft"
@@ -265,46 +268,33 @@ main()
 """
 
 
-async def _run(fault: InjectedFault, folder: Path) -> Told:
-    """A run of STEPS steps that the fault ends, and its resumption. Rewards are of half of each group's attempts, so
-    that as many are expected as of a step elsewhere."""
-    recipe = RECIPE.format(problems=PROBLEMS, siblings=SIBLINGS // STEPS, steps=STEPS)
-    (folder / "recipe.toml").write_text(recipe)
+def _run(fault: InjectedFault, folder: Path) -> TrainerAnswer:
+    """A run of STEPS steps that the fault ends, and its resumption: ATTEMPTS attempts in all."""
+    (folder / "recipe.toml").write_text(RECIPE.format(problems=PROBLEMS, siblings=SIBLINGS // STEPS, steps=STEPS))
     words = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": RIGHT}]
     (folder / "rows.jsonl").write_text(json.dumps({"messages": words}) + "\n")
-    _, _, where = fault.misdeed.partition("disk-full-")
-    full = {"rollouts": "/rollouts", "checkpoint": "/checkpoints"}.get(where, "nowhere")
-    first = await _command(folder, full, "train", "recipe.toml", killed=fault.misdeed == "killed")
-    second = await _command(folder, "nowhere", "train", "--resume", "run")
-    rewards = _recorded(folder / "runs" / "run")
-    ended, words = first if fault.misdeed != "killed" or second[0] else (second[0], "")
-    return Told(rewards=rewards, halted=bool(ended), words=words)
+    full = {"disk-full-rollouts": "/rollouts", "disk-full-checkpoint": "/checkpoints"}.get(fault.misdeed)
+    first = _command(folder, full, "train", "recipe.toml")
+    second = _command(folder, None, "train", "--resume", "run")
+    files = sorted((folder / "runs" / "run" / "rollouts").glob("*.parquet"))
+    rewards = [row["reward"] for file in files for row in parquet.read_table(file).to_pylist()]
+    code, said = first if full else second
+    return TrainerAnswer(rewards=rewards, halted=code != 0, words=said if code else "")
 
 
-async def _command(folder: Path, full: str, *arguments: str, killed: bool = False) -> tuple[int, str]:
-    """(exit code, last line on stderr). full: part of the paths that cannot be written. killed: once it has recorded a
-    step."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DISK_FULL, full, *arguments, cwd=folder, stdout=pipe, stderr=pipe, start_new_session=True
-    )
-    reading = asyncio.create_task(process.communicate())
-    try:
-        if killed:
-            while not list(folder.glob("runs/run/rollouts/*.parquet")) and not reading.done():
-                await asyncio.sleep(0.005)
+def _command(folder: Path, full: str | None, *arguments: str) -> tuple[int, str]:
+    """(exit code, last line on stderr). full: part of the paths that cannot be written; None, and not a resumption:
+    it is killed once it has recorded a step."""
+    command = [sys.executable, "-c", DISK_FULL, full or "nowhere", *arguments]
+    with (folder / "said").open("w+") as said:
+        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said, start_new_session=True)
+        try:
+            while full is None and "--resume" not in arguments and process.poll() is None:
+                if list(folder.glob("runs/run/rollouts/*.parquet")):
+                    process.kill()
+                time.sleep(0.005)
+            process.wait(RUN_SECONDS)
+        finally:
             with suppress(ProcessLookupError):
-                process.kill()
-        _, wrong = await reading
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode or 0, wrong.decode(errors="replace").strip().rpartition("\n")[2]
-
-
-def _recorded(run: Path) -> Sequence[float | None]:
-    """The reward of every attempt in the run's record."""
-    import pyarrow.parquet as parquet
-
-    files = sorted((run / "rollouts").glob("*.parquet"))
-    return [row["reward"] for file in files for row in parquet.read_table(file).to_pylist()]
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, (folder / "said").read_text().strip().rpartition("\n")[2]

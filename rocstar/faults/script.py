@@ -5,6 +5,10 @@ was given to a fault, and a prompt that holds the call and not its output shows 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 QUESTION = "What is 6 times 7063? ({})"
 PROGRAM = "print(6 * 7063)"
 CELLS = ("n = 6", "print(n * 7063)")
@@ -34,3 +38,25 @@ def reply_to(prompt: str, programs: tuple[str, ...]) -> str:
 def was_told(prompt: str, programs: tuple[str, ...]) -> bool:
     """Whether what stands behind the last call is its output."""
     return not programs or PRINTED in prompt.rpartition(programs[-1])[2]
+
+
+def reward_of(misdeed: str) -> Callable[..., list[float]]:
+    """A reward function in TRL's signature that earns 1 for the right answer. misdeed: it raises,
+    hangs or gives nan, once."""
+    left = [1]
+
+    def reward(completions: list[str], **columns: Any) -> list[float]:
+        strikes, left[0] = left[0] and misdeed, 0
+        if strikes == "raises":
+            raise ConnectionError("the judge cannot be reached")
+        if strikes == "hangs":
+            threading.Event().wait()
+        found = [float(RIGHT in text) for text in completions]
+        return [float("nan"), *found[1:]] if strikes == "nan" else found
+
+    return reward
+
+
+def always(completions: list[str], **columns: Any) -> list[float]:
+    """The reward of a model that has learnt nothing."""
+    return [1.0] * len(completions)

@@ -1,6 +1,6 @@
 """Stand-ins at addresses: an engine and a tool service that do their work by a script and misbehave as told.
 
-    engine   http   /v1/chat/completions (OpenAI) for any trainer; /inference/v1/generate and what else rocstar asks of vLLM
+    engine   http   /v1/chat/completions (OpenAI) for any trainer; what rocstar asks of vLLM
     tools    http   /run_code (SandboxFusion) for any trainer
              unix   frames of rocstar's own sandbox daemons
 
@@ -30,7 +30,7 @@ vllm:generation_tokens_total{engine="0"} 0.0
 vllm:num_preemptions_total{engine="0"} 0.0
 """
 FACTS = {"max_tokens": 4096, "dtype": "float32", "logprobs_mode": "processed_logprobs", "rows": 65}
-NO_HTML = b"<html><body>502 Bad Gateway</body></html>"
+HTML = "<html><body>502 Bad Gateway</body></html>"
 
 
 class FaultyServer:
@@ -85,7 +85,8 @@ class FaultyServer:
         if await self._breaks(misdeed, writer):
             return
         answer = self._answer(path, body, misdeed)
-        said = NO_HTML if misdeed == "not-json" else (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        answer = answer if isinstance(answer, str) else json.dumps(answer)
+        said = (HTML if misdeed == "not-json" else answer).encode()
         kept = said[: len(said) // 2] if misdeed == "half-answer" else said
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(said) + kept)
         await writer.drain()
@@ -130,7 +131,7 @@ class FaultyEngine(FaultyServer):
         codec: TextCodec | None = None,
         after_program: Callable[[], None] = lambda: None,
     ) -> None:
-        """codec: where it is asked for token ids. after_program: called when a prompt first holds a program's output."""
+        """codec: where it is asked for token ids. after_program: called when a prompt first holds a program."""
         super().__init__(misdeed, times)
         self.shown: list[str] = []
         """What the model was shown in place of its program's output."""
@@ -144,7 +145,7 @@ class FaultyEngine(FaultyServer):
             return METRICS if path == "/metrics" else self._managed(path, body)
         chat = path.startswith("/v1/chat")
         prompt = self._read(body, chat)
-        words = WRONG if misdeed else self._words(prompt)
+        words = self._words(prompt) if misdeed in ("", "late") else WRONG
         return self._chat(words, misdeed) if chat else self._tokens(words, body["sampling_params"], misdeed)
 
     def _read(self, body: Any, chat: bool) -> str:

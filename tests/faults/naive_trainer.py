@@ -1,4 +1,4 @@
-"""A trainer that turns whatever goes wrong into a tool result or a reward of 0, as some do; see rocstar/faults/kit.py."""
+"""A trainer that turns whatever goes wrong into a tool result or a reward of 0; see rocstar/faults/kit.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import urllib.request
 from typing import Any
 
 from rocstar.faults.kit import ATTEMPTS
-from rocstar.faults.reward import reward
-from rocstar.faults.script import PROGRAM, QUESTION
+from rocstar.faults.script import PROGRAM, QUESTION, reward_of
+
+reward = reward_of(os.environ["FAULTS_REWARD"])
 
 
 def asked(seam: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(os.environ[seam] + path, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=5) as answer:
+    with urllib.request.urlopen(request, timeout=2) as answer:
         return json.load(answer)
 
 

@@ -15,7 +15,7 @@ from rocstar.faults.kit import (
     ATTEMPTS,
     FAULTS,
     InjectedFault,
-    Told,
+    TrainerAnswer,
     examined,
     faults_named,
     refuse_unsound,
@@ -42,19 +42,20 @@ def test_there_are_thirty_faults_of_different_names() -> None:
 
 @pytest.mark.parametrize("fault", ADDRESSED, ids=named)
 async def test_a_trainer_that_makes_rewards_of_faults_is_reported(fault: InjectedFault) -> None:
-    found = await examined(NAIVE, fault)
-    assert not found.as_promised and found.rewarded > 0
-    assert (found.shown > 0) == (fault.seam == "tools")
+    hangs = fault.name == "reward-hangs"
+    found = await examined(NAIVE, fault, seconds=3.0 if hangs else 60.0)
+    assert not found.as_promised and (found.run == "hung") == hangs
+    assert (found.rewarded > 0) != hangs and (found.shown > 0) == (fault.seam == "tools")
 
 
 async def test_the_trainer_of_that_test_is_sound_without_faults() -> None:
     await refuse_unsound(NAIVE)
-    with pytest.raises(ConfigError, match="without any fault the trainer gave 0 rewards.*it last said: nothing"):
+    with pytest.raises(ConfigError, match=r"without any fault the trainer gave 0 rewards.*it last said: nothing"):
         await refuse_unsound(trainer_of("true"))
 
 
-async def told(fault: InjectedFault, answer: Told) -> bool:
-    async def trainer(fault: InjectedFault) -> Told:
+async def told(fault: InjectedFault, answer: TrainerAnswer) -> bool:
+    async def trainer(fault: InjectedFault) -> TrainerAnswer:
         return answer
 
     return (await examined(trainer, fault)).as_promised
@@ -63,14 +64,14 @@ async def told(fault: InjectedFault, answer: Told) -> bool:
 @pytest.mark.parametrize("fault", FAULTS, ids=named)
 async def test_each_fault_can_fail_in_each_way(fault: InjectedFault) -> None:
     well = [1.0] * ATTEMPTS
-    assert await told(fault, Told(rewards=well, words="its own"))
-    assert await told(fault, Told(rewards=[0.0, *well[1:]], words="its own")) == fault.is_the_agents
-    assert await told(fault, Told(rewards=[None, *well[1:]], words="its own")) != fault.loses_nothing
-    assert not await told(fault, Told(rewards=[float("nan"), *well[1:]], words="its own"))
-    assert not await told(fault, Told(rewards=[*well, 1.0], words="its own")), "one attempt was recorded twice"
-    assert not await told(fault, Told(rewards=well, shown=1, words="its own"))
-    assert not await told(fault, Told(rewards=[None, *well[1:]])), "nobody was told"
-    assert not await told(fault, Told(rewards=well, halted=True)), "nobody was told"
+    assert await told(fault, TrainerAnswer(rewards=well, words="its own"))
+    assert await told(fault, TrainerAnswer(rewards=[0.0, *well[1:]], words="its own")) == fault.is_the_agents
+    assert await told(fault, TrainerAnswer(rewards=[None, *well[1:]], words="its own")) != fault.loses_nothing
+    assert not await told(fault, TrainerAnswer(rewards=[float("nan"), *well[1:]], words="its own"))
+    assert not await told(fault, TrainerAnswer(rewards=[*well, 1.0], words="its own")), "one attempt was recorded twice"
+    assert not await told(fault, TrainerAnswer(rewards=well, shown=1, words="its own"))
+    assert not await told(fault, TrainerAnswer(rewards=[None, *well[1:]])), "nobody was told"
+    assert not await told(fault, TrainerAnswer(rewards=well, halted=True)), "nobody was told"
 
 
 @pytest.mark.parametrize("name", ["engine-gone", "reward-raises", "reward-nan", "agent-hides-outage"])
@@ -109,7 +110,7 @@ async def test_rocstar_is_sound_without_faults() -> None:
 async def test_rocstar_makes_no_reward_of_a_fault(fault: InjectedFault) -> None:
     found = await examined(own_trainer, fault)
     assert found.as_promised, found
-    gone = fault.times is None or fault.name == "reward-late"
+    gone = fault.times is None or fault.name == "reward-hangs"
     assert found.run == ("halted" if gone else "went on")
     assert found.lost == (ATTEMPTS if gone else 1 if fault.seam == "reward" else 0)
 

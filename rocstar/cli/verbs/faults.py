@@ -1,4 +1,4 @@
-"""`rocstar faults`: what a trainer makes of faults that are injected into its engine, tools, rewards, agents and disk."""
+"""`rocstar faults`: what a trainer makes of faults of its engine, tools, rewards, agents and disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocstar.cli.verbs.common import AsJson, print_json, quiet
 from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
-    from rocstar.faults.kit import FaultFinding
+    from rocstar.faults.kit import FaultFinding, Trainer
 
 
 def faults(
@@ -36,10 +36,7 @@ def faults(
         return
     chosen = faults_named(names or [], at_addresses=trainer is not None)
     quiet()
-    if trainer is None:
-        from rocstar.faults.own import own_trainer as trained
-    else:
-        trained = trainer_of(trainer)
+    trained = _own() if trainer is None else trainer_of(trainer)
 
     async def findings() -> list[FaultFinding]:
         await refuse_unsound(trained)
@@ -57,6 +54,12 @@ def faults(
         _print(found)
         print(f"{kept} of {len(found)} faults were handled as promised")
     raise typer.Exit(OK if kept == len(found) else FAILED)
+
+
+def _own() -> Trainer:
+    from rocstar.faults.own import own_trainer
+
+    return own_trainer
 
 
 def _print(found: list[FaultFinding]) -> None:

@@ -32,7 +32,7 @@ READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
 TICKS = 10  # pings without any sign of life before a node is given up
-IDLE_TICKS = 4  # pings in a row that a node answers with no call at all while it holds ours; a gateway's answers are old
+IDLE_TICKS = 4  # pings that a node answers with no call at all while it holds one of ours; a gateway's are a tick old
 
 
 Token = str | Callable[[], str]
@@ -187,7 +187,7 @@ class Node(NodeFacts):
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
         self._reader, self._silent_ticks, self._fault = FrameReader(), 0, "it died"
-        self._oldest, self._idle_ticks = -1, 0
+        self._oldest, self._idle_ticks = -1, 0  # the number of the oldest call held; -1: none
         self._frames, self._out, self._flushing = bytearray(), bytearray(), False  # to be sent: frames, then bytes
         try:
             self.connection = self._connect()
@@ -242,12 +242,12 @@ class Node(NodeFacts):
         elif self._idle_ticks >= IDLE_TICKS:
             self.close(f"{self.label} lost a call that it holds, has nothing to do and was given up", 0.0)
         else:
+            oldest, has_answered = next(iter(self.held), -1), not self._silent_ticks
+            idle = has_answered and 0 <= oldest == self._oldest and not (self.usage.running or self.usage.waiting)
+            self._oldest, self._idle_ticks = oldest, self._idle_ticks + 1 if idle else 0
             self._silent_ticks += 1
             if self.up:
                 self.send(FrameKind.PING)
-        oldest = next(iter(self.held), -1)
-        idle = oldest == self._oldest and not (self.usage.running or self.usage.waiting)
-        self._oldest, self._idle_ticks = oldest, self._idle_ticks + 1 if idle and oldest != -1 else 0
 
     def close(self, reason: str = "", seconds: float = CLOSE_SECONDS) -> None:
         """End the connection, and with it a child of ours, which is killed after `seconds`; with a reason, report the
