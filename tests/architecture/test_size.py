@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1218, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3391, 22),
+    "cli": (3476, 23),
     "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),
@@ -26,14 +26,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4050, 20),
     "errors": (53, 1),
     "evaluation": (3666, 21),
+    "faults": (820, 5),
     "forecast": (1947, 9),
     "learning": (3585, 20),
     "parts": (1645, 9),
     "protocols": (290, 1),
     "record": (2808, 16),
     "rollout": (2073, 12),
-    "run": (4070, 22),
-    "sandbox": (8686, 44),
+    "run": (4080, 22),
+    "sandbox": (8703, 44),
     "serving": (868, 6),
     "support": (1513, 13),
     "tools": (1039, 7),
@@ -41,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (574, 1),
     "view": (1553, 8),
 }
-CLASSES, FUNCTIONS = 588, 4060
+CLASSES, FUNCTIONS = 595, 4122
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
-ENTRIES_AT_THE_TOP = 28
+ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9195
+BENCHMARK_LINES = 9385
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
