@@ -27,6 +27,7 @@ from rocstar.cli.verbs import (
     data,
     doctor,
     evaluate,
+    faults,
     model,
     plan,
     recipes,
@@ -210,6 +211,7 @@ app.command()(compare.compare)
 app.command()(analyze.analyze)
 app.command()(replay.replay)
 app.command()(doctor.doctor)
+app.command()(faults.faults)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)

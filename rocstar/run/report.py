@@ -36,10 +36,24 @@ NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
 Decode = Callable[[Sequence[int]], str]
 
 
-def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
+def reason_to_halt(groups: Sequence[Group], budget: float) -> str | None:
+    """Why a run does not go on from a step's attempts: too many ended by faults of ours, or all agents failed."""
+    failed, said = failed_agents(groups)
+    if failed == 1.0:
+        return f"rollout.agent failed in every attempt; the first says: {said}"
+    share, first = faults_of(groups)
+    if share <= budget:
+        return None
+    return (
+        f"{share:.0%} of the attempts ended by failures outside the model or undecided, run.fault_budget allows "
+        f"{budget:.0%}; the first says: {first}"
+    )
+
+
+def faults_of(groups: Sequence[Group]) -> tuple[float, str | None]:
     """Share of a step's attempts that say nothing about the model: ended by a fault of ours, or left undecided by the
     verifier, which only a reference or the verifier's own clock may cause; and what the first of them says."""
-    attempts = [(r.group.problem, t) for r in groups for t in r.group.trajectories]
+    attempts = [(group.problem, t) for group in groups for t in group.trajectories]
     failed = [fault for problem, trajectory in attempts if (fault := _fault_of(problem, trajectory))]
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 

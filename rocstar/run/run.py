@@ -28,7 +28,7 @@ from rocstar.run.material import Material
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
-from rocstar.run.report import attempt_records, failed_agents, faults_of
+from rocstar.run.report import attempt_records, failed_agents, faults_of, reason_to_halt
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, plural
@@ -159,24 +159,20 @@ class Run:
 
     def record(self, stage: RlStage, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
         """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""
-        step, budget = self.progress.step + 1, self.recipe.run.fault_budget
+        step = self.progress.step + 1
         if self.recipe.run.save_rollouts:
             with self.meter.phase("record"):
                 records = attempt_records(chosen, rows, policy_version=written_by)
                 self.tracker.record_attempts(step, records)
-        share, first = faults_of(chosen)
+        groups = [one.group for one in chosen]
+        share, first = faults_of(groups)
         if first:
             self.tracker.event("faults", step=step, share=share, first=first)
-        failed, said = failed_agents([one.group for one in chosen])
+        failed, said = failed_agents(groups)
         if said:
             self.tracker.event("agent_failures", step=step, share=failed, first=said)
-        if failed == 1.0:
-            raise RunHalted(f"step {step}: rollout.agent failed in every attempt; the first says: {said}")
-        if share > budget:
-            raise RunHalted(
-                f"step {step}: {share:.0%} of the attempts ended by failures outside the model or undecided, "
-                f"run.fault_budget allows {budget:.0%}; the first says: {first}"
-            )
+        if why := reason_to_halt(groups, self.recipe.run.fault_budget):
+            raise RunHalted(f"step {step}: {why}")
 
     def tell_calls(self, step: int) -> None:
         """Tell how many finished calls a step took from before the run was killed."""

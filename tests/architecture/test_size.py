@@ -14,11 +14,11 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1884, 13),
-    "agents": (1218, 6),
+    "adapters": (2359, 18),
+    "agents": (1221, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3400, 22),
+    "cli": (3483, 23),
     "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),
@@ -26,27 +26,28 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4050, 20),
     "errors": (53, 1),
     "evaluation": (3666, 21),
+    "faults": (820, 5),
     "forecast": (1947, 9),
-    "learning": (3585, 20),
+    "learning": (3594, 20),
     "parts": (1645, 9),
     "protocols": (290, 1),
-    "record": (2808, 16),
+    "record": (2813, 16),
     "rollout": (2073, 12),
-    "run": (4081, 22),
-    "sandbox": (8686, 44),
+    "run": (4215, 23),
+    "sandbox": (8703, 44),
     "serving": (868, 6),
     "support": (1513, 13),
     "tools": (1039, 7),
-    "train": (208, 1),
-    "types": (574, 1),
+    "train": (210, 1),
+    "types": (576, 1),
     "view": (2053, 9),
 }
-CLASSES, FUNCTIONS = 590, 4095
+CLASSES, FUNCTIONS = 607, 4200
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
-ENTRIES_AT_THE_TOP = 28
+ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9276
+BENCHMARK_LINES = 9463
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

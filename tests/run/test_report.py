@@ -146,14 +146,13 @@ def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
     groups = [with_losses()]
     assert step_metrics(groups, scored(groups))["reward/mean"] == 0.5
     assert step_metrics(groups, scored(groups))["verdict/undecided"] == 0.25
-    assert faults_of(groups) == (0.5, "the sandbox is gone")
+    assert faults_of([one.group for one in groups]) == (0.5, "the sandbox is gone")
 
 
 def test_an_undecided_attempt_uses_up_the_fault_budget_and_names_its_reference() -> None:
     """At f664d51 it left its group, and neither a budget nor an alarm knew of it."""
     attempts = tuple(trajectory(n, verdict=verdict) for n, verdict in enumerate((Verdict.RIGHT, Verdict.UNDECIDED)))
-    choices = (choice(0, False, Reason.DROPPED_TOO_FEW), choice(1, False, Reason.DROPPED_UNDECIDED))
-    share, first = faults_of([Resampled(group=Group(problem=PROBLEM, trajectories=attempts), choices=choices)])
+    share, first = faults_of([Group(problem=PROBLEM, trajectories=attempts)])
     assert share == 0.5 and first is not None
     assert f"could not decide problem {PROBLEM.id} (" in first and f"reference {PROBLEM.answer!r}" in first
 

@@ -17,7 +17,8 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 class ScriptedDaemon:
     """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
-    the connection), `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
+    the connection), `hang`, `garbage`, `state_lost`, `another` (the result of another call). Cells are answered
+    LOST unless the session was begun by cell 1."""
 
     def __init__(self, info: DaemonInfo = INFO, *, name: str = "") -> None:
         self.info, self.name = info, name
@@ -102,7 +103,11 @@ class ScriptedDaemon:
             outcome = ProgramOutcome.WALL_TIMEOUT
             self.sessions.pop(call.session)
         response = Response(
-            id=call.id, outcome=outcome, stdout=call.code, node=self.name, state_lost=word == "state_lost"
+            id=word if word == "another" else call.id,
+            outcome=outcome,
+            stdout=call.code,
+            node=self.name,
+            state_lost=word == "state_lost",
         )
         return wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(response))
 

@@ -88,10 +88,17 @@ class SandboxClient:
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
-    def connect(cls, addresses: Sequence[str], *, token: Token = "", min_isolation: str = Isolation.L3) -> Self:
+    def connect(
+        cls,
+        addresses: Sequence[str],
+        *,
+        token: Token = "",
+        min_isolation: str = Isolation.L3,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> Self:
         """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
         for one that offers less isolation."""
-        client = cls(daemons=0)
+        client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
         return client._served()
@@ -241,6 +248,9 @@ class SandboxClient:
                 _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
                 response = wire.decode_response(frame.body)
+                if response.id not in (pending.call.id, ""):  # "": of a call that could not be read
+                    mixed = f"the sandbox answered with the result of another call, {response.id!r:.80}"
+                    response = failed(pending.call.id, ServiceOutcome.INTERNAL, mixed)
                 self._dispatch.answered(node, frame.number)
                 if not self._is_sent_again(node, pending, response.outcome):
                     _resolve(pending, response)
