@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Mapping, Set
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import reasoning_gym
@@ -47,7 +48,8 @@ class Generator(Task):
         if options.name not in DATASETS:
             close = get_close_matches(options.name, DATASETS, n=1, cutoff=0.0)[0]
             raise ConfigError(f"data.options.name = {options.name!r} is no generator; did you mean {close!r}?")
-        if not options.trusted and RUNS_ANSWERS.search(inspect.getsource(inspect.getmodule(DATASETS[options.name][0]))):
+        file = inspect.getfile(DATASETS[options.name][0])
+        if not options.trusted and RUNS_ANSWERS.search(Path(file).read_text()):
             raise ConfigError(
                 f"data.options.name = {options.name!r}: its scorer evaluates the model's text as Python, in this "
                 "process; set data.options.trusted=true to allow that"

@@ -91,4 +91,4 @@ def _trained_seat(config: vf.EnvConfig) -> str:
     harness = seat.harness or vf.configs.env.default_agent_harness(config.taskset.id)
     if vf.load_harness(harness).EXECUTES_CODE and seat.runtime.type == "subprocess":
         raise ValueError(f"{harness.id} would run the model's programs on this machine; name a {name}.runtime for it")
-    return name
+    return str(name)
