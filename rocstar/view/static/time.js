@@ -86,7 +86,8 @@ function Bars({ name, rows }) {
       <rect class=${part} x=${at} width="0.9" y=${top -= mean[part]} height=${mean[part]} />`)}</a>`;
   };
   return html`<figure class="of-steps"><figcaption class="dim">
-      ${seconds(most)}${size > 1 && ` (means of ${size} steps)`}</figcaption><svg viewBox="0 0 ${bars.length} ${most}" preserveAspectRatio="none" role="group"
+      ${seconds(most)}${size > 1 && ` (means of ${size} steps)`}</figcaption>
+      <svg viewBox="0 0 ${bars.length} ${most}" preserveAspectRatio="none" role="group"
       aria-label=${`Time of steps: ${told(summed(rows))}`}>${bars.map(bar)}</svg>
     <figcaption class="dim"><span>step ${number(rows[0].step)}</span>
       <span>${number(rows.at(-1).step)}</span></figcaption></figure>`;
