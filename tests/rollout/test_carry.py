@@ -146,7 +146,7 @@ async def test_a_branch_that_carries_nothing_over_completes_what_was_carried_onc
     stage: Any = SimpleNamespace(name="s", steps=4, rollout=rollout)
     progress = SimpleNamespace(step=2, stage_step=2, carried=left)
     seeded = SimpleNamespace(run=SimpleNamespace(seed=0))
-    run: Any = SimpleNamespace(recipe=seeded, progress=progress, watch=Watch())
+    run: Any = SimpleNamespace(recipe=seeded, progress=progress, watch=Watch(), calls=None)
     async with ahead_of_learning(run, stage, made, [PROBLEM]) as attempts:
         first = await attempts.take(2)
         progress.stage_step, progress.carried = 3, first.left

@@ -188,7 +188,7 @@ async def _mcp(command: str) -> AsyncIterator[Runs]:
         raise ConfigError(f"{file} can't be started as an MCP server: there is no such command")
     server = StdioServerParameters(command=file, args=arguments)
     try:
-        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        async with stdio_client(server, sys.__stderr__ or sys.stderr) as streams, ClientSession(*streams) as session:
             await session.initialize()
             tool, code, stdin = _tool((await session.list_tools()).tools)
 

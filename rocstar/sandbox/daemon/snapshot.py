@@ -167,6 +167,8 @@ class Snapshot:
                 data = os.pread(memory, min(CHUNK_BYTES, end - start), start)
             except OSError:
                 data = b""
+            if not data and not mappings(f"{self.process}/maps"):
+                raise ProcessLookupError("the notebook has died")
             if not data:
                 raise Unforkable("a part of the notebook's memory cannot be read; is it that of a file made shorter?")
             self.size += os.pwrite(self.memory, data, self.size)
