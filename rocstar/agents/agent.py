@@ -177,8 +177,14 @@ def _words(command: str) -> tuple[str, ...]:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise ConfigError(f"rollout.agent = {command!r} is no command: {error}") from None
-    if not words or not shutil.which(words[0]):
-        raise ConfigError(f"rollout.agent = {command!r}: there is no program {words[0] if words else ''!r}")
+    said, first = f"rollout.agent = {command!r}", words[0] if words else ""
+    if Path(first).is_file() and not os.access(first, os.X_OK):
+        raise ConfigError(f"{said} is a file that is no program; name its function ({first}:NAME), or python {first}")
+    if not shutil.which(first):
+        raise ConfigError(f"{said}: there is no program {first!r}")
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script and not Path(script).is_file():
+        raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
     return words
 
 

@@ -36,9 +36,8 @@ class Journal:
             os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # what follows the last newline is torn
         end = os.fstat(self._handle).st_size
         try:
-            written = os.write(self._handle, line)
-            if written < len(line):
-                os.write(self._handle, line[written:])
+            while line:
+                line = line[os.write(self._handle, line) :]
         except OSError:
             os.ftruncate(self._handle, end)
             raise

@@ -89,7 +89,7 @@ LEVELS = (
         least=0.95,
         tools_only=True,
         says="{:.0%} of the attempts never called the tool",
-        action="a longer cold start (more steps of an sft stage) shows the model how",
+        action="a longer cold start (more steps of an sft stage) shows the model how; an agent has to offer its tools",
     ),
     FAILED_CALLS,
     Level(

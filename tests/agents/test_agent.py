@@ -323,6 +323,8 @@ async def agent(problem, client):
     ("reference", "said"),
     [
         ("no_such_program --flag", "there is no program 'no_such_program'"),
+        ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
+        (__file__, r"test_agent.py:NAME\), or python /"),
         ("'unclosed", "is no command"),
         ("own_missing:agent", "there is no module own_missing"),
     ],

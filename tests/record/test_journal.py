@@ -73,6 +73,14 @@ def test_a_full_disk_leaves_only_whole_lines(tmp_path: Path, monkeypatch: pytest
     assert steps(tmp_path / "m.jsonl") == [1, 2]
 
 
+def test_what_is_written_in_pieces_is_a_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    with written(tmp_path / "m.jsonl", 1) as journal:
+        monkeypatch.setattr(os, "write", lambda handle, line: real(handle, line[:3]))
+        journal.append({"step": 2})
+        assert steps(tmp_path / "m.jsonl") == [1, 2]
+
+
 def test_a_line_that_is_json_but_no_object_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n5\n{"step": 3}\n')

@@ -256,6 +256,16 @@ def test_above_twice_the_limit_who_holds_most_is_closed_though_it_moves() -> Non
         assert (closed, budget.size) == (["many"], 2**19)
 
 
+def test_many_who_have_not_moved_make_room_however_little_each_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, closed = core.Budget(2**20), list[int]()
+    for number in range(20):
+        core.Hold(budget, lambda number=number: closed.append(number)).resize(60_000)
+    monkeypatch.setattr(core, "STALLED_SECONDS", 0.0)
+    with core.Hold(budget) as large:
+        large.resize(2**19)
+    assert len(closed) == 12 and budget.size <= 2**20
+
+
 def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
     body = json.dumps({"code": "print('x' * 4_000_000)", "limits": {"output_bytes": 2**22}}).encode()
     before = narrow.run("1") and narrow.status("calls")["ok"]

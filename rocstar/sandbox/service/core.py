@@ -150,10 +150,10 @@ class Budget:
         twice the limit, those that hold most are closed whether they move or not."""
         stalled = sorted(self.holders, key=lambda held: held.moved)
         stalled = [held for held in stalled if time.monotonic() - held.moved >= STALLED_SECONDS]
-        largest = sorted(self.holders, key=lambda held: -held.size)
+        largest = sorted((held for held in self.holders if held.size > SMALL_BYTES), key=lambda held: -held.size)
         for most, holders in ((self.most, stalled), (2 * self.most, largest)):
             for held in holders:
-                if self.size > most and held.close is not None and held.size > SMALL_BYTES:
+                if self.size > most and held.close is not None:
                     held.close()
                     held.end()
         return self.size <= self.most
