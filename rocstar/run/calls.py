@@ -14,12 +14,16 @@ import hashlib
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.record.folder import RunFolder, step_of
 from rocstar.record.journal import Journal, read_journal
 from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+
+NEEDS = {"asked": str, "token_ids": list, "logprobs": list, "finish": str, "spans": list, "weights": list}
+"""Of a line of a step's file."""
 
 
 class FinishedCalls:
@@ -31,7 +35,8 @@ class FinishedCalls:
         self._engines: dict[int, StepEngine] = {}
         folder.calls.mkdir(exist_ok=True)
         self._weights.truncate_after(step)
-        self._fingerprints = {row["version"]: row["fingerprint"] for row in read_journal(self._weights.path)}
+        known = read_journal(self._weights.path, {"version": int, "fingerprint": str})
+        self._fingerprints = {row["version"]: row["fingerprint"] for row in known}
         self.forget(step)
 
     def written_by(self, weights: Weights, step: int) -> None:
@@ -42,7 +47,7 @@ class FinishedCalls:
     def engine(self, step: int, engine: Engine) -> StepEngine:
         """The engine for the attempts of a step."""
         path = self._folder.calls_file(step)
-        made = StepEngine(engine, Journal(path), read_journal(path), self._fingerprints)
+        made = StepEngine(engine, Journal(path), read_journal(path, NEEDS), self._fingerprints)
         self._engines[step] = made
         return made
 
@@ -81,7 +86,7 @@ class StepEngine(ForwardingEngine):
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
         asked = hashlib.sha256(repr(sampling).encode() + array("q", token_ids).tobytes()).hexdigest()
-        if (row := self._left.get(asked)) and self._weights_of(row["spans"]) == row["weights"]:
+        if (row := self._left.get(asked)) and self._is_of_known_weights(row):
             del self._left[asked]
             self.taken += 1
             return Completion(
@@ -91,7 +96,7 @@ class StepEngine(ForwardingEngine):
                 version_spans=tuple(VersionSpan(*span) for span in row["spans"]),
             )
         made = await super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
-        if made.finish is not Finish.ABORTED:
+        if made.finish is not Finish.ABORTED and all(map(isfinite, made.logprobs)):  # JSON has no others
             told = {"asked": asked, "token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish}
             spans = made.version_spans
             self.journal.append({**told, "spans": spans, "weights": self._weights_of(spans)})
@@ -99,3 +104,7 @@ class StepEngine(ForwardingEngine):
 
     def _weights_of(self, spans: Sequence[Sequence[int]]) -> list[str | None]:
         return [self._fingerprints.get(version) for version, _ in spans]
+
+    def _is_of_known_weights(self, row: Mapping[str, Any]) -> bool:
+        weights = self._weights_of(row["spans"])
+        return weights == row["weights"] and all(weights) and sum(n for _, n in row["spans"]) == len(row["token_ids"])
