@@ -170,7 +170,7 @@ class StageDataSection(TaskSection):
     """What an RL stage may change about its problems."""
 
     pool: Count = 2400
-    """For arithmetic: number of training problems, drawn once for RL."""
+    """For problems that are made: number of those to train on, drawn once for RL."""
     drop_solved_attempts: Count | None = None
     """Attempts of the current policy at each problem before the stage begins; problems that it solves every time are
     left out (8 in the paper's stage 3, §4.3). Unset: no problem is left out."""
