@@ -12,12 +12,14 @@ Not here: logs as kept evaluations (adapters/inspect_logs.py) and dumps to learn
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,15 +35,17 @@ from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.sources import Library, RunSource
 
 ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
 STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 BATCH, PART = 1_000, 5_000  # rows: made at once, and of a file, which the index takes up in one go
 ROW_GROUP, GROUP_BYTES = 500, 1 << 22  # that are read for one attempt, at most
-LAST_STEP = 2**31
+LARGEST = 2**31 - 1  # whole number that a column holds
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are told in words
 KEYS = ("step", "problem_id", "index", "reward", "source")  # by which a row finds its place
+TEXTS = ("extracted", "method", "stop", "fault")
 MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "false": 0.0, "p": 0.5}
 """Letters and words that inspect_ai reads as numbers."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
@@ -61,28 +65,37 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     runs. tell: is called with what was left out. Raises ConfigError for a file without them, OSError."""
     if not place.is_file() and ((place / "run.json").exists() or not place.is_dir() or Library(base=place).sources()):
         return None
-    base, dumps, sources = place if place.is_dir() else place.parent, defaultdict[Path, list[Path]](list), []
+    shown = _utf8(str(place))
+    if place.is_file() and place.suffix in PACKED:
+        raise ConfigError(f"{shown} is compressed: decompress it, then name the file that comes out")
+    base, sources = place if place.is_dir() else place.parent, list[RunSource]()
+    dumps = defaultdict[Path, list[Path]](list)
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
         dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         made = _Made(folder / str(number))
         for file in files:
             made.take(file)
-        told, name = made.told(files), ":".join(key.relative_to(base).parts) or place.resolve().name
-        sources += [RunSource(name=f"file:{name}", root=made.root, others=told)] if made.rows else []
+        told, plain = made.told(files), _utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
+        numbered, taken = (f"{plain} ({n})" for n in count(2)), {source.name for source in sources}
+        name = next(name for name in chain([plain], numbered) if name not in taken)
+        sources += [RunSource(name=name, root=made.root, others=told)] if made.rows else []
         for said in told["refused"]:
             tell(f"left out: {said}")
     if place.is_file() and not sources:
-        raise ConfigError(f"{place} holds no rollouts of TRL, verl, verifiers or inspect_ai that can be read")
+        raise ConfigError(f"{shown} holds no rollouts of TRL, verl, verifiers or inspect_ai that can be read")
     only = f"/run/{quote(sources[0].name, safe='')}/attempts" if len(sources) == 1 else "/"
-    return Library(base=place, first=only, opened=tuple(sources)) if sources else None
+    return Library(base=Path(shown), first=only, opened=tuple(sources)) if sources else None
 
 
 def _may_be_read(file: Path) -> bool:
-    if file.suffix not in ENDINGS or not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
+    try:
+        if file.suffix not in ENDINGS or not file.is_file():
+            return False
+        with file.open("rb") as opened:
+            return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
+    except OSError:  # which `take` tells
+        return True
 
 
 class _Made:
@@ -101,7 +114,8 @@ class _Made:
         lines = (json.dumps(row) + "\n" for _, (_, row) in sorted(self._steps.items(), key=lambda one: one[0]))
         (self.root / "metrics.jsonl").write_text("".join(lines))
         first = [f"{self._left_out} of {self.rows + self._left_out} rows; these first:"] if self._left_out else []
-        about = {"written by": ", ".join(self._forms), "files": [str(file) for file in files], "attempts": self.rows}
+        names = [_utf8(str(file)) for file in files]
+        about = {"written by": ", ".join(self._forms), "files": names, "attempts": self.rows}
         return {"refused": [*first, *self._refused], "about": {**about, **self._about}}
 
     def take(self, file: Path) -> None:
@@ -110,9 +124,10 @@ class _Made:
         tables, batch, rows = list[Any](), list[Fields](), list[Fields]()
         try:
             self._about |= _about_of(file)
+            floats = _floats(file)
             for place, raw in _records(file):
                 try:
-                    found = list(_attempts(_loaded(raw), int(there[-1]) if there else 0))
+                    found = list(_attempts(_loaded(raw), int(there[-1]) if there else 0, floats))
                 except Unread as error:
                     self._refuse(f"{file}: {place}, {error}")
                 except KeyError as error:
@@ -129,9 +144,9 @@ class _Made:
         except (pyarrow.ArrowException, zipfile.BadZipFile, OSError, KeyError, TypeError, ValueError) as error:
             self._refuse(f"{file}: all: it cannot be read ({str(error).partition(chr(10))[0][:300]})")
 
-    def _refuse(self, said: str) -> None:
-        self._left_out += 1
-        self._refused += [said] if len(self._refused) < SHOWN else []
+    def _refuse(self, said: str, rows: int = 1) -> None:
+        self._left_out += rows
+        self._refused += [_utf8(said)] if len(self._refused) < SHOWN else []
 
     def _write(self, file: Path, table: Any, rows: Sequence[Fields]) -> None:
         """Siblings stand together, in the order in which their problem came, and are numbered from 0."""
@@ -143,7 +158,8 @@ class _Made:
             steps[step].append(places)
         for step, siblings in steps.items():
             if step in self._steps:
-                self._refuse(f"{file}: step: {step} was read from {self._steps[step][0]} already")
+                said = f"{file}: step: {step} was read from {self._steps[step][0]} already"
+                self._refuse(said, sum(map(len, siblings)))
                 continue
             parts, size = defaultdict[int, list[tuple[int, int]]](list), 0
             for pair in (pair for places in siblings for pair in enumerate(places)):
@@ -231,18 +247,34 @@ def _parsed(text: bytes | str) -> Any:
         return json.loads(text)
 
 
-def _attempts(row: Fields, step: int) -> Iterator[Fields]:
-    """Rows of COLUMNS and `fields`. step: of those that do not say theirs."""
+def _floats(file: Path) -> set[str]:
+    """Of TRL's rows as JSONL, what is a float in any: there a reward of 1.0 may stand as 1."""
+    found = set[str]()
+    for _, line in _records(file) if file.suffix == ".jsonl" else ():
+        if b'"advantage"' in line:
+            with contextlib.suppress(RecursionError, ValueError):  # `take` tells it
+                found |= {name for name, value in _loaded(line).items() if isinstance(value, float)}
+    return found - {"step"}
+
+
+def _attempts(row: Fields, step: int, floats: Set[str]) -> Iterator[Fields]:
+    """Rows of COLUMNS and `fields`. step: of those that do not say theirs. floats: what TRL wrote as one."""
     for needed, read in FORMS:
         if needed <= row.keys():
-            yield from (one if one["step"] is not None else {**one, "step": step} for one in read(row))
+            whole = [name for name in floats & row.keys() if read is _trl and type(row[name]) is int]
+            found = list(read(row | {name: float(row[name]) for name in whole}))
+            if not found:
+                raise Unread(", ".join(needed), "there is no attempt in it")
+            yield from (one if one["step"] is not None else {**one, "step": _whole("step", step)} for one in found)
             return
     raise Unread(", ".join(list(row)[:9]) or "all", "no rows of TRL, verl, verifiers or inspect_ai have these fields")
 
 
 def _trl(row: Fields) -> Iterator[Fields]:
-    """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken."""
-    rewards = {name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"}
+    """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken, without
+    NaN, as TRL takes it."""
+    floats = {name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"}
+    rewards = {name: value for name, value in floats.items() if not math.isnan(value)}
     reward, method = sum(rewards.values()) if rewards else None, " + ".join(rewards) or None
     yield _row("TRL", row, reward=reward, method=method, advantage=row.pop("advantage"))
 
@@ -266,7 +298,7 @@ def _verifiers(row: Fields) -> Iterator[Fields]:
         stop=row.pop("stop_condition", None),
         fault=_text(row.pop("error", None)) or None,
         seconds=timing["total_ms"] / 1000 if "total_ms" in timing else timing.get("total"),
-        response_tokens=int(usage["output_tokens"]) if usage else None,
+        response_tokens=usage["output_tokens"] if usage else None,
     )
 
 
@@ -277,12 +309,13 @@ def _traces(row: Fields) -> Iterator[Fields]:
         nodes, task, rewards = trace["nodes"], trace["task"], trace.get("rewards") or {}
         marks = [one["score"] * one.get("weight", 1.0) for one in rewards.values() if one]
         errors = [f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()]
+        for place, node in enumerate(nodes):
+            if (before := node.get("parent")) is not None and not 0 <= before < place:
+                raise Unread("nodes", f"the parent of node {place} is {before}")
         leaves: list[int | None] = sorted({*range(len(nodes))} - {node.get("parent") for node in nodes})
         for leaf in leaves if nodes else [None]:  # one that broke before it began
             path = [] if leaf is None else [leaf]
             while path and (before := nodes[path[0]].get("parent")) is not None:
-                if not 0 <= before < path[0]:
-                    raise Unread("nodes", f"the parent of node {path[0]} is {before}")
                 path.insert(0, before)
             begun = next((n for n, place in enumerate(path) if nodes[place].get("sampled")), len(path))
             said = [nodes[place]["message"] for place in path]
@@ -359,21 +392,25 @@ def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "complet
         if value is not None and not isinstance(value, int | float):
             named = columns["method"] if name == "reward" else name
             raise Unread(named, f"{_text(value)[:80]!r} is no number")
-        columns[name] = None if value is None or math.isnan(value) else float(value)
-    step, reward = fields.pop("step", None), columns["reward"]
-    if step is not None and (not isinstance(step, int) or not 0 <= step < LAST_STEP):
-        raise Unread("step", f"{_text(step)[:80]} is no whole number from 0 on")
+        if nan := value is not None and math.isnan(value):
+            fields.setdefault(columns["method"] if name == "reward" else name, value)
+        columns[name] = None if value is None or nan else float(value)
+    step, reward = _whole("step", fields.pop("step", None)), columns["reward"]
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = _utf8(_said(asked[0]) if alone else "\n\n".join(f"{one['role']}: {_said(one)}" for one in asked))
     turns, texts = _turns(answered)
     failed = sum(one["status"] != Status.OK for turn in turns for one in turn["results"] if one)
     verdict = None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG
+    odd = [name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)]
+    fields |= {name: str(fields[name]) for name in odd}  # JSON has neither NaN nor infinity
     told = _json(fields)
     return {
-        "index": None,
-        **{name: _utf8(value) if isinstance(value, str) else value for name, value in columns.items()},
+        **columns,
+        **{name: None if columns.get(name) is None else _text(columns[name]) for name in TEXTS},
+        "index": _whole("epoch", columns.get("index")),
+        "response_tokens": _whole("output_tokens", columns.get("response_tokens")),
         "step": step,
-        "problem_id": columns.get("problem_id") or problem_id(question),
+        "problem_id": _text(columns.get("problem_id")) or problem_id(question),
         "question": question,
         "gold": _text(columns.get("gold")),
         "source": form,
@@ -384,6 +421,16 @@ def _row(form: str, fields: Fields, prompt: str = "prompt", said: str = "complet
         "failed_calls": None if plain else failed,
         "fields": told if len(told) < LONGEST_FIELD else _json({key: _short(value) for key, value in fields.items()}),
     }
+
+
+def _whole(field: str, value: Any) -> int | None:
+    """A whole number, also as a float."""
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    if not number or value != int(value):
+        raise Unread(field, f"{str(value)[:80]} is no whole number from 0 to {LARGEST}")
+    return int(value)
 
 
 def _messages(field: str, value: Any, role: str) -> list[Fields]:

@@ -40,9 +40,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (1039, 7),
     "train": (210, 1),
     "types": (576, 1),
-    "view": (2053, 9),
+    "view": (2100, 9),
 }
-CLASSES, FUNCTIONS = 607, 4201
+CLASSES, FUNCTIONS = 607, 4203
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         assert (len(page.rows()), about["attempts"], about["written by"]) == (3, 3, "verl")
         shown = settled(page.client, f"/api/run/{quote(page.name)}/attempts")["broken"]
         assert [f"left out: {one}" for one in shown] == said
-        assert page.attempt(page.rows()[1])["fields"] == {"acc": None}
+        assert page.attempt(page.rows()[1])["fields"] == {"acc": "nan"}
 
 
 def test_a_large_step_lies_in_several_files_and_no_problem_in_two(
@@ -113,9 +114,10 @@ def test_a_large_step_lies_in_several_files_and_no_problem_in_two(
 
 def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
     write(tmp_path / "d" / "7.jsonl", [verl()])
-    write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=8)])
+    write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=7), verl(step=8)])
     with opened(tmp_path / "d", tmp_path) as page:
         assert [one["step"] for one in page.rows()] == [7, 8]
+        assert page.left_out[0] == "left out: 2 of 4 rows; these first:"
         assert page.left_out[1].endswith(f"8.jsonl: step: 7 was read from {tmp_path}/d/7.jsonl already")
 
 
@@ -150,6 +152,25 @@ def test_completions_of_trl_have_the_sum_of_their_rewards(tmp_path: Path) -> Non
             shown = page.attempt(first)
             assert shown["question"] == "system: Be brief.\n\nuser: 1+1?" and shown["turns"][0]["text"] == "2"
             assert shown["fields"] == {"right": 1.0, "short": 0.25, "topic": "sums"}
+
+
+def test_rewards_of_trl_leave_out_nan_and_may_be_whole(tmp_path: Path) -> None:
+    def row(right: Any, short: Any, **more: Any) -> dict[str, Any]:
+        return {"step": 3, "prompt": "1+1?", "completion": "2", "right": right, "short": short, "advantage": 0, **more}
+
+    rows = [row(1.0, math.nan), row(math.nan, math.nan), row(1, 0.5, length=9, cut=True), row(None, 0)]
+    with opened(write(tmp_path / "rows.jsonl", rows), tmp_path) as page:
+        found = page.rows()
+        assert [(one["reward"], one["method"]) for one in found] == [
+            (1.0, "right"), (None, None), (1.5, "right + short"), (0.0, "short"),
+        ]  # fmt: skip
+        assert page.attempt(found[1])["fields"] == {"right": "nan", "short": "nan"}
+
+
+def test_a_reward_that_is_no_number_is_among_the_fields(tmp_path: Path) -> None:
+    with opened(write(tmp_path / "7.jsonl", [verl(score=math.nan)]), tmp_path) as page:
+        (row,) = page.rows()
+        assert (row["reward"], row["verdict"], page.attempt(row)["fields"]) == (None, None, {"score": "nan"})
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1/0"}'}}
@@ -194,6 +215,53 @@ def test_results_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp
         assert shown["fields"]["info"].endswith("characters, which stay in the file")
 
 
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (result(token_usage={"output_tokens": 1e300}), "output_tokens"),
+        (result(token_usage={"output_tokens": 1.5}), "output_tokens"),
+        (result(step=True), "step"),
+        (result(step=2**31), "step"),
+        ({"messages": [], "input": "q", "epoch": 1.5, "id": 1, "target": ""}, "epoch"),
+    ],
+)
+def test_a_value_that_no_column_holds_costs_its_row_only(tmp_path: Path, bad: Any, field: str) -> None:
+    file = write(tmp_path / "results.jsonl", [bad, result(step=1.0, stop_condition={"a": 1})])
+    with opened(file, tmp_path) as page:
+        (row,) = page.rows()
+        assert (row["step"], row["stop"], row["tokens"]) == (1, '{"a":1}', 12)
+        assert page.left_out[0] == "left out: 1 of 2 rows; these first:"
+        assert page.left_out[1].startswith(f"left out: {file}: line 1, {field}: ")
+
+
+def test_the_step_of_a_folder_is_one_that_a_column_holds(tmp_path: Path) -> None:
+    file = write(tmp_path / f"step_{10**20}" / "results.jsonl", [result(), result(step=3)])
+    with opened(tmp_path, tmp_path) as page:
+        assert [row["step"] for row in page.rows()] == [3]
+        assert page.left_out[1].startswith(f"left out: {file}: line 1, step: {10**20} is no whole number")
+
+
+def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
+    names = ("a:b/c.jsonl", "a/b:c.jsonl", os.fsdecode(b"d/\xff.jsonl"), os.fsdecode(b"d/\xfe.jsonl"))
+    for name in names:
+        write(tmp_path / "of" / name, [verl(answer=ascii(name)), "{"])
+    with opened(tmp_path / "of", tmp_path) as page:
+        assert len(page.left_out) == 2 * len(names)
+        assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (2)", "file:d:?.jsonl", "file:d:?.jsonl (2)"}
+        seen = {page.rows()[0]["preview"] for page.name in page.sources}
+        assert seen == {ascii(name) for name in names}
+    with opened(tmp_path / "of" / names[2], tmp_path / "one") as page:
+        assert page.name == "file:?.jsonl"
+
+
+def test_a_file_that_cannot_be_opened_is_left_out_of_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "of" / "7.jsonl", [verl()])
+    (tmp_path / "of" / "x.json").symlink_to("/proc/self/mem")  # reading from its start is an error, for root too
+    with opened(tmp_path / "of", tmp_path) as page:
+        assert len(page.rows()) == 1
+        assert page.left_out[1].startswith(f"left out: {tmp_path}/of/x.json: all: it cannot be read (")
+
+
 def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
     def node(parent: int | None, role: str, content: str, **more: Any) -> dict[str, Any]:
         return {"parent": parent, "message": {"role": role, "content": content}, **more}
@@ -210,7 +278,9 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
     episode = {"env": {"id": "sums"}, "traces": [trace], "run": {"type": "train", "work": {"type": "train", "step": 5}}}
     broke = {**trace, "nodes": [], "errors": [{"type": "BootError", "message": "no image"}], "rewards": {}}
     looping = {**trace, "nodes": [node(1, "user", "a"), node(0, "user", "b"), node(1, "user", "c")]}
-    file = write(tmp_path / "traces.jsonl", [episode, {**episode, "traces": [broke]}, {**episode, "traces": [looping]}])
+    own = {**trace, "nodes": [node(None, "user", "a"), node(1, "user", "b")]}
+    others: list[list[Any]] = [[broke], [looping], [own], []]
+    file = write(tmp_path / "traces.jsonl", [episode, *({**episode, "traces": one} for one in others)])
     with opened(file, tmp_path) as page:
         long, short, none = page.rows()
         assert (long["step"], long["problem_id"], long["reward"], long["tokens"], long["grp"]) == (
@@ -225,12 +295,18 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
             "id": "sums"
         }
         assert (none["fault"], none["reward"], page.attempt(none)["turns"]) == ("BootError: no image", None, [])
-        assert page.left_out[1:] == [f"left out: {file}: line 3, nodes: the parent of node 0 is 1"]
+        assert page.left_out[1:] == [
+            f"left out: {file}: line 3, nodes: the parent of node 0 is 1",
+            f"left out: {file}: line 4, nodes: the parent of node 1 is 1",
+            f"left out: {file}: line 5, traces: there is no attempt in it",
+        ]
 
 
 def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.jsonl holds no rollouts of TRL, verl, verifiers or inspect_ai"):
         opened_others(write(tmp_path / "x.jsonl", [{"a": 1}]), tmp_path / "made", lambda said: None)
+    with pytest.raises(ConfigError, match=r"x\.jsonl\.gz is compressed: decompress it"):
+        opened_others(write(tmp_path / "x.jsonl.gz", [verl()]), tmp_path / "unpacked", lambda said: None)
     run = create(tmp_path / "runs")
     write(run.path / "metrics.jsonl", [{"step": 1}])
     for place in (tmp_path / "runs", run.path, tmp_path / "none"):
