@@ -37,7 +37,7 @@ class GeneratorOptions(BaseModel):
     config: dict[str, Any] = {}
     """Of the generator."""
     trusted: bool = False
-    """Allow a scorer that evaluates the model's text as Python, or makes a number of any size of it, in this process."""
+    """Allow a scorer that evaluates the model's text, or makes a number of any size of it, in this process."""
 
 
 class Generator(Task):
