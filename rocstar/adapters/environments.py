@@ -3,6 +3,7 @@ problem's `source` says all that is needed to make its environment: `verifiers {
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -12,7 +13,7 @@ from typing import Any
 from rocstar.agents.agent import Client
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import Task
-from rocstar.types import Problem, Stop, seed_for
+from rocstar.types import Problem, seed_for
 
 
 class EnvironmentTask(Task):
@@ -43,10 +44,13 @@ def options_in(source: str) -> dict[str, Any]:
 
 @contextmanager
 def faults_of(client: Client) -> Iterator[None]:
-    """What an environment raises is a fault and never a reward, unless a limit of the run refused the last request."""
+    """What an environment raises is a fault and never a reward, unless a limit of the run refused the last request. So
+    is the time it takes (`AgentAttempt.late`)."""
+    client.attempt.in_environment = True
     try:
         yield
-    except Exception as error:
-        if client.attempt.stop is not Stop.ANSWERED:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        ended = isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling()
+        if ended or client.attempt.refused:
             raise
         raise Unavailable(f"the environment failed: {type(error).__name__}: {str(error)[:300]}") from error

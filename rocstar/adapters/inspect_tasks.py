@@ -105,8 +105,11 @@ def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
         raise ConfigError(f"{said} sets {', '.join(kept)}, which rollout.agent can't keep; make the task without")
     if any(sample.sandbox for sample in task.dataset):
         raise ConfigError(f"{said} has samples with a sandbox of their own, which rollout.agent can't keep")
-    return task, {problem_id(_text(sample)): sample for sample in task.dataset}
+    samples = {problem_id(f"{_text(each)}\n{Target(each.target).text}\n{each.id}"): each for each in task.dataset}
+    return task, samples
 
 
 def _text(sample: Sample) -> str:
-    return sample.input if isinstance(sample.input, str) else "\n\n".join(message.text for message in sample.input)
+    """Its input and its choices."""
+    said = [sample.input] if isinstance(sample.input, str) else [message.text for message in sample.input]
+    return "\n\n".join((*said, *(sample.choices or ())))

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import httpx
@@ -61,10 +62,11 @@ class Seeds(EnvironmentTask):
 async def play(problem: Problem, client: Client) -> float:
     """The sum of the steps' rewards, 0 where the model wrote no action. Raises Unavailable where the server fails."""
     options = ServerOptions(**options_in(problem.source))
-    field, total, step = text_field(options.url), 0.0, 0
     messages: list[Mapping[str, Any]] = []
+    rewards: list[float] = []
     with faults_of(client):
-        async with places(problem.source), GenericEnvClient(base_url=options.url) as session:
+        field, step = text_field(options.url), 0
+        async with places(options.url, options.sessions), GenericEnvClient(base_url=options.url) as session:
             result = await session.reset(seed=int(problem.id, 16))
             while not result.done and step != options.steps:
                 messages.append({"role": "user", "content": shown(result.observation)})
@@ -76,8 +78,12 @@ async def play(problem: Problem, client: Client) -> float:
                     if str(error).endswith(INVALID):
                         return 0.0
                     raise
-                step, total = step + 1, total + float(result.reward or 0.0)
-    return total
+                step += 1
+                if result.reward is not None:
+                    rewards.append(float(result.reward))
+        if not rewards or not isfinite(sum(rewards)):
+            raise ValueError(f"its rewards come to {sum(rewards) if rewards else None}")
+    return sum(rewards)
 
 
 def action_of(answer: str, field: str | None) -> dict[str, Any]:
@@ -106,6 +112,6 @@ def text_field(url: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=1)
-def places(source: str) -> asyncio.Semaphore:
-    return asyncio.Semaphore(ServerOptions(**options_in(source)).sessions)
+@functools.cache
+def places(url: str, sessions: int) -> asyncio.Semaphore:
+    return asyncio.Semaphore(sessions)

@@ -26,8 +26,8 @@ from rocstar.protocols import Task
 from rocstar.run.tasks import checked_options
 from rocstar.types import Problem, problem_id, seed_for
 
-RUNS_ANSWERS = re.compile(r"\b(?:eval|parse_expr)\(answer\b")
-"""In the source of a scorer: it evaluates what the model wrote, as Python."""
+UNSAFE = re.compile(r"\b(?:eval|parse_expr|Fraction)\(answer\b")
+"""In the source of a scorer: it evaluates what the model wrote as Python, or makes a number of any size of it."""
 SEEDS = 1 << 31  # numpy takes no larger ones
 MOST_REPEATS = 20  # a generator may draw a question again; after so many draws for each one wanted it has no more
 
@@ -37,7 +37,7 @@ class GeneratorOptions(BaseModel):
     config: dict[str, Any] = {}
     """Of the generator."""
     trusted: bool = False
-    """Allow a scorer that evaluates the model's text as Python, in this process."""
+    """Allow a scorer that evaluates the model's text, or makes a number of any size of it, in this process."""
 
 
 class Generator(Task):
@@ -49,10 +49,10 @@ class Generator(Task):
             close = get_close_matches(options.name, DATASETS, n=1, cutoff=0.0)[0]
             raise ConfigError(f"data.options.name = {options.name!r} is no generator; did you mean {close!r}?")
         file = inspect.getfile(DATASETS[options.name][0])
-        if not options.trusted and RUNS_ANSWERS.search(Path(file).read_text()):
+        if not options.trusted and UNSAFE.search(Path(file).read_text()):
             raise ConfigError(
-                f"data.options.name = {options.name!r}: its scorer evaluates the model's text as Python, in this "
-                "process; set data.options.trusted=true to allow that"
+                f"data.options.name = {options.name!r}: its scorer evaluates the model's text as Python, or makes a "
+                "number of any size of it, in this process; set data.options.trusted=true to allow that"
             )
         self._source = source_of("reasoning_gym", {"name": options.name, "config": options.config})
         if full(self._source, "no answer", dataset(self._source, 0, 1)[0]):

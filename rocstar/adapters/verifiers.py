@@ -59,7 +59,10 @@ async def solve(problem: Problem, client: Client) -> float:
         if not episode.ok:
             errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
             raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "it says not why")
-        reward = fmean(trace.reward for trace in episode.traces if trace.agent.name == seat)
+        traces = [trace for trace in episode.traces if trace.agent.name == seat]
+        if any(not trace.rewards or None in trace.rewards.values() for trace in traces):
+            raise ValueError("it left a trace unscored")
+        reward = fmean(trace.reward for trace in traces)
         if not isfinite(reward):
             raise ValueError(f"its rewards come to {reward}")
         return reward

@@ -127,6 +127,8 @@ class GatewayAgent:
         running = asyncio.ensure_future(self._runs(client))
         try:
             await asyncio.wait([running], timeout=self._seconds)
+            if not running.done():
+                client.attempt.late(self._seconds)  # before anything that it waits for is broken off
         finally:
             if not running.done():
                 running.cancel()

@@ -68,7 +68,10 @@ class AgentAttempt:
         self.fault: str | None = None
         self.broken: Exception | None = None
         """A mistake in engine or tool, to be raised."""
-        self.over = False
+        self.over = self.refused = False
+        """refused: by a limit of the run, the last request."""
+        self.in_environment = False
+        """Whether an environment that others wrote makes it."""
 
     async def complete(self, asked: AgentRequest) -> Answer:
         """Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
@@ -100,6 +103,11 @@ class AgentAttempt:
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
 
+    def late(self, seconds: float) -> None:
+        """It did not end in time: a fault where an environment kept it waiting, and no request or limit of the run."""
+        if self.in_environment and not self._asking and not self.refused:
+            self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
+
     async def close(self) -> None:
         """Nothing is asked any more; what is under way is broken off."""
         self.over = True
@@ -129,7 +137,7 @@ class AgentAttempt:
         most = self._roller.limits.max_turns
         self._refuse_late()
         if self._requests >= most:
-            self.stop = Stop.MAX_TURNS
+            self.stop, self.refused = Stop.MAX_TURNS, True
             raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
         self._requests += 1
 
@@ -138,7 +146,7 @@ class AgentAttempt:
             raise AttemptOver("the attempt has ended")
 
     def _no_room(self, tokens: int, room: int) -> AttemptOver:
-        self.stop = Stop.MAX_TOKENS
+        self.stop, self.refused = Stop.MAX_TOKENS, True
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, asked: AgentRequest, place: Standing) -> Answer:
@@ -171,7 +179,7 @@ class AgentAttempt:
         self._said.answered(place, asked.chat, message, turn)
         self._latest = place
         cut = kept.finish is Finish.LENGTH
-        self.stop = Stop.MAX_TOKENS if cut else Stop.ANSWERED
+        self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
 
     async def _sampled(self, place: Standing, sampling: Sampling) -> Completion:

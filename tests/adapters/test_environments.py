@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import pytest
 pytest.importorskip("openenv", reason="environments have an environment of their own: scripts/adapters_env")
 
 from rocstar.adapters import inspect_tasks, openenv, verifiers
+from rocstar.adapters.environments import source_of
 from rocstar.agents.agent import agent_named
 from rocstar.config.sections import DataSection
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts
+from rocstar.types import Problem, Stop, Trajectory
 from tests.agents.examples import Told, roller
 from tests.tiny_run import Command, begun, workplace
 
@@ -30,7 +33,7 @@ import verifiers.v1 as vf
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, accuracy, match, scorer
-from inspect_ai.solver import generate
+from inspect_ai.solver import generate, multiple_choice
 
 class One(vf.Task[vf.TaskData, vf.State]):
     @vf.reward
@@ -55,6 +58,11 @@ unscored = lambda: Task(dataset=SUMS, solver=generate())
 walled = lambda: Task(dataset=SUMS, solver=generate(), scorer=match(), sandbox="local")
 no_number = lambda: Task(dataset=SUMS, solver=generate(), scorer=worded())
 no_task = lambda: 3
+PRIMES = [
+    Sample(input="Which is prime?", choices=[str(number), str(number + 1)], target=target, id=name)
+    for number, target, name in ((4, "B", None), (6, "B", None), (6, "A", None), (6, "A", "again"), (6, "A", "again"))
+]
+choices = lambda: Task(dataset=PRIMES, solver=multiple_choice(), scorer=match())
 """
 
 ADDER = """
@@ -88,6 +96,39 @@ __all__ = ["Sums"]
 if __name__ == "__main__":
     Adder.run()
 """
+
+UNSCORED = """
+import verifiers.v1 as vf
+
+class Sum(vf.Task[vf.TaskData, vf.State]):
+    pass
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        yield Sum(vf.TaskData(prompt="Add 4 and 3"))
+        yield Sum(vf.TaskData(prompt="Add 3 and 4"))
+
+__all__ = ["Sums"]
+"""
+
+
+class Session:
+    """Of a server whose steps give these rewards."""
+
+    def __init__(self, rewards: Sequence[Any]) -> None:
+        self._left = list(rewards)
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None: ...
+
+    async def reset(self, seed: int) -> SimpleNamespace:
+        return SimpleNamespace(observation={"text": "hello"}, reward=None, done=False)
+
+    async def step(self, action: Any) -> SimpleNamespace:
+        reward = self._left.pop(0)
+        return SimpleNamespace(observation={"text": "and?"}, reward=reward, done=not self._left)
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +165,18 @@ def trained(base: Path, folder: Path, *settings: str) -> list[dict[str, Any]]:
     return rows
 
 
+async def attempted(agent: str, problem: Problem, *replies: str) -> Trajectory:
+    made = agent_named(f"rocstar.adapters.{agent}", seconds=200, at_once=1, right_above=0.5)
+    (group,) = await roller(Told(replies), agent=made).roll([problem], attempts=1, seed=1)
+    return group.trajectories[0]
+
+
+async def played(url: str, *replies: str) -> Trajectory:
+    """One attempt at a seed of an OpenEnv server."""
+    source = source_of("openenv", {"url": url, "seeds": 4, "sessions": 1, "steps": 3})
+    return await attempted("openenv:play", Problem(id=f"{3:016x}", question="", answer="", source=source), *replies)
+
+
 def refused(adapter: Any, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
@@ -157,12 +210,19 @@ async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path)
     data = DataSection(source="its:Problems", options={"taskset": {"id": "adder_v1"}, **QUICK})
     (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
     call = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 3}}</tool_call>'
-    agent = agent_named("rocstar.adapters.verifiers:solve", seconds=200, at_once=1, right_above=0.5)
-    drawn = roller(Told([call, "It is \\boxed{7}."]), agent=agent)
-    (group,) = await drawn.roll([problem], attempts=1, seed=1)
-    (made,) = group.trajectories
+    made = await attempted("verifiers:solve", problem, call, "It is \\boxed{7}.")
     assert made.fault is None and [call.tool for call in made.turns[0].calls] == ["add"]
     assert len(made.turns) == 2 and made.outcome and made.outcome.reward == 1.0
+
+
+@pytest.mark.slow
+async def test_an_episode_of_verifiers_that_nobody_scored_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "unscored_v1.py").write_text(UNSCORED)
+    data = DataSection(source="its:Problems", options={"taskset": {"id": "unscored_v1"}, **QUICK})
+    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
+    made = await attempted("verifiers:solve", problem, "It is \\boxed{7}.")
+    assert made.stop is Stop.ENVIRONMENT_FAILED and not made.outcome
+    assert made.fault == "the environment failed: ValueError: it left a trace unscored"
 
 
 @pytest.mark.slow
@@ -248,6 +308,44 @@ def test_what_is_no_task_of_inspect_ai_is_refused() -> None:
         inspect_tasks.Samples, task="sums:sums", arguments={"size": 3}
     )
     assert "did you mean data.options.task?" in refused(inspect_tasks.Samples, tusk="sums:sums")
+
+
+def test_samples_that_share_a_question_are_told_apart_by_choices_target_and_id() -> None:
+    data = DataSection(source="its:Problems", options={"task": "wrong_v1:choices"})
+    problems = inspect_tasks.Samples(data, tool_name="python", seed=0, heldout=0).problems()
+    assert len(problems) == 4 and {problem.question.partition("\n\n")[0] for problem in problems} == {"Which is prime?"}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "told"),
+    [
+        ([0.25, None, 0.5], 0.75),
+        ([None, None], "ValueError: its rewards come to None"),
+        ([float("nan")], "ValueError: its rewards come to nan"),
+        ([1e400, 1.0], "ValueError: its rewards come to inf"),
+        (["good"], "ValueError: could not convert string to float: 'good'"),
+    ],
+)
+async def test_rewards_of_an_openenv_server_that_come_to_no_number_are_a_fault(
+    rewards: Sequence[Any], told: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openenv, "text_field", lambda url: "text")
+    monkeypatch.setattr(openenv, "GenericEnvClient", lambda base_url: Session(rewards))
+    made = await played("http://here", "left", "right", "up")
+    if isinstance(told, float):
+        assert made.outcome and made.outcome.reward == told
+    else:
+        assert made.fault == f"the environment failed: {told}" and not made.outcome
+
+
+async def test_a_server_that_is_gone_is_a_fault() -> None:
+    made = await played("http://127.0.0.1:1", "left")
+    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "ConnectError" in made.fault
+
+
+def test_each_server_keeps_its_places() -> None:
+    places = [openenv.places(url, 2) for url in ("http://a", "http://b", "http://a")]
+    assert places[0] is places[2] and places[0] is not places[1]
 
 
 def test_a_server_that_is_not_there_is_refused() -> None:

@@ -19,9 +19,9 @@ WITHOUT_AN_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cub
 """Generators that have a scorer and no answer of their own."""
 UNTRUSTED = {
     *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
-    *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+    *("coin_flip", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
 }
-"""Generators whose scorers evaluate the model's text."""
+"""Generators whose scorers evaluate the model's text, or make a number of any size of it."""
 REFUSED = {"composite": "Must specify at least one dataset", "game_of_life_halting": "any text full score"}
 
 
@@ -51,7 +51,7 @@ def test_a_generator_loads_and_its_own_answers_are_right_and_others_wrong(name: 
         assert score(problem.source, f"So {problem.answer}.", problem.answer, problem.metadata) == 0.0  # no box
 
 
-def test_scorers_that_evaluate_the_models_text_are_refused_unless_trusted() -> None:
+def test_scorers_that_the_models_text_can_run_or_hold_up_are_refused_unless_trusted() -> None:
     refused = set()
     for name in DATASETS:
         try:
