@@ -165,9 +165,9 @@ async def verl(given: Mapping[str, str]) -> TrainerAnswer:
 
 async def findings(peer: Callable[[Mapping[str, str]], Coroutine[Any, Any, TrainerAnswer]]) -> list[FaultFinding]:
     trainer = at_addresses(peer)
-    await refuse_unsound(trainer)
+    usual = await refuse_unsound(trainer)
     chosen = [fault for fault in faults_named([], at_addresses=True) if fault.seam != "engine"]
-    return [await examined(trainer, fault, seconds=SECONDS) for fault in chosen]
+    return [await examined(trainer, fault, usual=usual, seconds=SECONDS) for fault in chosen]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ Under each fault the trainer makes ATTEMPTS attempts that would all earn 1 witho
     FAULTS_REWARD     what its reward function does wrong, once: raises, hangs, nan, or nothing
     stdout            {"reward": 1.0 or null} for each attempt, one a line
     exit code         other than 0 where it halted
-    stderr            its last line is what a person is told
+    stderr            its last line that it does not write without a fault, too, is what a person is told
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import asyncio
 import json
 import os
 import shlex
+import signal
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,6 +57,12 @@ class InjectedFault:
     def is_the_agents(self) -> bool:
         """Whether the agent itself is at fault: its attempt is judged, not lost, and a person is told."""
         return self.seam == "agent" and self.misdeed in ("crashes", "overstays")
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a person is told even where nothing is lost. No server sees a reward function fail, so nothing but
+        the words shows that a trainer asked it."""
+        return self.is_the_agents or self.seam == "reward"
 
     @property
     def loses_nothing(self) -> bool:
@@ -109,7 +117,11 @@ class TrainerAnswer:
     """Prompts that held a fault in place of a program's output."""
     halted: bool = False
     words: str = ""
-    """What a person reads of it."""
+    """Lines of which a person reads the last."""
+    asked: tuple[int, int] = (0, 0)
+    """Requests for work that engine and tools got."""
+    struck: bool = False
+    """Whether the fault happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,27 +140,33 @@ class FaultFinding:
     words: str
     """What a person reads of it."""
     as_promised: bool
-    """No reward, nothing shown, no hanging, and what was lost or halted is told in words."""
+    """The fault struck; no reward, nothing shown, no hanging, and what was lost or halted is told in words."""
 
 
 Trainer = Callable[[InjectedFault], Coroutine[Any, Any, TrainerAnswer]]
 
 
-async def refuse_unsound(trainer: Trainer) -> None:
-    """Raises ConfigError where attempts do not all earn 1 without any fault: nothing would follow from those with
-    one."""
+async def refuse_unsound(trainer: Trainer) -> str:
+    """What it says without any fault. Raises ConfigError where attempts do not all earn 1 then, by asking engine and
+    tools: nothing would follow from those with a fault."""
     told = await trainer(InjectedFault("none", "", 0, ""))
     if told.halted or list(told.rewards) != [1.0] * ATTEMPTS:
         raise ConfigError(
             f"without any fault the trainer gave {len(told.rewards)} rewards, {sum(r == 1.0 for r in told.rewards)} of "
-            f"them 1, where {ATTEMPTS} of 1 were expected; it last said: {told.words or 'nothing'}"
+            f"them 1, where {ATTEMPTS} of 1 were expected; it last said: {_last(told.words, '') or 'nothing'}"
         )
+    if min(told.asked) < ATTEMPTS:
+        raise ConfigError(
+            f"without any fault the trainer sent {told.asked[0]} requests to the engine and {told.asked[1]} to the "
+            f"tools, where its {ATTEMPTS} attempts need one to each at least; it must ask the addresses it is given"
+        )
+    return told.words
 
 
 async def examined(
-    trainer: Trainer, fault: InjectedFault, *, attempts: int = ATTEMPTS, seconds: float = SECONDS
+    trainer: Trainer, fault: InjectedFault, *, usual: str = "", seconds: float = SECONDS
 ) -> FaultFinding:
-    """What a trainer that would make so many attempts does under a fault."""
+    """What a trainer does under a fault. usual: what it says without one, which tells nobody of it."""
     hung = False
     try:
         async with asyncio.timeout(seconds):
@@ -158,17 +176,24 @@ async def examined(
     given = [reward for reward in told.rewards if reward is not None]
     earns = (0.0, 1.0) if fault.is_the_agents else (1.0,)
     rewarded = sum(reward not in earns for reward in given) + max(0, len(given) - ATTEMPTS)
-    lost, words = max(0, ATTEMPTS - len(given)), " ".join(told.words.split())
-    silent = not words and (lost or told.halted or fault.is_the_agents)
+    lost, words = max(0, ATTEMPTS - len(given)), _last(told.words, usual)
+    silent = not words and (lost or told.halted or fault.is_told)
+    missed = not (hung or told.struck)
     return FaultFinding(
         fault=fault.name,
         rewarded=rewarded,
         shown=told.shown,
         lost=lost,
         run="hung" if hung else "halted" if told.halted else "went on",
-        words=words,
-        as_promised=not (hung or rewarded or told.shown or silent or (lost and fault.loses_nothing)),
+        words=f"the fault never struck; the trainer said: {words or 'nothing'}" if missed else words,
+        as_promised=not (hung or missed or rewarded or told.shown or silent or (lost and fault.loses_nothing)),
     )
+
+
+def _last(words: str, usual: str) -> str:
+    """The last line of words that is not among the usual ones."""
+    known = {"", *(line.strip() for line in usual.splitlines())}
+    return next((line.strip() for line in reversed(words.splitlines()) if line.strip() not in known), "")
 
 
 def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[InjectedFault]:
@@ -188,24 +213,51 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
 
         async with FaultyEngine(of("engine"), fault.times) as engine, FaultyTools(of("tools"), fault.times) as tools:
             given = {"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": of("reward")}
-            return replace(await made(given), shown=len(engine.shown))
+            told = await made(given)
+            struck = {"engine": engine.asked, "tools": tools.asked}.get(fault.seam, 1) > 0
+            return replace(told, shown=len(engine.shown), asked=(engine.asked, tools.asked), struck=struck)
 
     return trainer
 
 
 def trainer_of(command: str) -> Trainer:
-    """A program as a trainer."""
+    """A program as a trainer. Raises ConfigError where command is none."""
+    try:
+        program = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"the trainer's command {command!r} cannot be read ({error}); close its quotes") from error
+    if not program:
+        raise ConfigError("the trainer's command is empty; name a program, as docs/faults.md says")
 
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
-        pipe, words = asyncio.subprocess.PIPE, shlex.split(command)
-        process = await asyncio.create_subprocess_exec(*words, env={**os.environ, **given}, stdout=pipe, stderr=pipe)
-        try:
-            said, wrong = await process.communicate()
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-        rewards = [json.loads(line)["reward"] for line in said.splitlines() if line.startswith(b'{"reward"')]
-        last = wrong.decode(errors="replace").strip().rpartition("\n")[2]
-        return TrainerAnswer(rewards=rewards, halted=process.returncode != 0, words=last)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes end with the last child only
+            process = await asyncio.create_subprocess_exec(
+                *program, env={**os.environ, **given}, stdout=out, stderr=err, start_new_session=True
+            )
+            try:
+                await process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            out.seek(0)
+            err.seek(0)
+            lines = [line for line in out.read().splitlines() if line.startswith(b'{"reward"')]
+            words = err.read().decode(errors="replace")
+        rewards = [_reward_in(line) for line in lines]
+        wrong = [line for line, reward in zip(lines, rewards, strict=True) if reward != reward]
+        if wrong:
+            words += f"\n{wrong[0][:100].decode(errors='replace')} on stdout holds neither a number nor null"
+        return TrainerAnswer(rewards=rewards, halted=process.returncode != 0, words=words)
 
     return at_addresses(made)
+
+
+def _reward_in(line: bytes) -> float | None:
+    """nan where it is neither a number nor null."""
+    try:
+        reward = json.loads(line)["reward"]
+    except (ValueError, RecursionError):
+        return float("nan")
+    number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    return reward if number or reward is None else float("nan")

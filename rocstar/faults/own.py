@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ import json, os, sys
 for line in sys.stdin:
     asked = json.loads(line)
     if asked["method"] == "tools/call":
+        open(sys.argv[0] + ".called", "w").close()
         print("out of memory", file=sys.stderr, flush=True)
         os._exit(1)
     schema = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -82,9 +84,15 @@ async def _step(fault: InjectedFault, folder: Path) -> TrainerAnswer:
     )
     programs = CELLS if fault.seam == "notebook" else () if fault.seam == "agent" else (PROGRAM,)
     engine_misdeed = "gone" if of("agent") == "hides-outage" else of("engine")
+    daemon = FaultyDaemon(of("tools"), fault.times, str(folder / "socket"))
+    strikes: list[bool] = []
     async with AsyncExitStack() as stack:
-        sandbox = await stack.enter_async_context(_sandbox(fault, folder))
-        kill = partial(_kill_sandbox, sandbox) if fault.seam == "notebook" else lambda: None
+        sandbox = await stack.enter_async_context(_sandbox(fault, daemon, strikes))
+
+        def kill() -> None:
+            if fault.seam == "notebook":
+                strikes.append(_kill_sandbox(sandbox))
+
         server = FaultyEngine(engine_misdeed, fault.times, programs=programs, codec=codec, after_program=kill)
         await stack.enter_async_context(server)
         engine = VllmEngine(server.url, vocab_size=codec.vocab_size, patience_seconds=PATIENCE_SECONDS)
@@ -103,23 +111,31 @@ async def _step(fault: InjectedFault, folder: Path) -> TrainerAnswer:
             verifier=RewardVerifier(codec, reward, seconds=PATIENCE_SECONDS),
             limits=AttemptLimits(max_turns=4, max_response_tokens=400, max_parallel_calls=1),
             stop_token_ids=codec.stop_ids(TEMPLATE),
-            agent=_agent(fault) if fault.seam == "agent" else None,
+            agent=_agent(fault, strikes) if fault.seam == "agent" else None,
         )
-        problems = [Problem(id=str(n), question=QUESTION.format(n), answer="42378") for n in range(PROBLEMS)]
-        try:
-            groups = await roller.roll(problems, attempts=SIBLINGS, seed=1, sampling=Sampling(max_new_tokens=1))
-        except Exception as error:
-            told = failure(error)
-            return TrainerAnswer(rewards=(), halted=True, words=told[1] if told else f"a traceback of {error!r}")
-        halted = reason_to_halt(groups, FAULT_BUDGET)
-        made = [trajectory for group in groups for trajectory in group.trajectories]
-        first = next((one.fault for one in made if one.fault), "")
-        return TrainerAnswer(
-            rewards=[_reward(one) for one in made],
-            shown=len(server.shown),
-            halted=halted is not None,
-            words=halted or first or "",
-        )
+        told = await _rolled(roller)
+        struck = {
+            "engine": server.asked > 0,
+            "tools": daemon.asked > 0,
+            "mcp": (folder / "server.py.called").exists(),
+            "reward": True,  # shown by its words, as InjectedFault.is_told says
+        }.get(fault.seam, server.asked > 0 and fault.misdeed == "hides-outage")
+        return replace(told, shown=len(server.shown), asked=(server.asked, daemon.asked), struck=struck or any(strikes))
+
+
+async def _rolled(roller: Roller) -> TrainerAnswer:
+    problems = [Problem(id=str(n), question=QUESTION.format(n), answer="42378") for n in range(PROBLEMS)]
+    try:
+        groups = await roller.roll(problems, attempts=SIBLINGS, seed=1, sampling=Sampling(max_new_tokens=1))
+    except Exception as error:
+        told = failure(error)
+        return TrainerAnswer(rewards=(), halted=True, words=told[1] if told else f"a traceback of {error!r}")
+    halted = reason_to_halt(groups, FAULT_BUDGET)
+    made = [trajectory for group in groups for trajectory in group.trajectories]
+    words = halted or next((one.fault for one in made if one.fault), "")
+    return TrainerAnswer(
+        rewards=[_reward(one) for one in made], halted=halted is not None, words=" ".join(words.split())
+    )
 
 
 def _reward(trajectory: Trajectory) -> float | None:
@@ -130,17 +146,20 @@ def _reward(trajectory: Trajectory) -> float | None:
 
 
 @asynccontextmanager
-async def _sandbox(fault: InjectedFault, folder: Path) -> AsyncIterator[SandboxClient]:
+async def _sandbox(fault: InjectedFault, daemon: FaultyDaemon, strikes: list[bool]) -> AsyncIterator[SandboxClient]:
     """A real one where a process of it is killed, else a stand-in at an address."""
-    misdeed = fault.misdeed if fault.seam == "tools" else ""
-    if fault.seam == "notebook" or misdeed == "killed":
+    if fault.seam == "notebook" or fault.name == "tools-killed":
+
+        async def kill() -> None:
+            strikes.append(await _kill_worker(real))
+
         with SandboxClient.start(slots=2, preload=(), min_isolation="L1") as real:
-            killing = asyncio.create_task(_kill_worker(real)) if misdeed else None
+            killing = asyncio.create_task(kill()) if fault.seam == "tools" else None
             yield real
             if killing:
                 killing.cancel()
         return
-    async with FaultyDaemon(misdeed, fault.times, str(folder / "socket")) as daemon:
+    async with daemon:
         connect = partial(SandboxClient.connect, [daemon.url], silent_seconds=SILENT_SECONDS)
         with await asyncio.to_thread(connect) as client:
             yield client
@@ -154,18 +173,25 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-async def _kill_worker(sandbox: SandboxClient) -> None:
-    """Kill, once, what runs programs while some are asked for."""
+async def _kill_worker(sandbox: SandboxClient) -> bool:
+    """Kill, once, what runs programs while some are asked for. Whether there was a process to kill."""
     while not sandbox.nodes[0].held:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.002)
     await asyncio.sleep(0.01)
-    for pid in _children(_daemon(sandbox))[-3:]:  # of the last slot: its keeper, it, its program
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    # of the last slot: its keeper, it, its program
+    return any([_killed(pid) for pid in _children(_daemon(sandbox))[-3:]])
 
 
-def _kill_sandbox(sandbox: SandboxClient) -> None:
-    os.kill(_daemon(sandbox), signal.SIGKILL)
+def _kill_sandbox(sandbox: SandboxClient) -> bool:
+    return _killed(_daemon(sandbox))
+
+
+def _killed(pid: int) -> bool:
+    """Whether there was a process to kill."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
 
 
 def _daemon(sandbox: SandboxClient) -> int:
@@ -173,7 +199,7 @@ def _daemon(sandbox: SandboxClient) -> int:
     return int(connection.process.pid)
 
 
-def _agent(fault: InjectedFault) -> GatewayAgent:
+def _agent(fault: InjectedFault, struck: list[bool]) -> GatewayAgent:
     left = [1]
 
     async def agent(problem: Problem, client: Client) -> float | None:
@@ -181,12 +207,15 @@ def _agent(fault: InjectedFault) -> GatewayAgent:
         body = {"messages": [{"role": "user", "content": problem.question}]}
         if strikes and fault.misdeed == "reset":
             await _asked_and_gone(client, json.dumps(body).encode())
+            struck.append(True)
         headers = {"authorization": f"Bearer {client.api_key}"}
         try:
             async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60.0, verify=False) as http:
                 (await http.post("/chat/completions", json=body)).raise_for_status()
         except httpx.HTTPError:
             return 0.0
+        if strikes and fault.is_the_agents:
+            struck.append(True)
         if strikes and fault.misdeed == "crashes":
             raise KeyError("its own mistake")
         if strikes and fault.misdeed == "overstays":
@@ -269,7 +298,8 @@ main()
 
 
 def _run(fault: InjectedFault, folder: Path) -> TrainerAnswer:
-    """A run of STEPS steps that the fault ends, and its resumption: ATTEMPTS attempts in all."""
+    """A run of STEPS steps that the fault ends, and its resumption: ATTEMPTS attempts in all, and all are lost where
+    the resumption fails."""
     (folder / "recipe.toml").write_text(RECIPE.format(problems=PROBLEMS, siblings=SIBLINGS // STEPS, steps=STEPS))
     words = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": RIGHT}]
     (folder / "rows.jsonl").write_text(json.dumps({"messages": words}) + "\n")
@@ -278,8 +308,13 @@ def _run(fault: InjectedFault, folder: Path) -> TrainerAnswer:
     second = _command(folder, None, "train", "--resume", "run")
     files = sorted((folder / "runs" / "run" / "rollouts").glob("*.parquet"))
     rewards = [row["reward"] for file in files for row in parquet.read_table(file).to_pylist()]
-    code, said = first if full else second
-    return TrainerAnswer(rewards=rewards, halted=code != 0, words=said if code else "")
+    code, said = first if full and second[0] == 0 else second
+    return TrainerAnswer(
+        rewards=[] if second[0] else rewards,
+        halted=code != 0,
+        words=said if code else "",
+        struck=first[0] != 0 if full else first[0] == -signal.SIGKILL,
+    )
 
 
 def _command(folder: Path, full: str | None, *arguments: str) -> tuple[int, str]:

@@ -26,7 +26,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4050, 20),
     "errors": (53, 1),
     "evaluation": (3666, 21),
-    "faults": (820, 5),
+    "faults": (907, 5),
     "forecast": (1947, 9),
     "learning": (3594, 20),
     "parts": (1645, 9),

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import shlex
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from rocstar.cli.main import run
@@ -16,6 +23,7 @@ from rocstar.faults.kit import (
     FAULTS,
     InjectedFault,
     TrainerAnswer,
+    at_addresses,
     examined,
     faults_named,
     refuse_unsound,
@@ -64,14 +72,85 @@ async def told(fault: InjectedFault, answer: TrainerAnswer) -> bool:
 @pytest.mark.parametrize("fault", FAULTS, ids=named)
 async def test_each_fault_can_fail_in_each_way(fault: InjectedFault) -> None:
     well = [1.0] * ATTEMPTS
-    assert await told(fault, TrainerAnswer(rewards=well, words="its own"))
-    assert await told(fault, TrainerAnswer(rewards=[0.0, *well[1:]], words="its own")) == fault.is_the_agents
-    assert await told(fault, TrainerAnswer(rewards=[None, *well[1:]], words="its own")) != fault.loses_nothing
-    assert not await told(fault, TrainerAnswer(rewards=[float("nan"), *well[1:]], words="its own"))
-    assert not await told(fault, TrainerAnswer(rewards=[*well, 1.0], words="its own")), "one attempt was recorded twice"
-    assert not await told(fault, TrainerAnswer(rewards=well, shown=1, words="its own"))
-    assert not await told(fault, TrainerAnswer(rewards=[None, *well[1:]])), "nobody was told"
-    assert not await told(fault, TrainerAnswer(rewards=well, halted=True)), "nobody was told"
+
+    def struck(*rewards: float | None, words: str = "its own", shown: int = 0, halted: bool = False) -> TrainerAnswer:
+        return TrainerAnswer(rewards=rewards, words=words, shown=shown, halted=halted, struck=True)
+
+    assert await told(fault, struck(*well))
+    assert await told(fault, struck(0.0, *well[1:])) == fault.is_the_agents
+    assert await told(fault, struck(None, *well[1:])) != fault.loses_nothing
+    assert not await told(fault, struck(float("nan"), *well[1:]))
+    assert not await told(fault, struck(*well, 1.0)), "one attempt was recorded twice"
+    assert not await told(fault, struck(*well, shown=1))
+    assert not await told(fault, struck(None, *well[1:], words="")), "nobody was told"
+    assert not await told(fault, struck(*well, halted=True, words="")), "nobody was told"
+    assert await told(fault, struck(*well, words="")) != (fault.is_the_agents or fault.seam == "reward")
+    assert not await told(fault, TrainerAnswer(rewards=well, words="its own")), "it never struck"
+
+
+def python(source: str) -> str:
+    """A command that runs a trainer's source."""
+    return shlex.join([sys.executable, "-c", source])
+
+
+async def test_a_trainer_that_asks_nobody_is_refused_and_no_fault_is_as_promised() -> None:
+    blind = trainer_of(python(f"print('{{\"reward\": 1.0}}\\n' * {ATTEMPTS})"))
+    with pytest.raises(ConfigError, match="sent 0 requests to the engine and 0 to the tools"):
+        await refuse_unsound(blind)
+    for name in ("engine-dies", "tools-gone"):
+        found = await examined(blind, faults_named([name], at_addresses=True)[0])
+        assert not found.as_promised and found.words == "the fault never struck; the trainer said: nothing"
+    for name in ("reward-raises", "reward-nan"):
+        assert not (await examined(blind, faults_named([name], at_addresses=True)[0])).as_promised
+
+
+@pytest.mark.parametrize("wrong", ["true", "nan", '"1"', "[1.0]", "1.0, ", "[" * 50_000], ids=lambda wrong: wrong[:5])
+async def test_a_line_without_a_number_is_a_wrong_reward_and_is_named(wrong: str) -> None:
+    line = f'{{"reward": {wrong}}}'
+    found = await examined(trainer_of(python(f"print({line!r})")), faults_named(["reward-nan"], at_addresses=True)[0])
+    assert found.rewarded == 1 and not found.as_promised
+    assert found.words == f"{line[:100]} on stdout holds neither a number nor null"
+
+
+@pytest.mark.parametrize(("command", "words"), [("'unbal", "cannot be read"), ("", "is empty"), (" ", "is empty")])
+def test_a_command_that_is_none_is_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["faults", "tools-dies", "--trainer", command]) == 2
+    said = capsys.readouterr().err
+    assert "the trainer's command" in said and words in said and "Traceback" not in said
+
+
+def ended(pid: int) -> bool:
+    """Whether it ends, within 30 s; the kernel takes its time after a SIGKILL."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 30.0)[0])
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_no_child_of_a_trainer_outlives_it_or_holds_it_up(ends: bool, tmp_path: Path) -> None:
+    script = f"sleep 600 & echo $! > {tmp_path / 'child'}; {'exit 3' if ends else 'wait'}"
+    found = await examined(trainer_of(shlex.join(["sh", "-c", script])), FAULTS[0], seconds=60.0 if ends else 1.0)
+    assert found.run == ("halted" if ends else "hung")
+    assert ended(int((tmp_path / "child").read_text()))
+
+
+async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> None:
+    async def noisy(given: Mapping[str, str]) -> TrainerAnswer:
+        lost = given["FAULTS_REWARD"]
+        words = "it is deprecated\n" if lost != "raises" else "the judge raised\nit is deprecated\n"
+        return TrainerAnswer(rewards=[None if lost else 1.0] * ATTEMPTS, words=words)
+
+    silent, telling = faults_named(["reward-nan", "reward-raises"], at_addresses=True)
+    assert (await examined(at_addresses(noisy), silent)).as_promised
+    found = await examined(at_addresses(noisy), silent, usual="it is deprecated\n")
+    assert (found.words, found.as_promised) == ("", False)
+    found = await examined(at_addresses(noisy), telling, usual="it is deprecated\n")
+    assert (found.words, found.as_promised) == ("the judge raised", True)
 
 
 @pytest.mark.parametrize("name", ["engine-gone", "reward-raises", "reward-nan", "agent-hides-outage"])
@@ -95,6 +174,47 @@ async def test_the_kit_reports_rocstar_if_it_showed_an_outage_to_the_model(monke
     monkeypatch.setattr(dispatch, "MAX_ATTEMPTS", 1)
     found = await examined(own_trainer, faults_named(["tools-dies"], at_addresses=False)[0])
     assert found.rewarded >= 1 and found.shown >= 1 and not found.as_promised
+
+
+@pytest.mark.parametrize(("name", "strike"), [("tools-killed", "_kill_worker"), ("notebook-reset", "_kill_sandbox")])
+async def test_the_kit_reports_that_its_own_fault_did_not_strike(
+    name: str, strike: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(sandbox: object) -> bool:
+        return False
+
+    monkeypatch.setattr(own, strike, late if name == "tools-killed" else lambda sandbox: False)
+    found = await examined(own_trainer, faults_named([name], at_addresses=False)[0])
+    assert not found.as_promised and "never struck" in found.words
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "codes", "struck", "lost"),
+    [
+        ("disk-full-rollouts", (1, 0), True, 0),
+        ("disk-full-rollouts", (0, 0), False, 0),
+        ("disk-full-checkpoint", (1, 1), True, ATTEMPTS),
+        ("killed", (-signal.SIGKILL, 0), True, 0),
+        ("killed", (0, 0), False, 0),
+        ("killed", (1, 0), False, 0),
+        ("killed", (-signal.SIGKILL, 1), True, ATTEMPTS),
+    ],
+)
+async def test_a_run_that_its_fault_did_not_end_and_one_that_is_not_resumed_are_reported(
+    misdeed: str, codes: tuple[int, int], struck: bool, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(codes)
+
+    def ended(folder: Path, full: str | None, *arguments: str) -> tuple[int, str]:
+        rollouts = folder / "runs" / "run" / "rollouts"
+        rollouts.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.table({"reward": [1.0] * ATTEMPTS}), rollouts / "0.parquet")
+        return left.pop(0), "what it said"
+
+    monkeypatch.setattr(own, "_command", ended)
+    found = await examined(own_trainer, faults_named([f"run-{misdeed}"], at_addresses=False)[0])
+    assert (found.as_promised, found.lost) == (struck and not lost, lost)
+    assert ("never struck" in found.words) != struck
 
 
 async def test_a_trainer_that_does_not_end_is_reported() -> None:

@@ -39,11 +39,11 @@ def faults(
     trained = _own() if trainer is None else trainer_of(trainer)
 
     async def findings() -> list[FaultFinding]:
-        await refuse_unsound(trained)
+        usual = await refuse_unsound(trained)
         found = []
         for fault in chosen:
             print(f"{fault.name} ...", file=sys.stderr)
-            found.append(await examined(trained, fault))
+            found.append(await examined(trained, fault, usual=usual))
         return found
 
     found = asyncio.run(findings())
@@ -77,5 +77,5 @@ def _print(found: list[FaultFinding]) -> None:
         table.add_row(name, str(one.rewarded), str(one.shown), str(one.lost), one.run)
     Console(highlight=False, markup=False).print(table)
     for one in found:
-        if one.words and (one.lost or one.run == "halted"):
+        if one.words and (one.lost or one.run == "halted" or not one.as_promised):
             print(f"{one.fault}: {one.words}")
