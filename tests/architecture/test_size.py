@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (576, 1),
     "view": (2100, 9),
 }
-CLASSES, FUNCTIONS = 607, 4203
+CLASSES, FUNCTIONS = 607, 4211
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
