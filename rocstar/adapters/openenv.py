@@ -49,12 +49,10 @@ class Seeds(EnvironmentTask):
             text_field(options.url)
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
             raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
-        source, names = (
-            source_of("openenv", options.model_dump()),
-            [f"{number:016x}" for number in range(options.seeds)],
-        )
+        source = source_of("openenv", options.model_dump())
         problems = [
-            Problem(id=name, question=f"reset with seed {int(name, 16)}", answer="", source=source) for name in names
+            Problem(id=f"{number:016x}", question=f"reset with seed {number}", answer="", source=source)
+            for number in range(options.seeds)
         ]
         super().__init__(problems, heldout)
 

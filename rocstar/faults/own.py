@@ -23,6 +23,7 @@ import pyarrow.parquet as parquet
 
 from rocstar.agents.agent import Client, FunctionAgent, GatewayAgent
 from rocstar.answers.plugin import Reward, RewardVerifier
+from rocstar.config.sections import RunSection
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.segments import text_of
@@ -34,7 +35,7 @@ from rocstar.faults.servers import FaultyDaemon, FaultyEngine
 from rocstar.parts.build import opened_fleet
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation
-from rocstar.run.report import reason_to_halt
+from rocstar.run.report import failed_agents, faults_of, reason_to_halt
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.exits import failure
@@ -44,7 +45,6 @@ from rocstar.types import Problem, Sampling, Stop, Trajectory
 PATIENCE_SECONDS = 1.5
 AGENT_SECONDS = 10.0
 SILENT_SECONDS = 5.0  # of a sandbox that holds a call
-FAULT_BUDGET = 0.05  # of a run, unless it is set
 TEMPLATE = template_named("compact")
 MCP_SERVER = """\
 import json, os, sys
@@ -130,7 +130,7 @@ async def _rolled(roller: Roller) -> TrainerAnswer:
     except Exception as error:
         told = failure(error)
         return TrainerAnswer(rewards=(), halted=True, words=told[1] if told else f"a traceback of {error!r}")
-    halted = reason_to_halt(groups, FAULT_BUDGET)
+    halted = reason_to_halt(faults_of(groups), failed_agents(groups), RunSection().fault_budget)
     made = [trajectory for group in groups for trajectory in group.trajectories]
     words = halted or next((one.fault for one in made if one.fault), "")
     return TrainerAnswer(

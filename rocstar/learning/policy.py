@@ -50,8 +50,6 @@ ADAPTER_FOLDER = "adapter"
 CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
 """Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
 1,000 is wrong by up to two radians."""
-
-
 FINGERPRINT_NUMBERS = 16  # of each tensor
 
 

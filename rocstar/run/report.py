@@ -34,14 +34,16 @@ CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|
 NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
 """Not the second one of 7-10 with its minus."""
 Decode = Callable[[Sequence[int]], str]
+ShareAndFirst = tuple[float, str | None]
+"""Share of a step's attempts, and what the first of them says."""
 
 
-def reason_to_halt(groups: Sequence[Group], budget: float) -> str | None:
-    """Why a run does not go on from a step's attempts: too many ended by faults of ours, or all agents failed."""
-    failed, said = failed_agents(groups)
+def reason_to_halt(faults: ShareAndFirst, failures: ShareAndFirst, budget: float) -> str | None:
+    """Why a run does not go on from a step's attempts: too many ended by faults of ours, or all agents failed. What
+    `faults_of` and `failed_agents` found."""
+    (share, first), (failed, said) = faults, failures
     if failed == 1.0:
         return f"rollout.agent failed in every attempt; the first says: {said}"
-    share, first = faults_of(groups)
     if share <= budget:
         return None
     return (
@@ -50,7 +52,7 @@ def reason_to_halt(groups: Sequence[Group], budget: float) -> str | None:
     )
 
 
-def faults_of(groups: Sequence[Group]) -> tuple[float, str | None]:
+def faults_of(groups: Sequence[Group]) -> ShareAndFirst:
     """Share of a step's attempts that say nothing about the model: ended by a fault of ours, or left undecided by the
     verifier, which only a reference or the verifier's own clock may cause; and what the first of them says."""
     attempts = [(group.problem, t) for group in groups for t in group.trajectories]
@@ -58,7 +60,7 @@ def faults_of(groups: Sequence[Group]) -> tuple[float, str | None]:
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 
 
-def failed_agents(groups: Sequence[Group]) -> tuple[float, str | None]:
+def failed_agents(groups: Sequence[Group]) -> ShareAndFirst:
     """Share of a step's attempts whose agent ended with an error or out of time; what the first of them says."""
     attempts = [t for group in groups for t in group.trajectories]
     failed = [t.fault for t in attempts if t.stop in BADLY_ENDED]

@@ -165,13 +165,13 @@ class Run:
                 records = attempt_records(chosen, rows, policy_version=written_by)
                 self.tracker.record_attempts(step, records)
         groups = [one.group for one in chosen]
-        share, first = faults_of(groups)
+        share, first = faults = faults_of(groups)
         if first:
             self.tracker.event("faults", step=step, share=share, first=first)
-        failed, said = failed_agents(groups)
+        failed, said = failures = failed_agents(groups)
         if said:
             self.tracker.event("agent_failures", step=step, share=failed, first=said)
-        if why := reason_to_halt(groups, self.recipe.run.fault_budget):
+        if why := reason_to_halt(faults, failures, self.recipe.run.fault_budget):
             raise RunHalted(f"step {step}: {why}")
 
     def tell_calls(self, step: int) -> None:

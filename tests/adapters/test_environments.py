@@ -23,6 +23,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts
 from rocstar.types import Problem, Stop, Trajectory
 from tests.agents.examples import Told, roller
+from tests.sandbox.driver import eventually
 from tests.tiny_run import Command, begun, workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
@@ -148,10 +149,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     application = folder / "echo" / "server" / "app.py"
     application.write_text(application.read_text().replace("max_concurrent_envs=1", "max_concurrent_envs=4"))
     command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log"]
-    with subprocess.Popen(command, cwd=folder / "echo", stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        line = next(line for line in process.stderr if "running on" in line)
-        yield line.partition("running on ")[2].split()[0]
+    said = folder / "said"  # a pipe that nobody reads on would hold the server up once it is full
+    with said.open("w") as errors, subprocess.Popen(command, cwd=folder / "echo", stderr=errors) as process:
+        assert eventually(lambda: "running on" in said.read_text())
+        yield said.read_text().partition("running on ")[2].split()[0]
         process.terminate()
 
 
@@ -183,6 +184,14 @@ def refused(adapter: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+def taskset_problem(file: Path, text: str) -> Problem:
+    """The held-out problem of a taskset that a file defines."""
+    file.write_text(text)
+    data = DataSection(source="its:Problems", options={"taskset": {"id": file.stem}, **QUICK})
+    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
+    return problem
+
+
 def turns_of(rows: Sequence[dict[str, Any]]) -> int:
     return max(len(row["text"]) for row in rows)
 
@@ -206,9 +215,7 @@ def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
 
 @pytest.mark.slow
 async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path) -> None:
-    (tmp_path / "adder_v1.py").write_text(ADDER)
-    data = DataSection(source="its:Problems", options={"taskset": {"id": "adder_v1"}, **QUICK})
-    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
+    problem = taskset_problem(tmp_path / "adder_v1.py", ADDER)
     call = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 3}}</tool_call>'
     made = await attempted("verifiers:solve", problem, call, "It is \\boxed{7}.")
     assert made.fault is None and [call.tool for call in made.turns[0].calls] == ["add"]
@@ -217,9 +224,7 @@ async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path)
 
 @pytest.mark.slow
 async def test_an_episode_of_verifiers_that_nobody_scored_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "unscored_v1.py").write_text(UNSCORED)
-    data = DataSection(source="its:Problems", options={"taskset": {"id": "unscored_v1"}, **QUICK})
-    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
+    problem = taskset_problem(tmp_path / "unscored_v1.py", UNSCORED)
     made = await attempted("verifiers:solve", problem, "It is \\boxed{7}.")
     assert made.stop is Stop.ENVIRONMENT_FAILED and not made.outcome
     assert made.fault == "the environment failed: ValueError: it left a trace unscored"

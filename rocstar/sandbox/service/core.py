@@ -148,8 +148,8 @@ class Budget:
     def make_room(self) -> bool:
         """Close those that have not moved for a while, the longest first, until the rest fits; whether it does. Above
         twice the limit, those that hold most are closed whether they move or not."""
-        stalled = sorted(self.holders, key=lambda held: held.moved)
-        stalled = [held for held in stalled if time.monotonic() - held.moved >= STALLED_SECONDS]
+        since = time.monotonic() - STALLED_SECONDS
+        stalled = sorted((held for held in self.holders if held.moved <= since), key=lambda held: held.moved)
         largest = sorted((held for held in self.holders if held.size > SMALL_BYTES), key=lambda held: -held.size)
         for most, holders in ((self.most, stalled), (2 * self.most, largest)):
             for held in holders:
