@@ -119,6 +119,8 @@ class KvScheduler:
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         if self._waiting and len(self._books) < len(engines):
             self._meet(engines)
+        if self._waiting and self._is_idle():
+            self._changed.update(engines)
         if not self._returning and not (self._waiting and self._changed):
             return []
         if self._events >= len(self._open) - len(self._waiting):
@@ -195,7 +197,8 @@ class KvScheduler:
             _, name = place = self._among(order, resident)
             order.remove(place)
             book = self._books[name]
-            if book.finish() > latest or not self._fits(resident, book):
+            is_late = book.finish() > latest and not self._is_first(book, engines)
+            if is_late or not self._fits(resident, book):
                 self._changed.discard(name)
                 continue
             del self._waiting[resident.session_id]
@@ -219,10 +222,15 @@ class KvScheduler:
 
     def _fits(self, resident: Resident, book: Book) -> bool:
         """Whether the forecast has room for it; a trajectory alone on an engine needs none. One that is too large
-        for every engine goes to any, and that engine refuses it."""
+        for every engine goes to any, and that engine refuses it. Where no engine has anything to do, one newcomer is
+        admitted anyhow: residents may wait for what newcomers hold, such as connections of an agent's client."""
         if resident.asked.tokens >= book.last.capacity_tokens:
             return all(resident.asked.tokens >= other.last.capacity_tokens for other in self._books.values())
-        return not book.residents or book.takes(resident)
+        return not book.residents or self._is_idle() or book.takes(resident)
+
+    def _is_idle(self) -> bool:
+        """Whether no turn is under way: all that were asked wait for an engine."""
+        return len(self._by_request) == len(self._waiting) + len(self._returning)
 
     # Estimates
 
@@ -281,11 +289,15 @@ class KvScheduler:
         return sum(resident.reads for resident in some) / max(1, len(some))
 
     def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> float:
-        """When all work would be done if it were shared out by the paces of the engines; as `Book.finish` counts. The
-        first engine to finish does so no later, so some engine always takes the next trajectory."""
+        """When all work would be done if it were shared out by the paces of the engines; as `Book.finish` counts."""
         books = [self._books[name] for name in engines]
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
         return 1.000001 * work / sum(1.0 / book.pace.slowness() for book in books)
+
+    def _is_first(self, book: Book, engines: Mapping[str, EngineLoad]) -> bool:
+        """Whether no engine would finish before it. There is always one, which takes the next trajectory whatever the
+        work of those that wait was thought to be."""
+        return all(book.finish() <= self._books[name].finish() for name in engines)
 
     def _assume_paces(self) -> None:
         """An engine that is new or back is assumed to be as fast as the others. If it were assumed to be slow, it would

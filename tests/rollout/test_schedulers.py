@@ -188,6 +188,28 @@ def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
     assert 1 < len(ours.assign({"engine0": FREE}, 0.0)) < 10
 
 
+def test_newcomers_with_more_work_than_those_before_them_are_admitted_at_once_where_there_is_room() -> None:
+    ours, engines = KvScheduler(), {"engine0": replace(FREE, capacity_tokens=1_000_000)}
+    for wave, limit in enumerate((40, 4000)):
+        for number in range(10):
+            ours.ask(ask(f"{wave}.{number}", limit=limit), 0.0)
+        assert len(ours.assign(engines, 0.0)) == 10
+
+
+def test_a_newcomer_is_admitted_once_all_others_wait_for_their_tools() -> None:
+    """Their tools may wait for what the newcomer holds, such as one of the connections of an agent's client."""
+    ours, engines = KvScheduler(), {"engine0": FREE}
+    for number in range(20):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    admitted = 0
+    while admitted < 20:
+        found = ours.assign(engines, admitted)
+        assert found and not ours.assign(engines, admitted)
+        admitted += len(found)
+        for request, _ in found:
+            ours.answered(request, 10, admitted)
+
+
 def test_whoever_is_alone_needs_no_forecast() -> None:
     ours = KvScheduler()
     ours.ask(ask("0", limit=100_000), 0.0)
