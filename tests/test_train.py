@@ -405,7 +405,7 @@ def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_t
     assert "'Add " in last and "Traceback" not in ended.told
 
 
-@pytest.mark.parametrize("engines", ["", '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'])
+@pytest.mark.parametrize("engines", ["", TWO_ENGINES], ids=["embedded", "two engines"])
 def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_had_been(
     engines: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
@@ -436,8 +436,10 @@ def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_ha
     command = Command.start(killed, "train", "tiny.toml", *start, *settings)
     assert command.after_step(at, command.process.kill).code == -signal.SIGKILL
     command = Command.start(killed, "train", "--resume", "tiny")
-    command.after_step(at + 1, command.interrupt)
-    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    if not engines:  # an engine process takes four seconds to start
+        command.after_step(at + 1, command.interrupt)
+        command = Command.start(killed, "train", "--resume", "tiny")
+    assert command.wait().code == 0
     assert [undisturbed(row) for row in metrics(killed)] == [undisturbed(row) for row in rows]
     assert attempts(killed) == made
     weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, whole)]
@@ -470,16 +472,11 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
             assert row["group/usable"] == 2 or len(problems) == 4
         learnt = [attempt for attempt in own if attempt["kept"]]
         assert len({attempt["problem_id"] for attempt in learnt}) == row["group/usable"]
-    (killed / "tiny.toml").write_text((killed / "tiny.toml").read_text() + TWO_ENGINES)
     command = Command.start(killed, "train", *given)
     assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
-    command = Command.start(killed, "train", "--resume", "tiny")
-    ended = command.after_step(COLD_STEPS + 3, lambda: engines_of(command)[-1].kill())
+    ended = Command.start(killed, "train", "--resume", "tiny").wait()
     assert ended.code == 0, ended.told
-    assert any(row.get("engine/lost") for row in metrics(killed))
-    assert attempts(killed) == made and list(map(undisturbed, metrics(killed))) == list(
-        map(undisturbed, metrics(whole))
-    )
+    assert attempts(killed) == made and metrics(killed) == metrics(whole)
     replayed = Command.start(killed, "replay", "tiny", "--json").wait()
     assert replayed.code == 0, replayed.told
     assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * RL_STEPS

@@ -8,6 +8,8 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +56,43 @@ def taken(place: Path) -> list[dict[str, Any]]:
     return [event for event in read_journal(place / "runs/tiny/events.jsonl") if event["event"] == "calls_taken"]
 
 
+@pytest.fixture(scope="module")
+def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Settings -> the folder of the run that nobody killed, on one engine."""
+
+    @cache
+    def made(*more: str) -> Path:
+        place = tmp_path_factory.mktemp("unkilled") / "whole"
+        assert begin(place, tmp_path_factory.getbasetemp(), *more).wait().code == 0
+        return place
+
+    return made
+
+
 @pytest.mark.parametrize(
-    ("more", "engines", "kills"),
+    ("more", "own", "engines", "kills"),
     [
-        ((), "", 2),
-        (("run.checkpoint_seconds=1000",), "", 2),
-        (("rollout.refill=2",), "", 2),
-        (("cluster.learners=2",), "", 1),
-        ((), TWO_ENGINES, 1),
+        ((), (), "", 2),
+        (("run.checkpoint_seconds=1000",), (), "", 2),
+        ((), ("rollout.refill=2",), "", 2),
+        ((), ("cluster.learners=2",), "", 1),
+        ((), (), TWO_ENGINES, 1),
     ],
     ids=["each step saved", "several steps unsaved", "refill", "two ranks", "two engines"],
 )
 def test_every_finished_call_is_used_once_and_the_numbers_are_those_of_an_unkilled_run(
-    more: tuple[str, ...], engines: str, kills: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    more: tuple[str, ...],
+    own: tuple[str, ...],
+    engines: str,
+    kills: int,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    unkilled: Callable[..., Path],
 ) -> None:
+    """own: settings whose numbers are others than the plain run's."""
     base, chance = tmp_path_factory.getbasetemp(), random.Random(str(tmp_path))
-    whole, place = tmp_path / "whole", tmp_path / "killed"
-    assert begin(whole, base, *more, engines=engines).wait().code == 0
-    left = killed(place, begin(place, base, *more, engines=engines), chance.randint(1, 60))
+    whole, place = unkilled(*own), tmp_path / "killed"
+    left = killed(place, begin(place, base, *own, *more, engines=engines), chance.randint(1, 60))
     for _ in range(kills - 1):
         with max(place.glob("runs/tiny/calls/step=*")).open("ab") as file:
             file.write(b'{"asked": "torn')
