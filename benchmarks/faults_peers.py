@@ -2,10 +2,10 @@
 
     .adapters/bin/python benchmarks/faults_peers.py trl|verl
 
-Their own code runs the conversation of rocstar/faults/script.py: TRL's tool loop, rewards and one training step, verl's
-ToolAgentLoop and NaiveRewardManager. Completions come from the kit's engine, for which each gets a method of ours; so
-faults of engines would be faults of that method and are left out. The tool is a function that asks the kit's service
-and lets errors pass, as both document; the reward function is the kit's.
+Their own code runs the conversation of rocstar/faults/stand_ins.py: TRL's tool loop, rewards and one training step, and
+verl's ToolAgentLoop and NaiveRewardManager. Completions come from the kit's engine, for which each gets a method of
+ours; so faults of engines would be faults of that method and are left out. The tool is a function that asks the kit's
+service and lets errors pass, as both document; the reward function is the kit's.
 """
 
 from __future__ import annotations
@@ -15,23 +15,14 @@ import json
 import os
 import tempfile
 import urllib.request
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from frame import parser
 
-from rocstar.faults.kit import (
-    ATTEMPTS,
-    SIBLINGS,
-    FaultFinding,
-    TrainerAnswer,
-    at_addresses,
-    examined,
-    faults_named,
-    refuse_unsound,
-)
-from rocstar.faults.script import PROGRAM, QUESTION, RIGHT, WRONG, call_of, reward_of
+from rocstar.faults.kit import ATTEMPTS, SIBLINGS, TrainerAnswer, at_addresses, faults_named, findings
+from rocstar.faults.stand_ins import PROGRAM, QUESTION, RIGHT, WRONG, reply_to, reward_of
 from tests.adapters.tiny_model import tokenizer_of
 
 TOOL_SECONDS = 5.0
@@ -64,7 +55,7 @@ def tool_of(given: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def tokenizer() -> Any:
-    return tokenizer_of([QUESTION, call_of(PROGRAM), RIGHT, WRONG])
+    return tokenizer_of([QUESTION, reply_to("", [PROGRAM]), RIGHT, WRONG])
 
 
 async def trl(given: Mapping[str, str]) -> TrainerAnswer:
@@ -163,19 +154,14 @@ async def verl(given: Mapping[str, str]) -> TrainerAnswer:
         return TrainerAnswer(rewards=(), halted=True, words=f"{type(error).__name__}: {error}")
 
 
-async def findings(peer: Callable[[Mapping[str, str]], Coroutine[Any, Any, TrainerAnswer]]) -> list[FaultFinding]:
-    trainer = at_addresses(peer)
-    usual = await refuse_unsound(trainer)
-    chosen = [fault for fault in faults_named([], at_addresses=True) if fault.seam != "engine"]
-    return [await examined(trainer, fault, usual=usual, seconds=SECONDS) for fault in chosen]
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("peer", choices=["trl", "verl"])
     peer = options.parse_args().peer
     loop = asyncio.new_event_loop()  # which waits for no thread that hangs, unlike asyncio.run
-    found = loop.run_until_complete(findings({"trl": trl, "verl": verl}[peer]))
+    chosen = [fault for fault in faults_named([], at_addresses=True) if not fault.startswith("engine")]
+    trainer = at_addresses({"trl": trl, "verl": verl}[peer])
+    found = loop.run_until_complete(findings(trainer, chosen, seconds=SECONDS))
     for one in found:
         figures = f"rewarded {one.rewarded:2} shown {one.shown:2} lost {one.lost:2}"
         print(f"{one.fault:20} {figures} {one.run:8} {one.words:.90}")

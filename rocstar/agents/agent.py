@@ -19,7 +19,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -38,6 +37,7 @@ from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, RocstarError, Unavailable, VerifierUnavailable
 from rocstar.rollout.collect import Roller
+from rocstar.support.groups import run_in_group
 from rocstar.support.plugins import check_call, is_reference, load, raised_by
 from rocstar.types import (
     Completion,
@@ -265,26 +265,13 @@ class ProgramAgent:
     async def _run(self, client: Client, home: str, files: Sequence[IO[bytes]]) -> int:
         """Its exit code. Raises AgentFailed where it can't be started."""
         given, said, wrong = files
+        env = self._environment(client, home)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words,
-                stdin=given,
-                stdout=said,
-                stderr=wrong,
-                cwd=self._where,
-                env=self._environment(client, home),
-                start_new_session=True,
-            )
+            return await run_in_group(self._words, stdin=given, stdout=said, stderr=wrong, cwd=self._where, env=env)
         except OSError as error:
             if error.errno in SHORTAGES:
                 client.attempt.fault = f"no process could be started: {error}"
             raise AgentFailed(f"{self._words[0]} could not be started: {error}") from error
-        try:
-            return await process.wait()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
 
     @staticmethod
     def _environment(client: Client, home: str) -> dict[str, str]:

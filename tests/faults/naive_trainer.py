@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 from rocstar.faults.kit import ATTEMPTS
-from rocstar.faults.script import PROGRAM, QUESTION, reward_of
+from rocstar.faults.stand_ins import PROGRAM, QUESTION, reward_of
 
 reward = reward_of(os.environ["FAULTS_REWARD"])
 

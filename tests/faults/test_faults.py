@@ -19,9 +19,9 @@ from rocstar.cli.main import run
 from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.faults import own
 from rocstar.faults.kit import (
+    AGENTS_OWN,
     ATTEMPTS,
     FAULTS,
-    InjectedFault,
     TrainerAnswer,
     at_addresses,
     examined,
@@ -35,25 +35,21 @@ from rocstar.tools.python import PythonTool
 from rocstar.types import Status, ToolCall, ToolResult
 
 NAIVE = trainer_of(f"{sys.executable} {Path(__file__).parent / 'naive_trainer.py'}")
-ADDRESSED = [fault for fault in FAULTS if fault.has_address]
+ADDRESSED = faults_named([], at_addresses=True)
 SLOW = ("tools-gone", "mcp-gone", "agent-overstays", "run-disk-full-rollouts", "run-disk-full-checkpoint", "run-killed")
 """Those that take tens of seconds of waiting, or whole runs."""
 
 
-def named(fault: InjectedFault) -> str:
-    return fault.name
+def test_there_are_thirty_faults_of_which_seventeen_can_be_injected_into_any_trainer() -> None:
+    assert (len(FAULTS), len(ADDRESSED)) == (30, 17)
 
 
-def test_there_are_thirty_faults_of_different_names() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 30
-
-
-@pytest.mark.parametrize("fault", ADDRESSED, ids=named)
-async def test_a_trainer_that_makes_rewards_of_faults_is_reported(fault: InjectedFault) -> None:
-    hangs = fault.name == "reward-hangs"
+@pytest.mark.parametrize("fault", ADDRESSED)
+async def test_a_trainer_that_makes_rewards_of_faults_is_reported(fault: str) -> None:
+    hangs = fault == "reward-hangs"
     found = await examined(NAIVE, fault, seconds=3.0 if hangs else 60.0)
     assert not found.as_promised and (found.run == "hung") == hangs
-    assert (found.rewarded > 0) != hangs and (found.shown > 0) == (fault.seam == "tools")
+    assert (found.rewarded > 0) != hangs and (found.shown > 0) == (fault.startswith("tools"))
 
 
 async def test_the_trainer_of_that_test_is_sound_without_faults() -> None:
@@ -62,29 +58,29 @@ async def test_the_trainer_of_that_test_is_sound_without_faults() -> None:
         await refuse_unsound(trainer_of("true"))
 
 
-async def told(fault: InjectedFault, answer: TrainerAnswer) -> bool:
-    async def trainer(fault: InjectedFault) -> TrainerAnswer:
+async def told(fault: str, answer: TrainerAnswer) -> bool:
+    async def trainer(fault: str) -> TrainerAnswer:
         return answer
 
     return (await examined(trainer, fault)).as_promised
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=named)
-async def test_each_fault_can_fail_in_each_way(fault: InjectedFault) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_each_fault_can_fail_in_each_way(fault: str) -> None:
     well = [1.0] * ATTEMPTS
 
     def struck(*rewards: float | None, words: str = "its own", shown: int = 0, halted: bool = False) -> TrainerAnswer:
         return TrainerAnswer(rewards=rewards, words=words, shown=shown, halted=halted, struck=True)
 
     assert await told(fault, struck(*well))
-    assert await told(fault, struck(0.0, *well[1:])) == fault.is_the_agents
-    assert await told(fault, struck(None, *well[1:])) != fault.loses_nothing
+    assert await told(fault, struck(0.0, *well[1:])) == (fault in AGENTS_OWN)
+    assert await told(fault, struck(None, *well[1:])) != (fault in AGENTS_OWN or fault.startswith("run"))
     assert not await told(fault, struck(float("nan"), *well[1:]))
     assert not await told(fault, struck(*well, 1.0)), "one attempt was recorded twice"
     assert not await told(fault, struck(*well, shown=1))
     assert not await told(fault, struck(None, *well[1:], words="")), "nobody was told"
     assert not await told(fault, struck(*well, halted=True, words="")), "nobody was told"
-    assert await told(fault, struck(*well, words="")) != (fault.is_the_agents or fault.seam == "reward")
+    assert await told(fault, struck(*well, words="")) != (fault in AGENTS_OWN or fault.startswith("reward"))
     assert not await told(fault, TrainerAnswer(rewards=well, words="its own")), "it never struck"
 
 
@@ -98,25 +94,25 @@ async def test_a_trainer_that_asks_nobody_is_refused_and_no_fault_is_as_promised
     with pytest.raises(ConfigError, match="sent 0 requests to the engine and 0 to the tools"):
         await refuse_unsound(blind)
     for name in ("engine-dies", "tools-gone"):
-        found = await examined(blind, faults_named([name], at_addresses=True)[0])
+        found = await examined(blind, name)
         assert not found.as_promised and found.words == "the fault never struck; the trainer said: nothing"
     for name in ("reward-raises", "reward-nan"):
-        assert not (await examined(blind, faults_named([name], at_addresses=True)[0])).as_promised
+        assert not (await examined(blind, name)).as_promised
 
 
 @pytest.mark.parametrize("wrong", ["true", "nan", '"1"', "[1.0]", "1.0, ", "[" * 50_000], ids=lambda wrong: wrong[:5])
 async def test_a_line_without_a_number_is_a_wrong_reward_and_is_named(wrong: str) -> None:
     line = f'{{"reward": {wrong}}}'
-    found = await examined(trainer_of(python(f"print({line!r})")), faults_named(["reward-nan"], at_addresses=True)[0])
+    found = await examined(trainer_of(python(f"print({line!r})")), "reward-nan")
     assert found.rewarded == 1 and not found.as_promised
     assert found.words == f"{line[:100]} on stdout holds neither a number nor null"
 
 
-@pytest.mark.parametrize(("command", "words"), [("'unbal", "cannot be read"), ("", "is empty"), (" ", "is empty")])
+@pytest.mark.parametrize(("command", "words"), [("'unbal", "quote"), ("", "nothing"), ("no-such-trainer", "not found")])
 def test_a_command_that_is_none_is_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["faults", "tools-dies", "--trainer", command]) == 2
     said = capsys.readouterr().err
-    assert "the trainer's command" in said and words in said and "Traceback" not in said
+    assert "without any fault the trainer gave 0 rewards" in said and words in said and "Traceback" not in said
 
 
 def ended(pid: int) -> bool:
@@ -134,7 +130,7 @@ def ended(pid: int) -> bool:
 @pytest.mark.parametrize("ends", [True, False])
 async def test_no_child_of_a_trainer_outlives_it_or_holds_it_up(ends: bool, tmp_path: Path) -> None:
     script = f"sleep 600 & echo $! > {tmp_path / 'child'}; {'exit 3' if ends else 'wait'}"
-    found = await examined(trainer_of(shlex.join(["sh", "-c", script])), FAULTS[0], seconds=60.0 if ends else 1.0)
+    found = await examined(trainer_of(shlex.join(["sh", "-c", script])), "engine-dies", seconds=60.0 if ends else 1.0)
     assert found.run == ("halted" if ends else "hung")
     assert ended(int((tmp_path / "child").read_text()))
 
@@ -145,7 +141,7 @@ async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> 
         words = "it is deprecated\n" if lost != "raises" else "the judge raised\nit is deprecated\n"
         return TrainerAnswer(rewards=[None if lost else 1.0] * ATTEMPTS, words=words)
 
-    silent, telling = faults_named(["reward-nan", "reward-raises"], at_addresses=True)
+    silent, telling = "reward-nan", "reward-raises"
     assert (await examined(at_addresses(noisy), silent)).as_promised
     found = await examined(at_addresses(noisy), silent, usual="it is deprecated\n")
     assert (found.words, found.as_promised) == ("", False)
@@ -158,7 +154,7 @@ async def test_the_kit_reports_rocstar_if_it_took_an_outage_for_a_reward(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own, "_reward", lambda made: made.outcome.reward if made.outcome else 0.0)
-    found = await examined(own_trainer, faults_named([name], at_addresses=False)[0])
+    found = await examined(own_trainer, name)
     assert found.rewarded >= 1 and not found.as_promised
 
 
@@ -172,19 +168,14 @@ async def test_the_kit_reports_rocstar_if_it_showed_an_outage_to_the_model(monke
     run_tool = PythonTool.run
     monkeypatch.setattr(PythonTool, "run", told)
     monkeypatch.setattr(dispatch, "MAX_ATTEMPTS", 1)
-    found = await examined(own_trainer, faults_named(["tools-dies"], at_addresses=False)[0])
+    found = await examined(own_trainer, "tools-dies")
     assert found.rewarded >= 1 and found.shown >= 1 and not found.as_promised
 
 
-@pytest.mark.parametrize(("name", "strike"), [("tools-killed", "_kill_worker"), ("notebook-reset", "_kill_sandbox")])
-async def test_the_kit_reports_that_its_own_fault_did_not_strike(
-    name: str, strike: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def late(sandbox: object) -> bool:
-        return False
-
-    monkeypatch.setattr(own, strike, late if name == "tools-killed" else lambda sandbox: False)
-    found = await examined(own_trainer, faults_named([name], at_addresses=False)[0])
+@pytest.mark.parametrize("name", ["tools-killed", "notebook-reset"])
+async def test_the_kit_reports_that_its_own_fault_did_not_strike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "_kills", lambda sandbox, left: lambda attempt, awaits: None)
+    found = await examined(own_trainer, name)
     assert not found.as_promised and "never struck" in found.words
 
 
@@ -205,20 +196,20 @@ async def test_a_run_that_its_fault_did_not_end_and_one_that_is_not_resumed_are_
 ) -> None:
     left = list(codes)
 
-    def ended(folder: Path, full: str | None, *arguments: str) -> tuple[int, str]:
-        rollouts = folder / "runs" / "run" / "rollouts"
+    async def ended(folder: Path, *arguments: str) -> tuple[int, str]:
+        rollouts = folder / "runs" / "first" / "rollouts"
         rollouts.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pa.table({"reward": [1.0] * ATTEMPTS}), rollouts / "0.parquet")
         return left.pop(0), "what it said"
 
     monkeypatch.setattr(own, "_command", ended)
-    found = await examined(own_trainer, faults_named([f"run-{misdeed}"], at_addresses=False)[0])
+    found = await examined(own_trainer, f"run-{misdeed}")
     assert (found.as_promised, found.lost) == (struck and not lost, lost)
     assert ("never struck" in found.words) != struck
 
 
 async def test_a_trainer_that_does_not_end_is_reported() -> None:
-    found = await examined(trainer_of("sleep 60"), FAULTS[0], seconds=0.1)
+    found = await examined(trainer_of("sleep 60"), "engine-dies", seconds=0.1)
     assert (found.run, found.lost, found.as_promised) == ("hung", ATTEMPTS, False)
 
 
@@ -226,33 +217,45 @@ async def test_rocstar_is_sound_without_faults() -> None:
     await refuse_unsound(own_trainer)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name not in SLOW], ids=named)
-async def test_rocstar_makes_no_reward_of_a_fault(fault: InjectedFault) -> None:
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in SLOW])
+async def test_rocstar_makes_no_reward_of_a_fault(fault: str) -> None:
     found = await examined(own_trainer, fault)
     assert found.as_promised, found
-    gone = fault.times is None or fault.name == "reward-hangs"
+    gone = fault in ("engine-gone", "agent-hides-outage", "reward-hangs")
     assert found.run == ("halted" if gone else "went on")
-    assert found.lost == (ATTEMPTS if gone else 1 if fault.seam == "reward" else 0)
+    assert found.lost == (ATTEMPTS if gone else 1 if fault.startswith("reward") else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 async def test_rocstar_makes_no_reward_of_a_slow_fault(name: str) -> None:
-    found = await examined(own_trainer, faults_named([name], at_addresses=False)[0])
+    found = await examined(own_trainer, name)
     assert found.as_promised, found
     assert found.lost == (ATTEMPTS if name.endswith("-gone") else 0)
 
 
-def test_the_verb_names_faults_prints_a_table_and_says_by_its_code_whether_all_was_well(
+def test_the_verb_prints_a_table_and_says_by_its_code_whether_all_was_well(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["faults", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(FAULTS)
     assert run(["faults", "tools-dies", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["promised"] == 1
     naive = f"{sys.executable} {Path(__file__).parent / 'naive_trainer.py'}"
     assert run(["faults", "engine-dies", "--trainer", naive]) == 1
     said = capsys.readouterr().out
     assert "engine-dies BROKEN" in said and "0 of 1 faults were handled as promised" in said
-    assert run(["faults", "run-killed", "--trainer", naive]) == 2
-    assert "there is no fault 'run-killed' here" in capsys.readouterr().err
+
+
+def test_the_verb_lists_what_can_be_injected_and_refuses_the_rest_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def listed(*arguments: str) -> list[str]:
+        assert run(["faults", "--list", *arguments]) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert listed() == list(FAULTS)
+    assert listed("--trainer", "true") == ADDRESSED
+    assert listed("engine-dies") == ["engine-dies"]
+    assert run(["faults", "run-killed", "--trainer", "true"]) == 2
+    assert "run-killed exists only for a run of rocstar itself" in capsys.readouterr().err
+    assert run(["faults", "engine-sleeps"]) == 2
+    assert "there is no fault 'engine-sleeps'" in capsys.readouterr().err

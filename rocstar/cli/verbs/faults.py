@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json, quiet
 from rocstar.support.exits import FAILED, OK
-
-if TYPE_CHECKING:
-    from rocstar.faults.kit import FaultFinding, Trainer
 
 
 def faults(
@@ -28,54 +24,27 @@ def faults(
     Example: rocstar faults engine-dies tools-hangs"""
     import asyncio
 
-    from rocstar.faults.kit import FAULTS, examined, faults_named, refuse_unsound, trainer_of
+    from rocstar.faults.kit import FAULTS, faults_named, findings, trainer_of
 
-    if show:
-        for fault in FAULTS:
-            print(f"{fault.name:24} {fault.sentence}")
-        return
     chosen = faults_named(names or [], at_addresses=trainer is not None)
+    if show:
+        for name in chosen:
+            print(f"{name:24} {FAULTS[name]}")
+        return
     quiet()
-    trained = _own() if trainer is None else trainer_of(trainer)
-
-    async def findings() -> list[FaultFinding]:
-        usual = await refuse_unsound(trained)
-        found = []
-        for fault in chosen:
-            print(f"{fault.name} ...", file=sys.stderr)
-            found.append(await examined(trained, fault, usual=usual))
-        return found
-
-    found = asyncio.run(findings())
+    if trainer is None:
+        from rocstar.faults.own import own_trainer
+    found = asyncio.run(findings(trainer_of(trainer) if trainer is not None else own_trainer, chosen))
     kept = sum(one.as_promised for one in found)
     if as_json:
         print_json({"promised": kept, "faults": [asdict(one) for one in found]})
     else:
-        _print(found)
+        print(f"{'fault':32} rewarded shown  lost run")
+        for one in found:
+            name = one.fault if one.as_promised else f"{one.fault} BROKEN"
+            print(f"{name:32} {one.rewarded:8} {one.shown:5} {one.lost:5} {one.run}")
+        for one in found:
+            if one.words and (one.lost or one.run == "halted" or not one.as_promised):
+                print(f"{one.fault}: {one.words}")
         print(f"{kept} of {len(found)} faults were handled as promised")
     raise typer.Exit(OK if kept == len(found) else FAILED)
-
-
-def _own() -> Trainer:
-    from rocstar.faults.own import own_trainer
-
-    return own_trainer
-
-
-def _print(found: list[FaultFinding]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("fault", no_wrap=True)
-    for name in ("rewarded", "shown", "lost"):
-        table.add_column(name, justify="right")
-    table.add_column("run")
-    for one in found:
-        name = one.fault if one.as_promised else f"{one.fault} BROKEN"
-        table.add_row(name, str(one.rewarded), str(one.shown), str(one.lost), one.run)
-    Console(highlight=False, markup=False).print(table)
-    for one in found:
-        if one.words and (one.lost or one.run == "halted" or not one.as_promised):
-            print(f"{one.fault}: {one.words}")
