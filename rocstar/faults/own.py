@@ -107,7 +107,7 @@ def _kills(sandbox: SandboxClient, left: set[str]) -> Note:
         daemon: Any = getattr(sandbox.nodes[0].connection, "process", None)
         calls[attempt] += awaits == "a tool"
         if awaits == "a tool" and "tools-killed" in left:
-            # of the last slot: its keeper, it, its program
+            # both slots' programs, which come last, and the second slot
             asyncio.get_running_loop().call_later(0.01, lambda: kill(descendants(daemon.pid)[-3:]))
         if calls[attempt] == 2 and "notebook-reset" in left:
             kill([daemon.pid])

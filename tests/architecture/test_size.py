@@ -15,10 +15,10 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2375, 18),
-    "agents": (1237, 6),
+    "agents": (1224, 6),
     "analysis": (2173, 11),
     "answers": (3563, 20),
-    "cli": (3486, 23),
+    "cli": (3455, 23),
     "cluster": (729, 8),
     "config": (2076, 11),
     "data": (4582, 24),
@@ -26,7 +26,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4050, 20),
     "errors": (53, 1),
     "evaluation": (3666, 21),
-    "faults": (907, 5),
+    "faults": (655, 4),
     "forecast": (1947, 9),
     "learning": (3592, 20),
     "parts": (1645, 9),
@@ -36,18 +36,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4226, 23),
     "sandbox": (8705, 44),
     "serving": (868, 6),
-    "support": (1513, 13),
+    "support": (1536, 14),
     "tools": (1039, 7),
     "train": (210, 1),
     "types": (576, 1),
     "view": (2100, 9),
 }
-CLASSES, FUNCTIONS = 607, 4211
+CLASSES, FUNCTIONS = 603, 4184
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9463
+BENCHMARK_LINES = 9449
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
