@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ pytest.importorskip("reasoning_gym", reason="reasoning_gym has an environment of
 from reasoning_gym.factory import DATASETS
 
 from rocstar.adapters.reasoning_gym import Generator, score
+from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import DataSection
 from rocstar.errors import ConfigError
+from rocstar.run.material import task_of
+from rocstar.run.tasks import require_demonstrations
 from rocstar.types import Problem
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "environments" / "generators.toml"
 WITHOUT_AN_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Generators that have a scorer and no answer of their own."""
 UNTRUSTED = {
@@ -95,3 +101,25 @@ def test_what_a_generator_does_not_take_is_refused(name: str, config: dict[str, 
     with pytest.raises(ConfigError, match=r"data\.options") as caught:
         task(name, **config)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_examples_demonstrations_end_in_what_the_scorers_accept_and_in_guesses() -> None:
+    recipe = load_recipe(EXAMPLE, ["evaluate.problems=30"])
+    made = task_of(recipe, recipe)
+    shown = require_demonstrations(made, "sft").demonstrations(1000)
+    assert len(shown) == 1000 and not {one.problem.id for one in shown} & {one.id for one in made.heldout()}
+    right: Counter[str] = Counter()
+    for one in shown:
+        last = one.turns[-1].text
+        assert score(one.problem.source, last, "", one.problem.metadata) == 1.0 or len(one.turns) == 1, one
+        right[one.problem.metadata["family"]] += len(one.turns) > 1
+    assert len(right) == 10 == len(recipe.data.options) and min(right.values()) > 40
+
+
+def test_the_example_trains_on_as_many_problems_of_each_generator_and_refuses_one_without_a_program() -> None:
+    recipe = load_recipe(EXAMPLE, ["evaluate.problems=30", "data.pool=100"])
+    made = task_of(recipe, recipe)
+    for problems, each in ((made.problems(), 10), (made.heldout(), 3)):
+        assert Counter(Counter(problem.metadata["family"] for problem in problems).values()) == {each: 10}
+    with pytest.raises(ConfigError, match="names sudoku; there are programs for"):
+        task_of(refused := load_recipe(EXAMPLE, ["data.options.sudoku={}"]), refused)
