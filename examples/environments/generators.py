@@ -1,5 +1,5 @@
-"""Several generators of reasoning-gym as one task, for a model of random weights. Questions and scorers are the library's;
-a demonstration is a program of ours, made from what an entry tells of its question.
+"""Several generators of reasoning-gym as one task, for a model of random weights. Questions and scorers are the
+library's; a demonstration is a program of ours, made from what an entry tells of its question.
 
     data.source = "generators:Generators"
     data.options = { gcd = {}, chain_sum = { max_terms = 4 } }    # generators, with settings of theirs
@@ -46,8 +46,8 @@ PROGRAMS = {
 """Programs that print the answer, as format strings over the metadata of an entry; each ends in a bracket."""
 
 MIX: dict[Behaviour, int] = {(Move.GUESS,): 40, (Move.RIGHT,): 35, (Move.BROKEN, Move.RIGHT): 25}
-"""Shares of behaviours, percent. Four in ten guess, and four in ten programs lack their last bracket at first: RL has to
-find out what is worth it."""
+"""Shares of behaviours, percent. Four in ten guess, and four in ten programs lack their last bracket at first: RL has
+to find out what is worth it."""
 
 
 class Generators(Task):
