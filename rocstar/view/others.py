@@ -255,8 +255,8 @@ def _traces(row: Fields) -> Made:
         for path in [path for place, path in enumerate(paths) if place not in inner] or [[]]:  # [] broke at its start
             begun = next((n for n, node in enumerate(path) if node.get("sampled")), len(path))
             said, tokens = [node["message"] for node in path], sum(sum(node.get("mask") or ()) for node in path)
-            fields = {**row, **trace, "prompt": said[:begun], "completion": said[begun:], "step": work.get("step")}
-            yield fields, {**told, "response_tokens": tokens or None}
+            told |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
+            yield {**row, **trace, "step": work.get("step")}, told
 
 
 def _sample(row: Fields) -> Made:
@@ -271,9 +271,9 @@ def _sample(row: Fields) -> Made:
     score = scores[scorer] if scorer else {}
     mark, tokens = score.get("value"), [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     mark = MARKS.get(mark.lower()) if isinstance(mark, str) else mark
-    told = {"reward": mark if isinstance(mark, int | float) else None, "method": scorer}
-    told |= {"extracted": score.get("answer"), "response_tokens": sum(tokens) or None}
-    yield {**row, "prompt": said[:begun] or row["input"], "completion": said[begun:]}, told
+    told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
+    told |= {"reward": mark if isinstance(mark, int | float) else None, "method": scorer}
+    yield row, {**told, "response_tokens": sum(tokens) or None}
 
 
 class Form(NamedTuple):
@@ -285,27 +285,25 @@ class Form(NamedTuple):
     columns: Mapping[str, str]
     """Columns of ours, and the fields that they are; dots lead into objects."""
     made: Callable[[Fields], Made] = lambda row: iter([(row, {})])
-    prompt: str = "prompt"
-    said: str = "completion"
 
 
+MESSAGES = {"question": "prompt", "text": "completion"}
 VERIFIERS = {
     **{"gold": "answer", "reward": "reward", "advantage": "advantage", "stop": "stop_condition", "fault": "error"},
     **{"seconds": "timing.total", "milliseconds": "timing.total_ms", "response_tokens": "token_usage.output_tokens"},
 }
+VERL = {"question": "input", "text": "output", "gold": "gts", "reward": "score"}
 INSPECT = {
     **{"problem_id": "id", "index": "epoch", "gold": "target"},
     **{"seconds": "total_time", "stop": "limit.type", "fault": "error.message"},
 }
 FORMS = (
     Form("verifiers", {"traces"}, {"stop": "stop_condition"}, _traces),
-    Form(
-        "verl", {"input", "output", "score", "step"}, {"gold": "gts", "reward": "score"}, prompt="input", said="output"
-    ),
+    Form("verl", {"input", "output", "score", "step"}, VERL),
     Form("inspect_ai", {"messages", "input", "epoch", "id"}, INSPECT, _sample),
-    Form("verifiers", {"prompt", "completion", "example_id"}, {**VERIFIERS, "problem_id": "example_id"}),
-    Form("TRL", {"prompt", "completion", "advantage", "step"}, {"advantage": "advantage"}, _trl),
-    Form("verifiers", {"prompt", "completion", "reward"}, {**VERIFIERS, "problem_id": "id"}),
+    Form("verifiers", {*MESSAGES.values(), "example_id"}, {**MESSAGES, **VERIFIERS, "problem_id": "example_id"}),
+    Form("TRL", {*MESSAGES.values(), "advantage", "step"}, {**MESSAGES, "advantage": "advantage"}, _trl),
+    Form("verifiers", {*MESSAGES.values(), "reward"}, {**MESSAGES, **VERIFIERS, "problem_id": "id"}),
 )
 """The first whose fields a row has is taken."""
 
@@ -332,8 +330,7 @@ def _taken(fields: Fields, path: str) -> Any:
 
 def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
     """A row of COLUMNS and `fields`, which are shown as they are. told: what of the columns is not in the messages."""
-    plain = isinstance(fields[form.said], str)
-    asked, answered = (_messages(fields, *one) for one in ((form.prompt, "user"), (form.said, "assistant")))
+    asked, answered = _messages(form, told, "question", "user"), _messages(form, told, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
         if not message.keys() <= KNOWN:
             more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
@@ -348,7 +345,8 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
         told[name] = _whole(form.columns.get(name, name), told.get(name))
     if told.get("milliseconds") is not None:
         told["seconds"] = told["milliseconds"] / 1000
-    reward, alone = told.get("reward"), len(asked) == 1 and asked[0]["role"] == "user"
+    plain, reward = isinstance(told["text"], str), told.get("reward")
+    alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = _said(asked[0]) if alone else "\n\n".join(f"{one['role']}: {_said(one)}" for one in asked)
     turns, texts = _turns(answered)
     results = [one for turn in turns for one in turn["results"] if one]
@@ -377,12 +375,12 @@ def _whole(field: str, value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _messages(fields: Fields, field: str, role: str) -> list[Fields]:
+def _messages(form: Form, told: Fields, column: str, role: str) -> list[Fields]:
     """A text is one message of a role; a rollout that broke has none."""
-    value = fields.pop(field)
-    found = [{"role": role, "content": value}] if isinstance(value, str) else [] if value is None else value
+    value = told[column]
+    found = [{"role": role, "content": value}] if isinstance(value, str) else value or []
     if not isinstance(found, list) or not all(isinstance(one, dict) and "role" in one for one in found):
-        raise DataError(f"{field}: it is neither a text nor a list of messages")
+        raise DataError(f"{form.columns.get(column, 'messages')}: it is neither a text nor a list of messages")
     return found
 
 
