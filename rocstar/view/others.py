@@ -28,12 +28,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import msgspec
 import pyarrow
 from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.record.call_errors import error_of_output
+from rocstar.record.messages import as_text, parsed, said_in, turns_of, written
 from rocstar.record.rollouts import attempts_schema
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.index import STRANGE
@@ -116,7 +115,7 @@ class _Dump:
         first = [f"{self._left_out} of {self._rows + self._left_out} rows; these first:"] if self._left_out else []
         written = ", ".join(dict.fromkeys(row["stage"] for row in rows))
         about = {"written by": written, "files": [_utf8(str(file)) for file in files], "attempts": self._rows}
-        return RunSource(name=name, root=self._root, about={**about, **self._about}, refused=(*first, *self._refused))
+        return RunSource(name=name, root=self._root, about={**self._about, **about}, refused=(*first, *self._refused))
 
     def _refuse(self, place: str, error: Exception, rows: int = 1) -> None:
         said = str(error).partition("\n")[0][:300]
@@ -132,7 +131,7 @@ class _Dump:
         folders, floats, found = STEP_FOLDER.findall(str(file)), _floats(file), list[Fields]()
         for place, raw in _records(file):
             try:
-                row = _parsed(raw) if isinstance(raw, bytes) else raw
+                row = parsed(raw) if isinstance(raw, bytes) else raw
                 if not isinstance(row, dict):
                     raise DataError("all: it is no JSON object")
                 if place in OF_ALL:
@@ -181,7 +180,7 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
                 if info.filename in OF_ALL or info.filename.startswith("samples/"):
                     yield info.filename, _member(log, info)
     elif file.suffix == ".json":
-        log = _parsed(file.read_bytes())
+        log = parsed(file.read_bytes())
         yield from ((f"sample {number}", one) for number, one in enumerate(log.pop("samples")))
         yield "log", log
     elif file.suffix in PACKED and not file.name.endswith(".jsonl.gz"):
@@ -201,24 +200,13 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     return bytes(pyarrow.decompress(log.read(info), size, "zstd", asbytes=True))
 
 
-def _parsed(text: bytes | str) -> Any:
-    """JSON, also with NaN; half a surrogate pair, which parquet cannot hold, becomes a question mark."""
-    with suppress(ValueError):
-        return msgspec.json.decode(text)
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"all: it is no JSON ({error})") from None
-    return json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
-
-
 def _floats(file: Path) -> set[str]:
     """Of TRL's rows as JSONL, what is a float in any: there a reward of 1.0 may stand as 1."""
     found = set[str]()
     for _, raw in _records(file) if ".jsonl" in file.suffixes else ():
         if b'"advantage"' in raw:
             with suppress(*UNREAD):  # which `_attempts` tells
-                found |= {name for name, value in _parsed(raw).items() if isinstance(value, float)}
+                found |= {name for name, value in parsed(raw).items() if isinstance(value, float)}
     return found
 
 
@@ -263,7 +251,7 @@ def _sample(row: Fields) -> Made:
     """The first scorer's mark is the reward; letters and words count as inspect_ai counts them."""
     if kept := row.pop("attachments", None):  # long texts, which a log keeps apart
         link = re.compile(r'"attachment://(\w+)"')
-        row = _parsed(link.sub(lambda at: _json(kept[at[1]]) if at[1] in kept else at[0], _json(row)))
+        row = parsed(link.sub(lambda at: written(kept[at[1]]) if at[1] in kept else at[0], written(row)))
     said: list[Fields] = row.pop("messages") or []
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
     scores: Mapping[str, Fields] = row.get("scores") or {}
@@ -338,7 +326,7 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
     for name in ("reward", "advantage", "seconds", "milliseconds"):
         value, field = told.get(name), form.columns.get(name, name)
         if value is not None and not isinstance(value, int | float):
-            raise DataError(f"{field}: {_text(value)[:80]!r} is no number")
+            raise DataError(f"{field}: {as_text(value)[:80]!r} is no number")
         if value is not None and math.isnan(value):
             told[name], fields[field] = None, value
     for name in ("step", "index", "response_tokens"):
@@ -347,23 +335,23 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
         told["seconds"] = told["milliseconds"] / 1000
     plain, reward = isinstance(told["text"], str), told.get("reward")
     alone = len(asked) == 1 and asked[0]["role"] == "user"
-    question = _said(asked[0]) if alone else "\n\n".join(f"{one['role']}: {_said(one)}" for one in asked)
-    turns, texts = _turns(answered)
+    question = said_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {said_in(one)}" for one in asked)
+    turns, texts = turns_of(answered)
     results = [one for turn in turns for one in turn["results"] if one]
     return {
         **told,
-        **{name: _text(told.get(name)) or None for name in ("extracted", "stop", "fault")},
+        **{name: as_text(told.get(name)) or None for name in ("extracted", "stop", "fault")},
         "method": told.get("method", form.columns.get("reward")) or None,
-        "problem_id": _text(told.get("problem_id")) or problem_id(question),
+        "problem_id": as_text(told.get("problem_id")) or problem_id(question),
         "question": question,
-        "gold": _text(told.get("gold")),
+        "gold": as_text(told.get("gold")),
         "source": form.name,
-        "turns": _json(turns),
+        "turns": written(turns),
         "text": texts,
         "verdict": None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG,
         "calls": None if plain else sum(len(turn["calls"]) for turn in turns),
         "failed_calls": None if plain else sum(one["status"] != Status.OK for one in results),
-        "fields": _json({name: _shown(value) for name, value in fields.items()}),
+        "fields": written({name: _shown(value) for name, value in fields.items()}),
     }
 
 
@@ -384,76 +372,12 @@ def _messages(form: Form, told: Fields, column: str, role: str) -> list[Fields]:
     return found
 
 
-def _turns(messages: Sequence[Fields]) -> tuple[list[Fields], list[str]]:
-    """Turns with their calls and results; what anybody else said stands in a turn's `replies`."""
-    turns, texts = list[Fields](), list[str]()
-    for message in messages:
-        own = message["role"] == "assistant"
-        if own or not turns:
-            calls = [_call(one, place) for place, one in enumerate(message.get("tool_calls") or ())] if own else []
-            texts.append(_said(message) if own else "")
-            size = len(texts[-1])
-            segments = [[0, size, None]] * (size > 0) + [[size, size, number] for number in range(len(calls))]
-            held = {"segments": segments, "calls": calls, "results": [None] * len(calls), "replies": []}
-            turns.append({"finish": "stop", "version_spans": [], **held})
-        if own:
-            continue
-        turn, asked = turns[-1], message.get("tool_call_id")
-        free = [place for place, result in enumerate(turn["results"]) if result is None]
-        named = [place for place in free if turn["calls"][place]["id"] == asked]
-        if message["role"] == "tool" and free:
-            turn["results"][(named or free)[0]] = _result(message)
-        else:
-            turn["replies"].append({"role": message["role"], "text": _said(message)})
-    return turns, texts
-
-
-def _call(call: Any, place: int) -> Fields:
-    """OpenAI's form, also as JSON in a text, and the flat forms of verifiers and inspect_ai."""
-    call = _parsed(call) if isinstance(call, str) else call
-    inner = call["function"] if isinstance(call.get("function"), dict) else {"name": call.get("function"), **call}
-    arguments = given = inner.get("arguments")
-    with suppress(DataError):
-        arguments = _parsed(given) if isinstance(given, str) else given
-    told = {"id": call.get("id") or f"call_{place}", "tool": inner["name"], "parse_error": call.get("parse_error")}
-    return {**told, "arguments": arguments if isinstance(arguments, dict) else {}, "raw": _text(given)}
-
-
-def _result(message: Fields) -> Fields:
-    """A call has failed where the log says so, or the text is that of a traceback or a time-out."""
-    text, error = _said(message), message.get("error") or {}
-    failed = error.get("message") or (text if error_of_output(text) else "")
-    status = Status.CODE_ERROR if failed or error else Status.OK
-    return {"status": status, "stdout": "" if failed == text else text, "stderr": failed}
-
-
-def _said(message: Fields) -> str:
-    """The text of a message, reasoning between tags; parts of other kinds as JSON."""
-    content, thought = message.get("content") or "", message.get("reasoning_content")
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(map(_part, [{"type": "reasoning", "reasoning": thought}, *parts] if thought else parts))
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str) or part.get("type") not in ("text", "reasoning"):
-        return _text(part)
-    return str(part["text"]) if part["type"] == "text" else f"<think>{part['reasoning']}</think>"
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
-
-
 def _shown(value: Any) -> Any:
     """JSON has neither NaN nor infinity, and a page no room for a field of any length."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    size = len(value if isinstance(value, str) else _json(value))
+    size = len(value if isinstance(value, str) else written(value))
     return value if size <= LONGEST_FIELD else f"{size} characters, which stay in the file"
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else _json(value)
 
 
 def _utf8(text: str) -> str:
