@@ -271,7 +271,7 @@ class Form(NamedTuple):
     needed: set[str]
     """Fields that all its rows have."""
     columns: Mapping[str, str]
-    """Columns of ours, and the fields that they are; dots lead into objects."""
+    """Columns of ours, and the fields that they are; a dot leads into an object."""
     made: Callable[[Fields], Made] = lambda row: iter([(row, {})])
 
 
@@ -310,10 +310,8 @@ def _read(row: Fields, step: int) -> Iterator[Fields]:
 
 def _taken(fields: Fields, path: str) -> Any:
     """What stands at a path, taken out."""
-    *holders, name = path.split(".")
-    for holder in holders:
-        fields = fields.get(holder) or {}
-    return fields.pop(name, None)
+    holder, _, name = path.rpartition(".")
+    return (fields.get(holder) or {} if holder else fields).pop(name, None)
 
 
 def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
@@ -324,11 +322,12 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
             more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
             fields |= {f"message {place}": more} if more else {}
     for name in ("reward", "advantage", "seconds", "milliseconds"):
-        value, field = told.get(name), form.columns.get(name, name)
-        if value is not None and not isinstance(value, int | float):
-            raise DataError(f"{field}: {as_text(value)[:80]!r} is no number")
-        if value is not None and math.isnan(value):
-            told[name], fields[field] = None, value
+        if (value := told.get(name)) is None:
+            continue
+        if not isinstance(value, int | float):
+            raise DataError(f"{form.columns.get(name, name)}: {as_text(value)[:80]!r} is no number")
+        if math.isnan(value):
+            told[name], fields[form.columns.get(name, name)] = None, value
     for name in ("step", "index", "response_tokens"):
         told[name] = _whole(form.columns.get(name, name), told.get(name))
     if told.get("milliseconds") is not None:
@@ -337,7 +336,8 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = said_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {said_in(one)}" for one in asked)
     turns, texts = turns_of(answered)
-    results = [one for turn in turns for one in turn["results"] if one]
+    calls = sum([len(turn["calls"]) for turn in turns])
+    failed = len([one for turn in turns for one in turn["results"] if one and one["status"] != Status.OK])
     return {
         **told,
         **{name: as_text(told.get(name)) or None for name in ("extracted", "stop", "fault")},
@@ -349,25 +349,27 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
         "turns": written(turns),
         "text": texts,
         "verdict": None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG,
-        "calls": None if plain else sum(len(turn["calls"]) for turn in turns),
-        "failed_calls": None if plain else sum(one["status"] != Status.OK for one in results),
+        "calls": None if plain else calls,
+        "failed_calls": None if plain else failed,
         "fields": written({name: _shown(value) for name, value in fields.items()}),
     }
 
 
 def _whole(field: str, value: Any) -> int | None:
     """A whole number, also as a float."""
+    if value is None:
+        return None
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
-    if value is not None and (not number or value != int(value)):
+    if not number or value != int(value):
         raise DataError(f"{field}: {str(value)[:80]} is no whole number from 0 to {LARGEST}")
-    return None if value is None else int(value)
+    return int(value)
 
 
 def _messages(form: Form, told: Fields, column: str, role: str) -> list[Fields]:
     """A text is one message of a role; a rollout that broke has none."""
     value = told[column]
     found = [{"role": role, "content": value}] if isinstance(value, str) else value or []
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "role" in one for one in found):
+    if not isinstance(found, list) or [one for one in found if not isinstance(one, dict) or "role" not in one]:
         raise DataError(f"{form.columns.get(column, 'messages')}: it is neither a text nor a list of messages")
     return found
 
