@@ -1,5 +1,5 @@
-"""Messages of others as turns: which result belongs to which call, and what is a turn. How files of them are shown is in
-tests/view/test_others.py, what analyses make of them in tests/analysis/test_messages.py."""
+"""Messages of others as turns. How files of them are shown is in tests/view/test_others.py, what analyses make of them in
+tests/analysis/test_messages.py."""
 
 from __future__ import annotations
 
