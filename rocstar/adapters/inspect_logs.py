@@ -245,7 +245,7 @@ def result_of(message: ChatMessageTool) -> ToolResult:
     )
 
 
-def text_of_input(asked: str | Sequence[ChatMessage]) -> str:
+def text_of_input(asked: str | list[ChatMessage]) -> str:
     return asked if isinstance(asked, str) else "\n\n".join(message.text for message in asked)
 
 

@@ -1,5 +1,4 @@
-"""Messages of others as turns. How files of them are shown is in tests/view/test_others.py, what analyses make of them in
-tests/analysis/test_messages.py."""
+"""Messages of others as turns. tests/view/test_others.py shows files of them, tests/analysis/test_messages.py counts."""
 
 from __future__ import annotations
 
