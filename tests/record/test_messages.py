@@ -1,4 +1,4 @@
-"""Messages of others as turns. tests/view/test_others.py shows files of them, tests/analysis/test_messages.py counts."""
+"""Messages of others as turns. Files of them are in tests/view/test_others.py and tests/analysis/test_messages.py."""
 
 from __future__ import annotations
 
