@@ -6,30 +6,46 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 from rocstar.agents.agent import Client
+from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import Task
 from rocstar.types import Problem, seed_for
 
 
 class EnvironmentTask(Task):
-    def __init__(self, problems: Sequence[Problem], heldout: int) -> None:
-        """Holds out some, the same ones for every seed. Raises ConfigError where none is left to train on."""
-        every = list({problem.id: problem for problem in problems}.values())
+    """Holds out some problems, the same ones for every seed."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        """Raises ConfigError, also where none is left to train on."""
+        every = self.asked(data)
         random.Random(seed_for("heldout")).shuffle(every)
         self._heldout, self._others = every[:heldout], every[heldout:]
         if not self._others:
             raise ConfigError(f"the environment has {len(every)} problems; set evaluate.problems to fewer than that")
+
+    @abstractmethod
+    def asked(self, data: TaskSection) -> list[Problem]:
+        """All problems. Raises ConfigError."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         return [problem for problem in self._others if problem.id not in exclude]
 
     def heldout(self) -> list[Problem]:
         return self._heldout
+
+
+def as_reward(value: float | None) -> float:
+    """Raises ValueError for what is no finite number."""
+    if value is None or not isfinite(value):
+        raise ValueError(f"its rewards come to {value}")
+    return float(value)
 
 
 def source_of(library: str, options: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def group_of(samples: Sequence[EvalSample], log: EvalLog, scorer: str | None) ->
     first = samples[0]
     problem = Problem(
         id=str(first.id),
-        question=first.input if isinstance(first.input, str) else "\n\n".join(one.text for one in first.input),
+        question=text_of_input(first.input),
         answer=first.target if isinstance(first.target, str) else " | ".join(first.target),
         source=log.eval.task,
     )
@@ -178,15 +179,10 @@ def was_cut(sample: EvalSample) -> bool:
 def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
     """By inspect_ai's own reading of letters and numbers: full marks are RIGHT, less is WRONG, none UNDECIDED."""
     score = (sample.scores or {}).get(scorer or "")
-    value, refused = score.value if score else math.nan, ""
-    if not isinstance(value, str | int | float | bool):
-        refused = "no number or letter"
-    elif isinstance(value, str) and not _is_read(value):
-        refused = f"the score {value[:40]!r}, which is no number or letter"
-    elif math.isinf(reward := value_to_float()(value)):
-        refused = "an infinite score"
-    if refused:
-        raise DataError(f"scorer {scorer} gave sample {sample.id} {refused}; name another with --scorer")
+    try:
+        reward = number_of(score.value) if score else math.nan
+    except ValueError as error:
+        raise DataError(f"sample {sample.id}, scorer {scorer}: {error}; name another with --scorer") from None
     verdict = Verdict.UNDECIDED if math.isnan(reward) else Verdict.RIGHT if reward >= 1 else Verdict.WRONG
     return Outcome(
         verdict=verdict,
@@ -197,12 +193,16 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
     )
 
 
-def _is_read(word: str) -> bool:
-    """Whether inspect_ai makes a number of it."""
-    try:
-        return word in WORDS or word.lower() in WORDS or math.isfinite(float(word))
-    except ValueError:
-        return False
+def number_of(value: Any) -> float:
+    """A score as inspect_ai reads it; NaN is none. Raises ValueError for what is no number to it, and for infinity."""
+    with suppress(OverflowError, ValueError):
+        if isinstance(value, str):
+            read = value in WORDS or value.lower() in WORDS or math.isfinite(float(value))
+        else:
+            read = isinstance(value, int | float) and not math.isinf(value)
+        if read:
+            return float(value_to_float()(value))
+    raise ValueError(f"the score {value!r:.60} is no number or letter")
 
 
 def turns_of(messages: Sequence[ChatMessage], *, cut: bool) -> list[Turn]:
@@ -243,6 +243,10 @@ def result_of(message: ChatMessageTool) -> ToolResult:
         stdout=message.text,
         stderr=error.message if error else "",
     )
+
+
+def text_of_input(asked: str | list[ChatMessage]) -> str:
+    return asked if isinstance(asked, str) else "\n\n".join(message.text for message in asked)
 
 
 def text_of(message: ChatMessageAssistant) -> str:

@@ -7,7 +7,6 @@ reward. Its tools run in this process. Tested with 0.3.285.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +16,13 @@ from inspect_ai._eval.task.generate import task_generate
 from inspect_ai.dataset import Sample
 from inspect_ai.log._transcript import Transcript, init_transcript
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelName, get_model
-from inspect_ai.scorer import Target, value_to_float
+from inspect_ai.scorer import Target
 from inspect_ai.solver import TaskState, chain
 from inspect_ai.util._store import init_subtask_store
 from pydantic import BaseModel
 
-from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
-from rocstar.adapters.inspect_logs import WORDS
+from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of, options_in, source_of
+from rocstar.adapters.inspect_logs import number_of, text_of_input
 from rocstar.agents.agent import Client
 from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError
@@ -44,15 +43,12 @@ class SampleOptions(BaseModel):
 class Samples(EnvironmentTask):
     """The samples of a task. Raises ConfigError."""
 
-    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        options = checked_options(SampleOptions, data)
-        source = source_of("inspect_ai", options.model_dump())
-        _, samples = made(source)
-        problems = [
+    def asked(self, data: TaskSection) -> list[Problem]:
+        source = source_of("inspect_ai", checked_options(SampleOptions, data).model_dump())
+        return [
             Problem(id=name, question=_text(sample), answer=Target(sample.target).text, source=source)
-            for name, sample in samples.items()
+            for name, sample in made(source)[1].items()
         ]
-        super().__init__(problems, heldout)
 
 
 async def solve(problem: Problem, client: Client) -> float:
@@ -79,14 +75,7 @@ async def solve(problem: Problem, client: Client) -> float:
         solvers = task.setup if isinstance(task.setup, list) else [task.setup] if task.setup else []
         state = await chain([*solvers, task.solver])(state, generate)
         score = await task.scorer[0](state, state.target)
-        return number_of(score.value if score else None)
-
-
-def number_of(value: Any) -> float:
-    """Raises ValueError for a score that is no number to inspect_ai."""
-    if value in WORDS if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value):
-        return float(value_to_float()(value))
-    raise ValueError(f"the scorer gave {value!r:.60}, which is no number")
+        return as_reward(number_of(score.value if score else None))
 
 
 @functools.lru_cache(maxsize=4)
@@ -111,5 +100,4 @@ def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
 
 def _text(sample: Sample) -> str:
     """Its input and its choices."""
-    said = [sample.input] if isinstance(sample.input, str) else [message.text for message in sample.input]
-    return "\n\n".join((*said, *(sample.choices or ())))
+    return "\n\n".join((text_of_input(sample.input), *(sample.choices or ())))

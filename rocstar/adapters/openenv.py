@@ -10,14 +10,13 @@ import asyncio
 import functools
 import json
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import httpx
 from openenv.core import GenericEnvClient
 from pydantic import BaseModel, PositiveInt
 
-from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
+from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of, options_in, source_of
 from rocstar.agents.agent import Client
 from rocstar.answers.extract import boxed_answer
 from rocstar.config.sections import TaskSection
@@ -43,18 +42,15 @@ class ServerOptions(BaseModel):
 class Seeds(EnvironmentTask):
     """Raises ConfigError where no server answers."""
 
-    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+    def asked(self, data: TaskSection) -> list[Problem]:
         options = checked_options(ServerOptions, data)
         try:
             text_field(options.url)
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
             raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
         source = source_of("openenv", options.model_dump())
-        problems = [
-            Problem(id=f"{number:016x}", question=f"reset with seed {number}", answer="", source=source)
-            for number in range(options.seeds)
-        ]
-        super().__init__(problems, heldout)
+        told = "reset with seed {}".format
+        return [Problem(id=f"{n:016x}", question=told(n), answer="", source=source) for n in range(options.seeds)]
 
 
 async def play(problem: Problem, client: Client) -> float:
@@ -63,10 +59,10 @@ async def play(problem: Problem, client: Client) -> float:
     messages: list[Mapping[str, Any]] = []
     rewards: list[float] = []
     with faults_of(client):
-        field, step = text_field(options.url), 0
+        field = text_field(options.url)
         async with places(options.url, options.sessions), GenericEnvClient(base_url=options.url) as session:
             result = await session.reset(seed=int(problem.id, 16))
-            while not result.done and step != options.steps:
+            while not result.done and len(messages) // 2 != options.steps:
                 messages.append({"role": "user", "content": shown(result.observation)})
                 messages.append((await client.chat(messages))["choices"][0]["message"])
                 answer = messages[-1]["content"] or ""
@@ -76,12 +72,9 @@ async def play(problem: Problem, client: Client) -> float:
                     if str(error).endswith(INVALID):
                         return 0.0
                     raise
-                step += 1
                 if result.reward is not None:
                     rewards.append(float(result.reward))
-        if not rewards or not isfinite(sum(rewards)):
-            raise ValueError(f"its rewards come to {sum(rewards) if rewards else None}")
-    return sum(rewards)
+        return as_reward(sum(rewards) if rewards else None)
 
 
 def action_of(answer: str, field: str | None) -> dict[str, Any]:

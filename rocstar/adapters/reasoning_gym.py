@@ -71,8 +71,7 @@ class Generator(Task):
         """So many different problems; fewer where the generator has no more."""
         drawn: dict[str, Problem] = {}
         made = dataset(self._source, seed % SEEDS, count * MOST_REPEATS or 1)
-        for index in range(count * MOST_REPEATS):
-            entry = made[index]
+        for entry in map(made.__getitem__, range(count * MOST_REPEATS)):
             name = problem_id(entry["question"])
             if name not in exclude:
                 answer = "" if entry["answer"] is None else str(entry["answer"])  # not all scorers have one

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from itertools import islice
-from math import isfinite
 from statistics import fmean
 from typing import Any
 
 import verifiers.v1 as vf
 
-from rocstar.adapters.environments import EnvironmentTask, faults_of, options_in, source_of
+from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of, options_in, source_of
 from rocstar.agents.agent import Client
 from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError
@@ -30,20 +29,17 @@ LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 class TasksetProblems(EnvironmentTask):
     """The tasks of a taskset. Raises ConfigError."""
 
-    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+    def asked(self, data: TaskSection) -> list[Problem]:
         source = source_of("verifiers", data.options)
         try:
-            tasks = tasks_of(source)
             _trained_seat(_config(source))
+            return [
+                Problem(id=name, question=it.prompt_text or it.name or f"task {it.idx}", answer="", source=source)
+                for name, it in ((name, task.data) for name, task in tasks_of(source).items())
+            ]
         except (AttributeError, ImportError, TypeError, ValueError) as error:  # pydantic's is a ValueError
             told = " ".join(str(error).split())[:300]
             raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {told}") from error
-        problems = [
-            Problem(id=name, question=task.data.prompt_text or task.data.name or f"task {task.data.idx}", answer="",
-                    source=source)
-            for name, task in tasks.items()
-        ]  # fmt: skip
-        super().__init__(problems, heldout)
 
 
 async def solve(problem: Problem, client: Client) -> float:
@@ -62,10 +58,7 @@ async def solve(problem: Problem, client: Client) -> float:
         traces = [trace for trace in episode.traces if trace.agent.name == seat]
         if any(not trace.rewards or None in trace.rewards.values() for trace in traces):
             raise ValueError("it left a trace unscored")
-        reward = fmean(trace.reward for trace in traces)
-        if not isfinite(reward):
-            raise ValueError(f"its rewards come to {reward}")
-        return reward
+        return as_reward(fmean(trace.reward for trace in traces))
 
 
 @functools.lru_cache(maxsize=4)

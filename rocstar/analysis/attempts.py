@@ -25,6 +25,7 @@ from typing import Any
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.record.call_errors import calls_of, error_of_output
+from rocstar.record.messages import RESULTS, turns_of
 from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows
 from rocstar.types import Verdict
 
@@ -141,8 +142,6 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
 MESSAGES = ("messages", "conversation", "debug_result")  # names of the list; the last one that has replies is read
 TEXTS = ("code", "text", "response", "completion")  # names of one text, or of a list of texts, one an attempt
 VERDICTS = ("right", "is_correct", "correct")
-ASKING = ("assistant", "code")
-REPLYING = ("tool", "function", "ipython", "execution")
 _BLOCKS = re.compile(r"```python\n(.*?)\n?```(?:\s*```output\n(.*?)\n?```)?", re.DOTALL)
 
 Step = tuple[int, str, str]
@@ -167,7 +166,7 @@ def _told(row: Mapping[str, Any]) -> Iterator[list[Step]]:
     """The tool calls of each attempt that a row holds."""
     lists = [row[name] for name in MESSAGES if _is_messages(row.get(name))]
     if lists:
-        yield list(_of_messages(max(lists, key=lambda one: sum(message["role"] in REPLYING for message in one))))
+        yield list(_of_messages(max(lists, key=lambda one: sum(message["role"] in RESULTS for message in one))))
         return
     for name in TEXTS:
         texts = row.get(name)
@@ -183,36 +182,9 @@ def _is_messages(value: Any) -> bool:
 
 
 def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    """Calls with their replies, in order: a reply belongs to the first call before it that has none."""
-    asked: list[tuple[int, str]] = []
-    for place, message in enumerate(messages):
-        if message["role"] in ASKING:
-            asked = [(place, call) for call in _asked(message)] or asked
-        elif message["role"] in REPLYING and asked:
-            number, call = asked.pop(0)
-            yield number, call, _text(message.get("content"))
-
-
-def _asked(message: Mapping[str, Any]) -> list[str]:
-    if message["role"] == "code":
-        return [_text(message.get("content"))]
-    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
-    return [text_of_call({**call, "arguments": _decoded(call.get("arguments"))}) for call in calls]
-
-
-def _decoded(arguments: Any) -> Any:
-    """Arguments come as an object, or as JSON in a string."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return {"code": arguments}
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content, which is a string or a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
-    return "" if content is None else str(content)
+    for number, call, result, _ in calls_of(turns_of(messages)[0]):
+        if result is not None:
+            yield number, text_of_call(call), result["stdout"] or result["stderr"]
 
 
 def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attempt:

@@ -43,13 +43,14 @@ SELECT file_row_number AS row,
     penalty_total, kept, reason, weight, advantage, stop, fault, response_tokens AS tokens, n_turns AS turns, calls,
     failed_calls, seconds, tool_seconds, policy_version, entropy, tools, coalesce(failures.errors, []) AS errors,
     preview
+FROM (SELECT *, lag(problem_id) OVER (ORDER BY file_row_number) AS before,
+    lag(index) OVER (ORDER BY file_row_number) AS number
 FROM (SELECT file_row_number, step, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
     penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
     response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
     list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
-    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
-    lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
-    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
+    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview
+    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ})))
 LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
 ON failures.failed = file_row_number
 """

@@ -404,7 +404,7 @@ def _json(value: Any, status: int = 200) -> Response:
 def _filtered(state: AppState, request: Request) -> tuple[Index, Where, dict[str, Any]]:
     """The condition of the URL, and how far table and text search have come."""
     index, searches = state.opened(state.source(request))
-    broken = [*(index.source.others or {"refused": ()})["refused"], *index.broken()[:BROKEN_SHOWN]]
+    broken = [*index.source.refused, *index.broken()[:BROKEN_SHOWN]]
     asked, about = request.query_params, {"indexing": index.waiting, "broken": broken}
     stages = state.curves(index.source).spans() if asked.get("stage") else []
     text = asked.get("q", "")

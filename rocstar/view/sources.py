@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,16 @@ class RunSource:
     """In URLs; unique below the folder that is looked at."""
     root: Path
     run: RunFolder | None = None
-    others: Mapping[str, Any] | None = None
-    """Of rollouts that another trainer wrote (others.py): `about` them, and what was `refused`."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What is said of rollouts that another trainer wrote (others.py)."""
+    refused: tuple[str, ...] = ()
+    """What of them was left out."""
 
     def attempt_files(self) -> list[AttemptFile]:
         """All that are there now, the newest step first."""
         found = [
             AttemptFile(path=path, part=path.parent.name, step=step_of(path))
-            for path in self.root.glob("rollouts*/step=*.parquet" if self.others else "rollouts/step=*.parquet")
+            for path in self.root.glob("rollouts/step=*.parquet")
             if re.fullmatch(r"step=[0-9]+\.parquet", path.name)  # no copy of one
         ]
         for name, step, folder in self.evaluation_folders():
@@ -61,18 +63,15 @@ class RunSource:
 
     def evaluation_folders(self) -> list[tuple[str, int, Path]]:
         """(name, step, folder) of every finished evaluation."""
-        if self.others:
-            return []
         if self.run is None:
-            return [(self.root.name, 0, self.root)]
+            return [(self.root.name, 0, self.root)] if (self.root / RESULT).is_file() else []
         folders = [file.parent for file in self.root.glob(f"evals/*/step=*/{RESULT}")]
         return sorted((folder.parent.name, step_of(folder), folder) for folder in folders)
 
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""
-        if self.others:
-            return None
-        named = [] if self.run else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
+        own = [] if self.run else self.evaluation_folders()
+        named = [Path(read_json(folder / RESULT).get("setup", {}).get("model") or "") for _, _, folder in own]
         kept = (
             [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
         )
@@ -154,8 +153,9 @@ class FileCache:
 def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is told in
     `broken`."""
-    kind = "run" if source.run else "rollouts" if source.others else "evaluation"
-    row: dict[str, Any] = {"name": source.name, "kind": kind, "path": str(source.root), **(source.others or {})}
+    kind = "run" if source.run else "rollouts" if source.about else "evaluation"
+    row: dict[str, Any] = {"name": source.name, "kind": kind, "path": str(source.root)}
+    row |= {"about": source.about, "refused": source.refused} if source.about else {}
     try:
         evals = [
             {"name": name, "step": step, **remembered.of(folder / RESULT, _told)}

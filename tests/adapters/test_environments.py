@@ -376,7 +376,7 @@ def test_answers_become_actions_and_observations_messages() -> None:
                 "data.options.task=wrong_v1:no_number",
                 "rollout.agent=rocstar.adapters.inspect_tasks:solve",
             ),
-            "ValueError: the scorer gave 'very good', which is no number",
+            "ValueError: the score 'very good' is no number or letter",
         ),
         (
             (

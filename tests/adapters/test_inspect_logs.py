@@ -171,7 +171,7 @@ def test_an_attempt_that_broke_is_in_no_figure(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_verdict_is_refused(tmp_path: Path) -> None:
     log = log_of(tmp_path, [said("5"), said("8")], listed(), match(), epochs=1)
-    with pytest.raises(DataError, match=r"listed gave sample .* no number or letter; name another with --scorer"):
+    with pytest.raises(DataError, match=r"listed: the score .* is no number or letter; name another with --scorer"):
         import_log(log, tmp_path)
     assert rows(import_log(log, tmp_path, scorer="match"))[0]["method"] == "match"
     with pytest.raises(DataError, match="no scorer thing"):
@@ -203,9 +203,7 @@ BROKEN = {
     "epoch 0; epochs count from 1": lambda samples: setattr(samples[0], "epoch", 0),
     r"epoch 1.18059e\+21": lambda samples: setattr(samples[0], "epoch", 2**70),
     "taken -5.0 seconds": lambda samples: setattr(samples[0], "total_time", -5.0),
-    "the score 'banana', which is no number or letter": lambda samples: setattr(
-        samples[0].scores["match"], "value", "banana"
-    ),
+    "the score 'banana' is no number or letter": lambda samples: setattr(samples[0].scores["match"], "value", "banana"),
 }
 
 

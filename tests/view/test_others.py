@@ -3,6 +3,7 @@ tests/adapters/test_view_others.py."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -95,21 +96,18 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         assert page.attempt(page.rows()[1])["fields"] == {"acc": "nan"}
 
 
-def test_a_large_step_lies_in_several_files_and_no_problem_in_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocstar.view.others.PART", 4)
+def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.view.others.ROWS", 4)
     names = ["a", "b", "a", "a", "b", "b", "c", "d", *["e"] * 9]
     file = write(tmp_path / "7.jsonl", [verl(name, str(n)) for n, name in enumerate(names)])
     with opened(file, tmp_path) as page:
         rows = page.rows(limit=100)
-        parts = {
-            one["part"]: "".join(names[int(other["preview"])] for other in rows if other["part"] == one["part"])
-            for one in rows
-        }
-        assert list(parts.values()) == ["aaabbb", "cd", "eeee", "eeee", "e"] and list(parts)[1] == "rollouts.2"
+        assert "".join(names[int(row["preview"])] for row in rows) == "aaabbbcdeeeeeeeee"
+        assert [row["sibling"] for row in rows] == [0, 1, 2, 0, 1, 2, 0, 0, *range(9)]
         assert all(page.attempt(row)["turns"][0]["text"] == row["preview"] for row in rows)
-        assert len(page.rows(part="rollouts*", limit=100)) == len(names) and len(page.rows(q="user")) == len(names)
+        (made,) = (tmp_path / "made").rglob("*.parquet")
+        assert [parquet.ParquetFile(made).metadata.row_group(n).num_rows for n in range(5)] == [4, 4, 4, 4, 1]
+        assert len(page.rows(q="user", limit=100)) == len(names)
 
 
 def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
@@ -218,8 +216,8 @@ def test_results_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp
 @pytest.mark.parametrize(
     ("bad", "field"),
     [
-        (result(token_usage={"output_tokens": 1e300}), "output_tokens"),
-        (result(token_usage={"output_tokens": 1.5}), "output_tokens"),
+        (result(token_usage={"output_tokens": 1e300}), "token_usage.output_tokens"),
+        (result(token_usage={"output_tokens": 1.5}), "token_usage.output_tokens"),
         (result(step=True), "step"),
         (result(step=2**31), "step"),
         ({"messages": [], "input": "q", "epoch": 1.5, "id": 1, "target": ""}, "epoch"),
@@ -252,6 +250,28 @@ def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
         assert seen == {ascii(name) for name in names}
     with opened(tmp_path / "of" / names[2], tmp_path / "one") as page:
         assert page.name == "file:?.jsonl"
+
+
+def test_packed_files_of_a_folder_are_read_or_told(tmp_path: Path) -> None:
+    plain = write(tmp_path / "of" / "7.jsonl", [verl(answer="a"), verl(answer="b")]).read_bytes()
+    (tmp_path / "of" / "8.jsonl.gz").write_bytes(gzip.compress(plain.replace(b'"step": 7', b'"step": 8')))
+    (tmp_path / "of" / "9.jsonl.gz").write_bytes(gzip.compress(plain)[:-20])
+    (tmp_path / "of" / "x.jsonl.zst").write_bytes(b"packed")
+    (tmp_path / "of" / "notes.txt.gz").write_bytes(b"packed")
+    with opened(tmp_path / "of", tmp_path) as page:
+        assert [(row["step"], row["preview"]) for row in page.rows()] == [(7, "a"), (7, "b"), (8, "a"), (8, "b")]
+        told = [one.removeprefix(f"left out: {tmp_path}/of/") for one in page.left_out]
+        assert told[1].startswith("9.jsonl.gz: all: it cannot be read (Compressed file ended")
+        assert told[3:] == ["x.jsonl.zst: all: it is compressed, and only .jsonl.gz is read so; decompress it"]
+
+
+def test_metadata_that_cannot_be_read_costs_no_row(tmp_path: Path) -> None:
+    file = write(tmp_path / "results.jsonl", [result()])
+    (tmp_path / "metadata.json").write_text("{cut")
+    with opened(file, tmp_path) as page:
+        assert len(page.rows()) == 1
+        assert page.left_out[0] == "left out: 1 of 2 rows; these first:"
+        assert page.left_out[1].startswith(f"left out: {file}: metadata.json, all: it is no JSON (")
 
 
 def test_a_file_that_cannot_be_opened_is_left_out_of_its_folder(tmp_path: Path) -> None:
@@ -302,11 +322,19 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
         ]
 
 
+def test_a_trace_without_a_step_has_that_of_its_folder(tmp_path: Path) -> None:
+    node = {"message": {"role": "user", "content": "1+1?"}}
+    trace = {"task": {"data": {}}, "nodes": [node]}
+    file = write(
+        tmp_path / "step_4" / "traces.jsonl", [{"traces": [trace]}, {"traces": [trace], "run": {"work": None}}]
+    )
+    with opened(file, tmp_path) as page:
+        assert page.left_out == [] and [row["step"] for row in page.rows()] == [4, 4]
+
+
 def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.jsonl holds no rollouts of TRL, verl, verifiers or inspect_ai"):
         opened_others(write(tmp_path / "x.jsonl", [{"a": 1}]), tmp_path / "made", lambda said: None)
-    with pytest.raises(ConfigError, match=r"x\.jsonl\.gz is compressed: decompress it"):
-        opened_others(write(tmp_path / "x.jsonl.gz", [verl()]), tmp_path / "unpacked", lambda said: None)
     run = create(tmp_path / "runs")
     write(run.path / "metrics.jsonl", [{"step": 1}])
     for place in (tmp_path / "runs", run.path, tmp_path / "none"):

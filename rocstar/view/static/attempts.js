@@ -95,8 +95,7 @@ export function Attempts({ name }) {
 
 export function Groups({ name }) {
   const { query } = place();
-  const part = ofOthers(name) ? "rollouts*" : "rollouts"; // large steps of others are in several files
-  const asked = { part, ...filters(query), q: usePaused(query.q || "", 250) };
+  const asked = { part: "rollouts", ...filters(query), q: usePaused(query.q || "", 250) };
   return html`<h1 class="sr">Groups of ${name}</h1><${Tabs} name=${name} tab="groups" />
     <${Filters} name=${name} what="groups" />
     <${List} path=${ofRun(name, "groups")} query=${asked} columns=${GROUP_COLUMNS} label="Groups"
