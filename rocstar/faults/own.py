@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pyarrow.parquet as parquet
 
-from rocstar.agents.agent import Client, FunctionAgent, GatewayAgent
+from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.answers.plugin import Reward, RewardVerifier
 from rocstar.config.sections import RunSection
 from rocstar.dialogue.bpe import train_bpe
@@ -222,7 +222,7 @@ def _agent(fault: InjectedFault, struck: list[bool]) -> GatewayAgent:
             await asyncio.sleep(60.0)
         return None
 
-    return GatewayAgent(FunctionAgent(agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
+    return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
 
 
 async def _asked_and_gone(client: Client, body: bytes) -> None:

@@ -110,7 +110,7 @@ async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
         ({"messages": [user("q")], "n": 3}, "n 3 is not obeyed here; leave it out"),
         ({"messages": [user("q")], "max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
         ({"messages": [user("q")], "stop": 7}, "stop must be a text or a list of texts, got 7"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "expected text content, got"),
     ],
 )
 async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(body: dict[str, Any], said: str) -> None:
