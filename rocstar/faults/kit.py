@@ -16,16 +16,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
-import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.faults.servers import FaultyEngine, FaultyTools
+from rocstar.support.processes import process_group, words_of
 
 PROBLEMS, SIBLINGS = 8, 4
 ATTEMPTS = PROBLEMS * SIBLINGS
@@ -222,23 +220,12 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
 
 def trainer_of(command: str) -> Trainer:
     """A program as a trainer. Raises ConfigError where command is none."""
-    try:
-        program = shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(f"the trainer's command {command!r} cannot be read ({error}); close its quotes") from error
-    if not program:
-        raise ConfigError("the trainer's command is empty; name a program, as docs/faults.md says")
+    remedy = "name one, as docs/faults.md says"
+    program = words_of(command, said=f"the trainer's command {command!r}", remedy=remedy)
 
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes end with the last child only
-            process = await asyncio.create_subprocess_exec(
-                *program, env={**os.environ, **given}, stdout=out, stderr=err, start_new_session=True
-            )
-            try:
-                await process.wait()
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            async with process_group(*program, env={**os.environ, **given}, stdout=out, stderr=err) as process:
                 await process.wait()
             out.seek(0)
             err.seek(0)

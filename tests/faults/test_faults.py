@@ -112,7 +112,9 @@ async def test_a_line_without_a_number_is_a_wrong_reward_and_is_named(wrong: str
     assert found.words == f"{line[:100]} on stdout holds neither a number nor null"
 
 
-@pytest.mark.parametrize(("command", "words"), [("'unbal", "cannot be read"), ("", "is empty"), (" ", "is empty")])
+@pytest.mark.parametrize(
+    ("command", "words"), [("'unbal", "can't be read"), ("", "names no program"), (" ", "names no program")]
+)
 def test_a_command_that_is_none_is_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["faults", "tools-dies", "--trainer", command]) == 2
     said = capsys.readouterr().err
