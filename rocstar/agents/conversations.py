@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rocstar.data.sft.check import HALF_PAIR
-from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
+from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema

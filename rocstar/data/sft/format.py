@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,8 @@ from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.template import tool_schema
 from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
+
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Refusal(StrEnum):
