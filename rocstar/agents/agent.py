@@ -13,49 +13,33 @@ the model wrote, or as wrong where `rollout.truncated` says so for the other lim
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
 import json
 import os
-import shlex
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import IO, Any, Protocol
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any
 
-from rocstar.agents.attempt import AgentAttempt
+from rocstar.agents.attempt import AgentAttempt, AgentFailed
 from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
-from rocstar.errors import ConfigError, RocstarError, Unavailable, VerifierUnavailable
-from rocstar.rollout.collect import Roller
-from rocstar.support.groups import run_in_group
+from rocstar.errors import ConfigError, Unavailable
+from rocstar.rollout.collect import Roller, verified
 from rocstar.support.plugins import check_call, is_reference, load, raised_by
-from rocstar.types import (
-    Completion,
-    Finish,
-    FormatFacts,
-    Outcome,
-    Problem,
-    Sampling,
-    Stop,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from rocstar.support.processes import process_group, words_of
+from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
 OUTPUT_BYTES = 1 << 20  # of what a program printed, at most, in which its last line is looked for
 END_SECONDS = 5.0  # for an agent to end once it is told to
-SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Of the machine, when a process is started: no fault of the program."""
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")
 """Of the environment, for programs."""
 
@@ -83,16 +67,8 @@ class Client:
         return await self.attempt.call(tool, arguments)
 
 
-class AgentFailed(RocstarError):
-    """An agent ended with an error of its own."""
-
-
-class Runs(Protocol):
-    """What carries an agent out."""
-
-    async def __call__(self, client: Client) -> Any:
-        """What it gave back. Raises AgentFailed."""
-        ...
+Runs = Callable[[Client], Awaitable[Any]]
+"""Carries an agent out: what it gave back. Raises AgentFailed, Unavailable."""
 
 
 class GatewayAgent:
@@ -126,19 +102,22 @@ class GatewayAgent:
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
         running = asyncio.ensure_future(self._runs(client))
         try:
-            await asyncio.wait([running], timeout=self._seconds)
-            if not running.done():
+            ended, _ = await asyncio.wait([running], timeout=self._seconds)
+            if not ended:
                 client.attempt.late(self._seconds)  # before anything that it waits for is broken off
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait([running], timeout=END_SECONDS)
                 running.add_done_callback(lambda late: late.cancelled() or late.exception())
-        if not running.done() or running.cancelled():
+        if not ended:
             return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s"
         try:
             return _gift(running.result()), None, None
-        except AgentFailed as failed:
+        except asyncio.CancelledError:
+            return None, Stop.AGENT_FAILED, "the agent cancelled itself"
+        except (AgentFailed, Unavailable) as failed:
+            client.attempt.blame(failed)
             return None, Stop.AGENT_FAILED, str(failed)
 
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:
@@ -151,13 +130,8 @@ class GatewayAgent:
         said = tuple(roller.codec.encode(f"<answer>\\boxed{{{given}}}</answer>"))
         words = Turn(completion=Completion(token_ids=said, logprobs=(0.0,) * len(said), finish=Finish.STOP))
         with_words = replace(made, turns=(*made.turns, words), stop=Stop.ANSWERED)
-        try:
-            (found,) = await roller.verifier.verify_all([(problem, with_words)])
-        except VerifierUnavailable as error:
-            found = error
-        if isinstance(found, VerifierUnavailable):
-            return replace(made, stop=Stop.ENVIRONMENT_FAILED, fault=str(found))
-        return replace(made, outcome=found)
+        (judged,) = await verified(roller.verifier, problem, [with_words])
+        return replace(judged, turns=made.turns, stop=made.stop if judged.outcome else judged.stop)
 
 
 def agent_named(
@@ -170,20 +144,14 @@ def agent_named(
         found = load(reference, folders=folders, setting="rollout.agent")
         check_call(found, ("problem", "client"), said=said)
         bound = None if inspect.iscoroutinefunction(found) else at_once
-        return GatewayAgent(FunctionAgent(found), seconds=seconds, at_once=bound, right_above=right_above)
-    return GatewayAgent(ProgramAgent(_words(reference)), seconds=seconds, at_once=at_once, right_above=right_above)
+        return GatewayAgent(partial(by_function, found), seconds=seconds, at_once=bound, right_above=right_above)
+    runs = partial(by_program, _words(reference))
+    return GatewayAgent(runs, seconds=seconds, at_once=at_once, right_above=right_above)
 
 
 def _words(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise ConfigError(f"rollout.agent = {command!r} is no command: {error}") from None
-    said, first = f"rollout.agent = {command!r}", words[0] if words else ""
-    if Path(first).is_file() and not os.access(first, os.X_OK):
-        raise ConfigError(f"{said} is a file that is no program; name its function ({first}:NAME), or python {first}")
-    if not shutil.which(first):
-        raise ConfigError(f"{said}: there is no program {first!r}")
+    said = f"rollout.agent = {command!r}"
+    words = words_of(command, said=said, remedy="write a command, package.module:name or file.py:name")
     script = next((word for word in words if word.endswith(".py")), None)
     if script and not Path(script).is_file():
         raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
@@ -200,32 +168,24 @@ def _gift(given: Any) -> str | float | None:
     raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
 
 
-class FunctionAgent:
-    """A function of the user's own; one that is not async is run in a thread, which nobody can stop."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    async def __call__(self, client: Client) -> Any:
-        problem = client.attempt.problem
-        try:
-            if inspect.iscoroutinefunction(self._function):
-                return await self._function(problem, client)
-            return await _in_thread(partial(self._function, problem, client))
-        except Unavailable as outage:
-            client.attempt.fault = client.attempt.fault or str(outage)
-            raise AgentFailed(str(outage)) from outage
-        except (Exception, SystemExit) as error:
-            raise AgentFailed(raised_by(self._function, error)) from error
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            raise AgentFailed("the agent cancelled itself") from error
+async def by_function(function: Any, client: Client) -> Any:
+    """What a function of the user's own gives back; one that is not async is run in a thread, which nobody can stop.
+    Raises AgentFailed, Unavailable."""
+    call = partial(function, client.attempt.problem, client)
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await call()
+        return await _in_thread(call)
+    except Unavailable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise AgentFailed(raised_by(function, error)) from error
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """In a thread of its own, which holds up nobody's end: one of a pool that overstays its time would."""
-    loop, done = asyncio.get_running_loop(), Future[Any]()
+    """In a thread that holds up nobody's end: one of a pool that overstays its time would, and for anyio's the interpreter
+    waits."""
+    done = Future[Any]()
     done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
 
     def run() -> None:
@@ -235,55 +195,44 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             done.set_exception(error)
 
     threading.Thread(target=run, name="agent", daemon=True).start()
-    return await asyncio.wrap_future(done, loop=loop)
+    return await asyncio.wrap_future(done)
 
 
-class ProgramAgent:
-    """A program of the user's own, in a process group and a folder of its own."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-        self._where = os.getcwd()
-
-    async def __call__(self, client: Client) -> Any:
-        asked = {"id": client.attempt.problem.id, "question": client.attempt.problem.question}
-        with ExitStack() as stack:
-            place = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True))
-            )
-            (place / "home").mkdir()
-            # Files and not pipes: a child that outlives the program would hold those open.
-            given, said, wrong = (stack.enter_context((place / name).open("w+b")) for name in ("in", "out", "err"))
-            given.write(json.dumps(asked).encode())
-            given.seek(0)
-            code = await self._run(client, str(place / "home"), (given, said, wrong))
-            if code:
-                last = _last_line(wrong)[:200]
-                raise AgentFailed(f"{self._words[0]} ended with {code}: {last or 'it said nothing'}")
-            return _printed(_last_line(said))
-
-    async def _run(self, client: Client, home: str, files: Sequence[IO[bytes]]) -> int:
-        """Its exit code. Raises AgentFailed where it can't be started."""
-        given, said, wrong = files
-        env = self._environment(client, home)
+async def by_program(words: Sequence[str], client: Client) -> Any:
+    """What a program of the user's own gives back, run in a process group and with a home of its own. Raises
+    AgentFailed, Unavailable."""
+    problem = client.attempt.problem
+    with (
+        TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home,
+        TemporaryFile() as given,  # files and not pipes: a child that outlives the program would hold those open
+        TemporaryFile() as said,
+        TemporaryFile() as wrong,
+    ):
+        given.write(json.dumps({"id": problem.id, "question": problem.question}).encode())
+        given.seek(0)
+        files = {"stdin": given, "stdout": said, "stderr": wrong}
         try:
-            return await run_in_group(self._words, stdin=given, stdout=said, stderr=wrong, cwd=self._where, env=env)
+            async with process_group(*words, **files, env=_environment(client, home)) as process:
+                code = await process.wait()
         except OSError as error:
-            if error.errno in SHORTAGES:
-                client.attempt.fault = f"no process could be started: {error}"
-            raise AgentFailed(f"{self._words[0]} could not be started: {error}") from error
+            raise Unavailable(f"{words[0]} could not be started: {error}") from error
+        if code:
+            raise AgentFailed(f"{words[0]} ended with {code}: {_last_line(wrong)[:200] or 'it said nothing'}")
+        return _printed(_last_line(said))
 
-    @staticmethod
-    def _environment(client: Client, home: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        path = os.pathsep.join((os.path.dirname(sys.executable), kept.get("PATH", os.defpath)))
-        own = {
-            "OPENAI_BASE_URL": client.base_url,
-            "OPENAI_API_KEY": client.api_key,
-            "ANTHROPIC_BASE_URL": client.origin,
-            "ANTHROPIC_API_KEY": client.api_key,
-        }
-        return {**kept, "PATH": path, "HOME": home, "TMPDIR": home, **own}
+
+def _environment(client: Client, home: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return {
+        **kept,
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), kept.get("PATH", os.defpath))),
+        "HOME": home,
+        "TMPDIR": home,
+        "OPENAI_BASE_URL": client.base_url,
+        "OPENAI_API_KEY": client.api_key,
+        "ANTHROPIC_BASE_URL": client.origin,
+        "ANTHROPIC_API_KEY": client.api_key,
+    }
 
 
 def _last_line(file: IO[bytes]) -> str:
@@ -293,12 +242,10 @@ def _last_line(file: IO[bytes]) -> str:
 
 def _printed(last: str) -> Any:
     """What the last line of a program gives, where it gives something."""
-    try:
-        told = json.loads(last)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(told, dict):
-        return None
-    if "reward" in told:
-        return told["reward"]
-    return str(told["answer"]) if "answer" in told else None
+    with suppress(ValueError, RecursionError):
+        match json.loads(last):
+            case {"reward": reward}:
+                return reward
+            case {"answer": answer}:
+                return str(answer)
+    return None

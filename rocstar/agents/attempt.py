@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Standing, Thread
+from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Thread
 from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
@@ -42,6 +42,10 @@ class AttemptOver(RocstarError):
     """A request came after the attempt had ended, or past its limits."""
 
 
+class AgentFailed(RocstarError):
+    """An agent ended with an error of its own."""
+
+
 class AgentAttempt:
     """What an agent does at one problem. Its own tools are made here and closed by `close`."""
 
@@ -60,7 +64,7 @@ class AgentAttempt:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self._latest: Standing | None = None
+        self._latest: Thread | None = None
         self._asking: set[asyncio.Future[Any]] = set()
         self._cached: set[Thread] = set()
         """Conversations of which engines may keep something."""
@@ -75,15 +79,19 @@ class AgentAttempt:
 
     async def complete(self, asked: AgentRequest) -> Answer:
         """Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
-        self._refuse_more()
-        place = self._said.place(asked.chat)
+        self._refuse_late()
+        if self._requests >= (most := self._roller.limits.max_turns):
+            self.stop, self.refused = Stop.MAX_TURNS, True
+            raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
+        self._requests += 1
+        thread = self._said.place(asked.chat)
         try:
-            return await self._continued(asked, place)
+            return await self._continued(asked, thread)
         except Exception as error:
-            self._blame(error)
+            self.blame(error)
             raise
         finally:
-            place.thread.asking = False
+            thread.asked = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
@@ -98,10 +106,18 @@ class AgentAttempt:
             async with self._own_call:
                 result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
         except Exception as error:
-            self._blame(error)
+            self.blame(error)
             raise
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
+
+    def blame(self, error: Exception) -> None:
+        """An outage makes the attempt a fault of ours, unless it is over; what is neither outage nor the agent's own
+        is a mistake in engine or tool, which ends the run."""
+        if isinstance(error, Unavailable) and not self.over:
+            self.fault = self.fault or str(error)
+        if not isinstance(error, Unavailable | DataError | AttemptOver | AgentFailed):
+            self.broken = self.broken or error
 
     def late(self, seconds: float) -> None:
         """It did not end in time: a fault where an environment kept it waiting, and no request or limit of the run."""
@@ -133,14 +149,6 @@ class AgentAttempt:
             tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
         )
 
-    def _refuse_more(self) -> None:
-        most = self._roller.limits.max_turns
-        self._refuse_late()
-        if self._requests >= most:
-            self.stop, self.refused = Stop.MAX_TURNS, True
-            raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
-        self._requests += 1
-
     def _refuse_late(self) -> None:
         if self.over:
             raise AttemptOver("the attempt has ended")
@@ -149,8 +157,8 @@ class AgentAttempt:
         self.stop, self.refused = Stop.MAX_TOKENS, True
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
-    async def _continued(self, asked: AgentRequest, place: Standing) -> Answer:
-        roller, conversation, ids = self._roller, self._roller.conversation, place.ids
+    async def _continued(self, asked: AgentRequest, thread: Thread) -> Answer:
+        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked or ()
         room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)
@@ -159,7 +167,7 @@ class AgentAttempt:
         tokens = min(room, asked.max_tokens or room)
         sampling = replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids)
         sent = time.monotonic()
-        completion = await self._sampled(place, sampling)
+        completion = await self._sampled(thread, ids, sampling)
         self._refuse_late()
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
@@ -176,25 +184,24 @@ class AgentAttempt:
             calls=tuple(FunctionCall(name=call.tool, arguments=call.arguments) for call in calls),
         )
         turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=time.monotonic() - sent)
-        self._said.answered(place, asked.chat, message, turn)
-        self._latest = place
+        self._said.answered(thread, asked.chat, message, turn)
+        self._latest = thread
         cut = kept.finish is Finish.LENGTH
         self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
 
-    async def _sampled(self, place: Standing, sampling: Sampling) -> Completion:
+    async def _sampled(self, thread: Thread, ids: tuple[int, ...], sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep what they have computed of one that waits for its next request, so an
         attempt has one such at most: were it to wait for room while it holds some, all attempts could."""
-        thread, engine = place.thread, self._roller.engine
-        await self._forget([each for each in self._cached if not each.asking])
+        await self._forget([each for each in self._cached if each.asked is None])
         session = f"{self._name}/{thread.number}"
         self._cached.add(thread)
-        request = f"{session}/{len(thread.turns)}"
+        names = {"request_id": f"{session}/{len(thread.turns)}", "session_id": session}
         try:
             self._refuse_late()
-            return await self._held(engine.generate(place.ids, sampling, request_id=request, session_id=session))
+            return await self._held(self._roller.engine.generate(ids, sampling, **names))
         finally:
-            if any(each.asking for each in self._said.threads if each is not thread):
+            if any(each.asked for each in self._said.threads if each is not thread):
                 await self._forget([thread])
 
     async def _held(self, work: Coroutine[Any, Any, T]) -> T:
@@ -209,14 +216,6 @@ class AgentAttempt:
         finally:
             self._asking.discard(asking)
 
-    def _blame(self, error: Exception) -> None:
-        """An outage makes the attempt a fault of ours, unless it is over; what is neither outage nor the agent's own
-        is a mistake in engine or tool, which ends the run."""
-        if isinstance(error, Unavailable) and not self.over:
-            self.fault = self.fault or str(error)
-        if not isinstance(error, Unavailable | DataError | AttemptOver):
-            self.broken = self.broken or error
-
     async def _forget(self, threads: Sequence[Thread]) -> None:
         """Give back what engines keep of conversations."""
         for thread in threads:
@@ -225,30 +224,34 @@ class AgentAttempt:
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
-        codec, marker = self._roller.codec, self._roller.conversation.template.stop
-        text = codec.decode(completion.token_ids).removesuffix(marker)
-        ends = sorted((place, place + len(stop)) for stop in stops if stop and (place := text.find(stop)) >= 0)
-        if not ends:
+        codec, ids = self._roller.codec, completion.token_ids
+        text = codec.decode(ids).removesuffix(self._roller.conversation.template.stop)
+        shown, length = min(((text.find(stop), len(stop)) for stop in stops if stop and stop in text), default=(-1, 0))
+        if shown < 0:
             return completion, text
-        shown, end = ends[0]
-        lengths = range(len(completion.token_ids))
-        tokens = bisect_left(lengths, end, key=lambda n: len(codec.decode(completion.token_ids[:n])))
-        return _first(completion, tokens), text[:shown]
+        tokens = bisect_left(range(len(ids)), shown + length, key=lambda n: len(codec.decode(ids[:n])))
+        versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
+        kept = Completion(
+            token_ids=ids[:tokens],
+            logprobs=completion.logprobs[:tokens],
+            finish=Finish.STOP,
+            version_spans=spans_of(islice(versions, tokens)),
+        )
+        return kept, text[:shown]
 
     def _note(self, call: ToolCall, result: ToolResult) -> None:
-        """Calls of the run's tools are told with the answer that came before them."""
+        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
         if self._latest is None:
             return
-        turns = self._latest.thread.turns
-        last = turns[-1]
-        done, left = last.calls[: len(last.results)], list(last.calls[len(last.results) :])
-        asked = next((one for one in left if (one.tool, one.arguments) == (call.tool, call.arguments)), None)
-        if asked:
-            left.remove(asked)
-        turns[-1] = replace(
+        last = self._latest.turns[-1]
+        done, calls = len(last.results), list(last.calls)
+        left = range(done, len(calls))
+        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
+        calls.insert(done, call if own is None else calls.pop(own))
+        self._latest.turns[-1] = replace(
             last,
-            calls=(*done, asked or call, *left),
-            results=(*last.results, replace(result, call_id=asked.id) if asked else result),
+            calls=tuple(calls),
+            results=(*last.results, replace(result, call_id=calls[done].id)),
             tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
         )
 
@@ -259,14 +262,3 @@ def _is_sound(call: ToolCall) -> bool:
         return not call.parse_error and bool(json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode())
     except ValueError:  # a number that JSON has not, half of a surrogate pair
         return False
-
-
-def _first(completion: Completion, tokens: int) -> Completion:
-    """Its first tokens."""
-    versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
-    return Completion(
-        token_ids=completion.token_ids[:tokens],
-        logprobs=completion.logprobs[:tokens],
-        finish=Finish.STOP,
-        version_spans=spans_of(islice(versions, tokens)),
-    )

@@ -9,18 +9,17 @@ never to its text, so what is learnt from is what was sampled:
     request 4   S        (a summary)   begins     [S] D                 a third
 
 An answer that the agent sends back changed (thoughts dropped, calls rewritten) matches nothing: the request is laid out
-from its messages, and continues a conversation only where the tokens are those of one. Source: ours."""
+from its messages, as a conversation of its own. Source: ours."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
 
-from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
+from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
@@ -55,23 +54,13 @@ class Thread:
     """A conversation whose tokens only grow."""
 
     number: int
+    prompt_ids: tuple[int, ...]
+    """Before its first completion."""
     ids: tuple[int, ...]
-    """Of all of it so far, the last completion included; before the first one its prompt."""
-    prompt: int
-    """How many of them stand before its first completion."""
+    """All of it so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
-    asking: bool = False
-    """A completion of it is under way."""
-    last: int = 0
-    """Which answer of the attempt its last one is."""
-
-
-class Standing(NamedTuple):
-    """Where a request stands."""
-
-    thread: Thread
-    ids: tuple[int, ...]
-    """What is continued."""
+    asked: tuple[int, ...] | None = None
+    """What a completion that is under way continues."""
 
 
 class _Given(NamedTuple):
@@ -90,40 +79,39 @@ class Conversations:
         self._answers: dict[str, _Given] = {}
         """By the messages up to it and with it."""
         self.threads: list[Thread] = []
-        self._given = 0
+        """In the order of their last answers."""
 
-    def place(self, chat: Chat) -> Standing:
-        """Find where a request stands; its thread is asking from now on. Raises Refused for messages that do not
-        alternate as a conversation does."""
+    def place(self, chat: Chat) -> Thread:
+        """The conversation of a request, with `asked` set. Raises Refused for messages that do not alternate as a
+        conversation does."""
         _check(chat.messages)
         ids, thread = self._matched(chat)
         if thread is None:
-            thread = Thread(number=len(self.threads), ids=ids, prompt=len(ids))
+            thread = Thread(number=len(self.threads), prompt_ids=ids, ids=ids)
             self.threads.append(thread)
-        thread.asking = True
-        return Standing(thread, ids)
+        thread.asked = ids
+        return thread
 
-    def answered(self, place: Standing, chat: Chat, answer: Message, turn: Turn) -> None:
-        """A request was answered by a turn whose completion reads as this message."""
-        thread, self._given = place.thread, self._given + 1
+    def answered(self, thread: Thread, chat: Chat, answer: Message, turn: Turn) -> None:
+        """The request was answered by a turn whose completion reads as this message."""
+        ids = thread.asked or ()
         if thread.turns:
-            thread.turns[-1] = replace(thread.turns[-1], reply_ids=place.ids[len(thread.ids) :])
+            thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
         thread.turns.append(turn)
-        thread.ids = (*place.ids, *turn.completion.token_ids)
-        thread.last = self._given
+        thread.ids = (*ids, *turn.completion.token_ids)
+        self.threads.remove(thread)
+        self.threads.append(thread)
         *_, key = _keys(chat.tools, (*chat.messages, answer))
         self._answers[key] = _Given(thread, thread.ids, turn.completion)
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
-        prompt: tuple[int, ...] = ()
+        answered = [thread for thread in self.threads if thread.turns]
         found: list[Turn] = []
-        for thread in sorted((thread for thread in self.threads if thread.turns), key=lambda thread: thread.last):
-            begin = thread.ids[: thread.prompt]
+        for thread in answered:
             first, *rest = thread.turns
-            prompt = prompt or begin
-            found += [replace(first, prompt_ids=begin) if found else first, *rest]
-        return prompt, tuple(found)
+            found += [replace(first, prompt_ids=thread.prompt_ids) if found else first, *rest]
+        return (answered[0].prompt_ids if answered else ()), tuple(found)
 
     def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
         """(tokens to continue, the thread that they continue if any)."""
@@ -131,13 +119,11 @@ class Conversations:
         for said in range(len(chat.messages) - 1, 0, -1):
             if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
                 ids = (*answer.ids, *self._conversation.after(answer.completion, after))
-                goes_on = answer.thread.ids == answer.ids and not answer.thread.asking
+                goes_on = answer.thread.ids == answer.ids and answer.thread.asked is None
                 return ids, answer.thread if goes_on else None
         template = self._conversation.template
-        laid = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved).token_ids
-        idle = (each for each in self.threads if each.turns and not each.asking and len(each.ids) < len(laid))
-        same = [each for each in idle if laid[: len(each.ids)] == each.ids]
-        return laid, max(same, key=lambda each: len(each.ids), default=None)
+        laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
+        return laid_out.token_ids, None
 
     def _after(self, messages: Sequence[Message]) -> tuple[Segment, ...] | None:
         """What stands between an answer and the next one; None where another answer is among these messages."""
@@ -149,7 +135,8 @@ class Conversations:
         return None
 
 
-FOLLOWS = {
+FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
+    None: (Role.SYSTEM, Role.USER),
     Role.SYSTEM: (Role.USER,),
     Role.USER: (Role.ASSISTANT,),
     Role.ASSISTANT: (Role.USER, Role.TOOL),
@@ -159,21 +146,16 @@ FOLLOWS = {
 
 def _check(messages: Sequence[Message]) -> None:
     """Raises Refused."""
+    before = None
     for number, message in enumerate(messages):
-        try:
-            message.text.encode()
-        except UnicodeEncodeError:
-            told = f"message {number} has half of a surrogate pair"
-            raise Refused(Refusal.CHARACTERS, "messages", told) from None
-    roles = [message.role for message in messages]
-    if roles[0] not in (Role.SYSTEM, Role.USER) or roles[-1] not in (Role.USER, Role.TOOL):
-        raise Refused(Refusal.ROLES, "messages", "begin with system or user, and end with user or tool")
-    for number, (before, role) in enumerate(pairwise(roles), 1):
-        if role not in FOLLOWS[before]:
-            allowed = " or ".join(FOLLOWS[before])
-            raise Refused(
-                Refusal.ROLES, "messages", f"message {number} is of role {role} after {before}; send {allowed}"
-            )
+        if HALF_PAIR.search(message.text):
+            raise Refused(Refusal.CHARACTERS, "messages", f"message {number} has half of a surrogate pair")
+        if message.role not in FOLLOWS[before]:
+            told = f"message {number} is of role {message.role} after {before or 'none'}"
+            raise Refused(Refusal.ROLES, "messages", f"{told}; send {' or '.join(FOLLOWS[before])}")
+        before = message.role
+    if before not in (Role.USER, Role.TOOL):
+        raise Refused(Refusal.ROLES, "messages", "end with user or tool")
 
 
 def _keys(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import msgspec
 
 from rocstar.errors import ConfigError
 from rocstar.faults.stand_ins import CELLS, PROGRAM, FaultyServer
-from rocstar.support.groups import run_in_group
+from rocstar.support.processes import process_group
 
 PROBLEMS, SIBLINGS = 8, 4
 ATTEMPTS = PROBLEMS * SIBLINGS
@@ -196,7 +196,10 @@ def trainer_of(command: str) -> Trainer:
 
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = await run_in_group(("sh", "-c", command), env={**os.environ, **given}, stdout=out, stderr=err)
+            async with process_group(
+                "sh", "-c", command, env={**os.environ, **given}, stdout=out, stderr=err
+            ) as process:
+                code = await process.wait()
             out.seek(0)
             err.seek(0)
             lines = [line for line in out.read().splitlines() if line.startswith(b'{"reward"')]

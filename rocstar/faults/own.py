@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pyarrow.parquet as parquet
 
-from rocstar.agents.agent import Client, FunctionAgent, GatewayAgent
+from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import Reward, RewardVerifier
 from rocstar.config.recipe import load_recipe
@@ -34,7 +34,7 @@ from rocstar.rollout.episode import Note
 from rocstar.run.report import failed_agents, faults_of, reason_to_halt
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.daemon.watch import descendants
-from rocstar.support.groups import run_in_group
+from rocstar.support.processes import process_group
 from rocstar.types import Problem, Stop, Trajectory
 
 PATIENCE_SECONDS = 1.5
@@ -140,7 +140,7 @@ def _agent(left: set[str]) -> GatewayAgent:
             await asyncio.sleep(60.0)
         return None
 
-    return GatewayAgent(FunctionAgent(agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
+    return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
@@ -194,6 +194,7 @@ async def _run(fault: str, folder: Path) -> TrainerAnswer:
 async def _command(folder: Path, *arguments: str) -> tuple[int, str]:
     """(exit code, last line that it said) of Python with these arguments."""
     with (folder / "said").open("w+") as said:
-        code = await run_in_group((sys.executable, *arguments), cwd=folder, stdout=said, stderr=said)
+        async with process_group(sys.executable, *arguments, cwd=folder, stdout=said, stderr=said) as process:
+            code = await process.wait()
         said.seek(0)
         return code, said.read().strip().rpartition("\n")[2]

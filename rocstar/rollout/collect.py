@@ -159,13 +159,13 @@ async def verified_group(
     who = f"group {'/'.join(map(str, identity))}"
     note(who, "the verifier")
     try:
-        return Group(problem=problem, trajectories=await _verified(verifier, problem, drawn))
+        return Group(problem=problem, trajectories=await verified(verifier, problem, drawn))
     finally:
         note(who, None)
 
 
-async def _verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """The same attempts at a problem with their outcomes, all from one call."""
+async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """The same attempts at a problem with their outcomes, all from one call; those that have one keep it."""
     whole = [one for one in drawn if one.stop is not Stop.ENVIRONMENT_FAILED and one.outcome is None]
     found: Sequence[Outcome | VerifierUnavailable]
     try:

@@ -36,7 +36,7 @@ from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
-from rocstar.support.listen import body_of, ended_by_signals, is_loopback, listener, url_of
+from rocstar.support.listen import body_of, ended_by_signals, is_loopback, key_in, listener, models_of, refusal, url_of
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
@@ -98,9 +98,7 @@ def app_of(agent: Agent) -> Starlette:
     """The server's application."""
 
     async def models(request: Request) -> Response:
-        return _refusal(agent, request) or JSONResponse(
-            {"object": "list", "data": [{"id": agent.name, "object": "model", "created": 0, "owned_by": "rocstar"}]}
-        )
+        return _refusal(agent, request) or models_of(agent.name)
 
     async def complete(request: Request) -> Response:
         return _refusal(agent, request) or await _complete(agent, request)
@@ -123,7 +121,7 @@ async def _complete(agent: Agent, request: Request) -> Response:
         opened = await asyncio.to_thread(_opened, agent, asked)  # a long text takes its time
         roller = _within(agent, asked, len(opened))
     except DataError as error:
-        return _error(400, str(error), "invalid_request_error")
+        return refusal(400, str(error), "invalid_request_error")
     events = answered(roller, asked.question, opened, asked.sampling)
     if asked.stream:
         return StreamingResponse(_streamed(agent, asked, opened, events), media_type="text/event-stream")
@@ -137,7 +135,7 @@ async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) 
         while not making.done():
             await asyncio.wait([making], timeout=GONE_SECONDS)
             if not making.done() and await request.is_disconnected():
-                return _error(499, "the client is gone", "client_closed_request")
+                return refusal(499, "the client is gone", "client_closed_request")
         return making.result()
     finally:
         making.cancel()
@@ -180,7 +178,7 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
                 trajectory = event.trajectory
     assert trajectory is not None
     if trajectory.fault is not None:
-        return _error(503, trajectory.fault, "server_error")
+        return refusal(503, trajectory.fault, "server_error")
     message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
     choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
     head = _head(agent, "chat.completion")
@@ -253,16 +251,11 @@ def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
 
 def _refusal(agent: Agent, request: Request) -> Response | None:
     """Why it is refused: the token is missing, or a page of another site asks, which browsers allow on loopback."""
-    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if agent.token is not None and not hmac.compare_digest(sent.encode(), agent.token.encode()):
-        return _error(401, "this server needs its token: send it as the API key", "authentication_error")
+    if agent.token is not None and not hmac.compare_digest(key_in(request).encode(), agent.token.encode()):
+        return refusal(401, "this server needs its token: send it as the API key", "authentication_error")
     if request.headers.get("origin"):
-        return _error(403, "web pages may not ask this server", "permission_error")
+        return refusal(403, "web pages may not ask this server", "permission_error")
     return None
-
-
-def _error(status: int, message: str, kind: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": None}}, status_code=status)
 
 
 def _line(value: Any) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.data.sft.check import check_roles
-from rocstar.data.sft.format import Chat, Message, Role, message_of
+from rocstar.data.sft.format import Chat, Message, Role, chat_message
 from rocstar.errors import DataError
+from rocstar.support.listen import object_in
 from rocstar.types import Sampling
 
 OBEYED = (
@@ -56,7 +57,8 @@ class ChatRequest:
 def read_request(body: bytes, seed: int) -> ChatRequest:
     """`seed` stands in where the request has none. Raises DataError, which says what to change."""
     try:
-        return _read(_object(body), seed)
+        whole = json.dumps(object_in(body), ensure_ascii=False).encode("utf-8", "replace")  # no lone surrogates
+        return _read(object_in(whole), seed)
     except (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, ValueError):
         raise DataError("the request has another form than chat completions have; see OpenAI's reference") from None
 
@@ -100,33 +102,12 @@ def _whole(asked: Mapping[str, Any], field: str, default: int, low: int, high: i
     return value
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
-    try:
-        asked = json.loads(body.decode("utf-8"))
-        asked = json.loads(json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace"))  # no lone surrogates
-    except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise DataError("the body must be a JSON object with messages")
-    return asked
-
-
 def _conversation(listed: Any) -> Chat:
     if not isinstance(listed, list) or not listed:
         raise DataError("messages must be a list with at least one message")
-    messages = tuple(message_of(_plain(message)) for message in listed)
+    messages = tuple(chat_message(message) for message in listed)
     check_roles([*messages, Message(role=Role.ASSISTANT, content="-")])
     return Chat(messages=messages, tools=None)
-
-
-def _plain(message: Any) -> Any:
-    """Content as text where it is a list of text parts; `developer` is what OpenAI calls a system message today."""
-    if not isinstance(message, dict):
-        return message
-    content, role = message.get("content"), message.get("role")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
-    return {**message, "content": content, "role": "system" if role == "developer" else role}
 
 
 def _number(asked: Mapping[str, Any], field: str, default: float, low: float, high: float) -> float:

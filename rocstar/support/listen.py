@@ -1,7 +1,9 @@
-"""An address of this machine that a server of ours listens on, what its requests hold, and how it is told to end."""
+"""An address of this machine that a server of ours listens on, what its requests hold, what servers that speak as
+OpenAI's do answer alike, and how it is told to end."""
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import socket
@@ -9,13 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import JSONResponse, Response
+
 from rocstar.errors import ConfigError, DataError
 from rocstar.sandbox.service.core import is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["body_of", "ended_by_signals", "is_loopback", "listener", "url_of"]
+__all__ = [
+    "body_of",
+    "ended_by_signals",
+    "is_loopback",
+    "key_in",
+    "listener",
+    "models_of",
+    "object_in",
+    "refusal",
+    "url_of",
+]
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -39,6 +53,34 @@ async def body_of(request: Request, most: int) -> bytes:
         if len(body) > most:
             raise DataError(f"the body has more than {most >> 20} MiB")
     return body
+
+
+def object_in(body: bytes) -> dict[str, Any]:
+    """Raises DataError."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError("the body must be a JSON object")
+    return found
+
+
+def key_in(request: Request) -> str:
+    """The API key that a client sends as OpenAI's do; "" without."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def refusal(status: int, message: str, kind: str) -> Response:
+    """An error as OpenAI's and Anthropic's clients read it."""
+    told = {"message": message, "type": kind, "param": None, "code": kind}
+    return JSONResponse({"type": "error", "error": told}, status_code=status)
+
+
+def models_of(name: str) -> Response:
+    """The list of models of a server that has one."""
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "rocstar"}
+    return JSONResponse({"object": "list", "data": [model]})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rocstar.types import Status, ToolCall, ToolResult
@@ -13,19 +13,25 @@ def bad_call(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
 
 
+def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | None:
+    """What is wrong where a required argument of the schema is not given, or one that it does not name."""
+    known = parameters["properties"]
+    for name in parameters.get("required", ()):
+        if name not in given:
+            return f"argument '{name}' is missing"
+    for name in given:
+        if name not in known:
+            return f"unknown argument '{name}'; this tool takes {', '.join(known) or 'no arguments'}"
+    return None
+
+
 def text_arguments(call: ToolCall, parameters: Mapping[str, Any]) -> str | None:
     """What is wrong with a call's arguments under a schema whose properties are all strings; None when nothing is.
 
     An optional argument may also be null."""
-    if call.parse_error is not None:
-        return call.parse_error
-    known, required = parameters["properties"], parameters.get("required", ())
-    for name in required:
-        if name not in call.arguments:
-            return f"argument '{name}' is missing"
+    if wrong := call.parse_error or wrong_names(call.arguments, parameters):
+        return wrong
     for name, value in call.arguments.items():
-        if name not in known:
-            return f"unknown argument '{name}'; this tool takes {', '.join(known)}"
-        if not isinstance(value, str) and (name in required or value is not None):
+        if not isinstance(value, str) and (name in parameters.get("required", ()) or value is not None):
             return f"argument '{name}' must be a string, got {type(value).__name__}"
     return None

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from rocstar.errors import ConfigError
 from rocstar.protocols import AttemptTool, Tool, ToolSpec
 from rocstar.sandbox.call import Limits
+from rocstar.support.exits import need
 from rocstar.support.plugins import check_call, is_reference, load
 from rocstar.tools.function import FunctionTool
-from rocstar.tools.mcp import is_mcp, mcp_tools
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner
 
@@ -87,7 +87,10 @@ def _maker(
 ) -> Callable[[], Any]:
     if name in BUILT_IN:
         return lambda: [BUILT_IN[name](sandbox, limits, name=tool_name)]
-    if is_mcp(name):
+    if name.startswith(("mcp:", "mcp-shared:")):
+        need("mcp")
+        from rocstar.tools.mcp import mcp_tools
+
         return mcp_tools(name, limits)
     if is_reference(name):
         return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits.wall_seconds)

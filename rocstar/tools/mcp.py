@@ -17,29 +17,32 @@ import asyncio
 import json
 import logging
 import os
-import shlex
-import shutil
-import signal
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rocstar.errors import ConfigError, Unavailable, first_line
+import mcp
+from anyio import create_memory_object_stream, create_task_group
+from jsonschema.validators import validator_for
+from mcp.client._transport import TransportStreams
+from mcp.client.client import Client
+from mcp.shared.message import SessionMessage
+from mcp.types import INVALID_PARAMS, jsonrpc_message_adapter
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
-from rocstar.support.exits import need
-from rocstar.tools.arguments import bad_call
+from rocstar.support.processes import process_group, words_of
+from rocstar.tools.arguments import bad_call, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
 
-if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
-    from mcp.client.client import Client
-
-OWN, SHARED = "mcp:", "mcp-shared:"
+SHARED = "mcp-shared:"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
 OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
@@ -53,15 +56,11 @@ Made = tuple[str, Mapping[str, Any]]
 """A call: tool and arguments."""
 
 
-def is_mcp(name: str) -> bool:
-    return name.startswith((OWN, SHARED))
-
-
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
     """Makes the tools of the server `name`; with `mcp:` new ones for each attempt, which have `close`.
 
     limits: `wall_seconds` and `output_bytes` of each call. Raises ConfigError, Unavailable where the server can't be
-    asked for its tools, ModuleNotFoundError without the extra."""
+    asked for its tools."""
     specs = listed(name)
     starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would take each other's START_SECONDS
     shared = _Server(name, limits, starts, specs) if name.startswith(SHARED) else None
@@ -76,15 +75,15 @@ def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
 @cache
 def listed(name: str) -> tuple[ToolSpec, ...]:
     """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
-    need("mcp")
     for package in ("mcp", "client"):  # it logs there what is raised and told here
         logging.getLogger(package).setLevel(logging.CRITICAL)
     _place(name)
 
     async def asked() -> tuple[ToolSpec, ...]:
-        server = _Server(name, Limits(), asyncio.Semaphore())
+        server = _Server(name, Limits(), asyncio.Semaphore(), None)
         try:
-            return await _specs(await server.connection().ready())
+            async with server.connection().used() as connection:
+                return await connection.specs()
         finally:
             await server.close()
 
@@ -104,7 +103,11 @@ class McpTool:
         arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
-        return await self._server.run(call.id, (self.spec.name, arguments))
+        made, asked = (self.spec.name, arguments), time.monotonic()
+        try:
+            return await self._server.run(call.id, made, asked)
+        except Unavailable:
+            return await self._server.run(call.id, made, asked)  # by a server that is started anew
 
 
 class OwnMcpTool(McpTool):
@@ -119,56 +122,42 @@ class _Server:
     """A server, through restarts."""
 
     def __init__(
-        self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None = None
+        self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None
     ) -> None:
-        """specs: what it has to list."""
+        """specs: what it has to list; None: whatever."""
         self.name, self.limits, self.starts, self.specs = name, limits, starts, specs
         self.is_shared = name.startswith(SHARED)
         self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
         self._is_closed = False
 
-    async def run(self, call_id: str, call: Made) -> ToolResult:
-        asked = time.monotonic()
-        for last_try in (False, True):
-            connection = self.connection()
-            try:
-                await connection.ready()
-                began = time.monotonic()
-                status, text = await connection.answer(call)
-                ended = time.monotonic()
-                self.made += [] if self.is_shared else [call]
-                if status is not Status.OK and not await connection.is_well():
-                    text += self._given_up(connection, status)
-                break
-            except Unavailable:
-                connection.retire()
-                if last_try:
-                    raise
+    async def run(self, call_id: str, call: Made, asked: float) -> ToolResult:
+        """asked: when. Raises Unavailable for an outage; the next call has the server started anew."""
+        async with self.connection().used() as connection:
+            began = time.monotonic()
+            status, text = await connection.answer(call)
+            ended = time.monotonic()
+            self.made += [] if self.is_shared else [call]
+            if status is not Status.OK and not await connection.is_well():
+                if self.is_shared:  # perhaps it hangs in a call of somebody else
+                    raise Unavailable(f"{_said(self.name)} no longer answers")
+                connection.retired = True
+                if status is Status.TIMEOUT:
+                    self.made, text = [], ENDED
         whole = text.encode(errors="replace")
         kept = whole[: self.limits.output_bytes].decode(errors="ignore")
         if len(whole) > self.limits.output_bytes and status is Status.OK:
             status = Status.OUTPUT_LIMIT
-        is_output = status in (Status.OK, Status.OUTPUT_LIMIT)
+        stdout, stderr = (kept, "") if status in (Status.OK, Status.OUTPUT_LIMIT) else ("", kept)
         return ToolResult(
             call_id=call_id,
             status=status,
-            stdout=kept if is_output else "",
-            stderr="" if is_output else kept,
+            stdout=stdout,
+            stderr=stderr,
             run_seconds=ended - began,
             queue_seconds=began - asked,
             truncated_bytes=len(whole) - len(kept.encode()),
         )
-
-    def _given_up(self, connection: _Connection, status: Status) -> str:
-        """What a model is told whose own call a server hangs in. Raises Unavailable where it may be another's."""
-        if self.is_shared:
-            raise Unavailable(f"{_said(self.name)} no longer answers")
-        connection.retire()
-        if status is not Status.TIMEOUT:
-            return ""
-        self.made = []
-        return ENDED
 
     def connection(self) -> _Connection:
         if self._is_closed:
@@ -180,50 +169,49 @@ class _Server:
     async def close(self) -> None:
         self._is_closed = True
         for connection in self._connections:
-            connection.retire()
+            connection.task.cancel()
             await asyncio.wait([connection.task])
 
 
 class _Connection:
     """A started server and its client. A task of its own holds them, because the package wants to be left in the task
-    that entered it. Where nobody closes it, the end of the event loop does."""
+    that entered it. Where nobody retires it, the end of the event loop ends it."""
 
     def __init__(self, server: _Server) -> None:
         self.retired = False
-        self._server = server
-        self._calls = self._garbled = 0
-        self._errors = b""
-        self._end = asyncio.Event()
-        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # perhaps nobody waits
+        """It ends once nobody uses it."""
+        self._server, self._errors = server, b""
+        self._users = self._garbled = 0
+        self._begun = asyncio.Event()
+        self._failed: Unavailable | None = Unavailable(f"{_said(server.name)} was closed before it had started")
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
-    async def ready(self) -> Client:
-        """Raises Unavailable where it can't be started."""
-        return await asyncio.shield(self._ready)
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[_Connection]:
+        """It, once it has started. Raises Unavailable; an outage within retires it."""
+        self._users += 1
+        try:
+            await self._begun.wait()
+            if self._failed:
+                raise self._failed
+            yield self
+        except Unavailable:
+            self.retired = True
+            raise
+        finally:
+            self._users -= 1
+            if self.retired and not self._users:
+                self.task.cancel()
 
     async def answer(self, call: Made) -> tuple[Status, str]:
         """Raises Unavailable."""
-        self._calls += 1
-        try:
-            return await self._answer(await self.ready(), call)
-        finally:
-            self._calls -= 1
-            self._end_if_unused()
-
-    async def _answer(self, client: Client, call: Made) -> tuple[Status, str]:
-        from mcp import MCPError
-        from mcp.types import INVALID_PARAMS
-
         garbled, (tool, arguments) = self._garbled, call
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
-                answer = await client.call_tool(tool, dict(arguments))
-        except MCPError as error:
-            if error.code == INVALID_PARAMS:
-                return Status.BAD_CALL, error.message
-            raise self._outage(error) from error
+                answer = await self._client.call_tool(tool, dict(arguments))
         except Exception as error:  # of the package, whatever an answer makes it raise
+            if isinstance(error, mcp.MCPError) and error.code == INVALID_PARAMS:
+                return Status.BAD_CALL, error.message
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 raise self._outage(error) from error
             if self._garbled > garbled:
@@ -235,162 +223,121 @@ class _Connection:
         """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                specs = await _specs(await self.ready())
+                specs = await self.specs()
         except Exception:  # as above
             return False
         if specs != self._server.specs:
             raise self._outage(ValueError(OTHER_TOOLS))
         return True
 
-    def retire(self) -> None:
-        """Close it when its last call has ended."""
-        self.retired = True
-        self._end_if_unused()
-
-    def _end_if_unused(self) -> None:
-        if self.retired and not self._calls:
-            self._end.set()
-            if not self._ready.done():
-                self.task.cancel()
+    async def specs(self) -> tuple[ToolSpec, ...]:
+        """What it lists."""
+        page = await self._client.list_tools()
+        tools = [*page.tools]
+        while page.next_cursor is not None:
+            page = await self._client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        if not tools:
+            raise ValueError("it lists no tool")
+        return tuple(map(_spec, tools))
 
     async def _live(self, made: Sequence[Made]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    client = await stack.enter_async_context(self._opened())
-                    specs = await _specs(client)
+                    place = _place(self._server.name)
+                    server = place if isinstance(place, str) else self._started(place)
+                    self._client = await stack.enter_async_context(Client(server, cache=None))
+                    specs = await self.specs()
                 if self._server.specs not in (None, specs):
                     raise ValueError(OTHER_TOOLS)
                 for call in made:
-                    await self._answer(client, call)
-                self._ready.set_result(client)
-                await self._end.wait()
+                    await self.answer(call)
+                self._failed = None
+                self._begun.set()
+                await asyncio.Event().wait()
         except Exception as error:  # as above; one of its end says nothing about any call
-            if not self._ready.done():
-                late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
-                self._ready.set_exception(self._outage(late if limit.expired() else error))
+            late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
+            self._failed = self._outage(late if limit.expired() else error)
         finally:
             self.retired = True
-            if not self._ready.done():
-                self._ready.set_exception(Unavailable(f"{_said(self._server.name)} was closed before it had started"))
-
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Client]:
-        from mcp.client.client import Client
-
-        place = _place(self._server.name)
-        async with Client(place if isinstance(place, str) else self._started(place), cache=None) as client:
-            yield client
+            self._begun.set()
 
     @asynccontextmanager
     async def _started(self, command: Sequence[str]) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
-        from anyio import create_memory_object_stream, create_task_group
-        from mcp.shared.message import SessionMessage
-        from mcp.types import jsonrpc_message_adapter
-
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
-        process = await asyncio.create_subprocess_exec(
-            *AS_A_GROUP, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE, start_new_session=True
-        )
-        assert process.stdin and process.stdout and process.stderr
-        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
+        async with process_group(*AS_A_GROUP, *command, **pipes) as process:
+            assert process.stdin and process.stdout and process.stderr
+            stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
-        async def read() -> None:
-            async with to_client:
-                async for line in stdout:
-                    try:
-                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:
-                        self._garbled += 1
-                    else:
-                        await to_client.send(SessionMessage(message))
+            async def read() -> None:
+                async with to_client:
+                    async for line in stdout:
+                        try:
+                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                        except ValueError:
+                            self._garbled += 1
+                        else:
+                            await to_client.send(SessionMessage(message))
 
-        async def read_errors() -> None:
-            while some := await stderr.read(4096):
-                self._errors = (self._errors + some)[-4096:]
+            async def read_errors() -> None:
+                while some := await stderr.read(4096):
+                    self._errors = (self._errors + some)[-4096:]
 
-        async def write() -> None:
-            async for sent in from_client:
-                stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                await stdin.drain()
+            async def write() -> None:
+                async for sent in from_client:
+                    stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
 
-        try:
-            async with from_server, to_server, from_client, create_task_group() as tasks:
+            async with from_server, to_server, from_client, create_task_group() as pumps:
                 for pump in (read, read_errors, write):
-                    tasks.start_soon(pump)
-                yield from_server, to_server
-                stdin.close()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), END_SECONDS)
-                tasks.cancel_scope.cancel()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                    pumps.start_soon(pump)
+                try:
+                    yield from_server, to_server
+                finally:
+                    stdin.close()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), END_SECONDS)
+                    pumps.cancel_scope.cancel()
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks
             error = error.exceptions[0]
         if isinstance(error, Unavailable):
             return error
-        lines = self._errors.decode(errors="replace").split("\n")
-        last = next((f"; it last wrote: {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")
-        return Unavailable(f"{_said(self._server.name)} can't be asked: {first_line(error)}{last}")
+        last = self._errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        wrote = f"; it last wrote: {last}" if last else ""
+        return Unavailable(f"{_said(self._server.name)} can't be asked: {first_line(error)}{wrote}")
 
 
 def _said(name: str) -> str:
     return f"sandbox.tools = {name!r}"
 
 
-def _place(name: str) -> str | list[str]:
+def _place(name: str) -> str | tuple[str, ...]:
     """The URL, or the command. Raises ConfigError."""
     place = name.partition(":")[2].strip()
     if place.startswith(("http://", "https://")):
         return place
-    try:
-        command = shlex.split(place)
-    except ValueError as error:
-        raise ConfigError(f"{_said(name)} can't be read as a command: {error}") from None
-    if not command or shutil.which(command[0]) is None:
-        raise ConfigError(f"{_said(name)} names no command that is here; write mcp:COMMAND ARGUMENTS or mcp:URL")
-    return command
+    return words_of(place, said=_said(name), remedy="write mcp:COMMAND ARGUMENTS or mcp:URL")
 
 
-async def _specs(client: Client) -> tuple[ToolSpec, ...]:
-    from jsonschema.validators import validator_for
-
-    page = await client.list_tools()
-    tools = [*page.tools]
-    while page.next_cursor is not None:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools += page.tools
-    specs = []
-    for tool in tools:
-        schema = {"type": "object", "properties": {}, "required": [], **tool.input_schema}
-        validator_for(schema).check_schema(schema)
-        told = tool.description or tool.title or tool.name
-        specs.append(ToolSpec(name=tool.name, description=told, parameters=schema))
-    if not specs:
-        raise ValueError("it lists no tool")
-    return tuple(specs)
+def _spec(tool: mcp.Tool) -> ToolSpec:
+    schema = {"type": "object", "properties": {}, "required": [], **tool.input_schema}
+    validator_for(schema).check_schema(schema)
+    return ToolSpec(name=tool.name, description=tool.description or tool.title or tool.name, parameters=schema)
 
 
 def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
     """The arguments to call with, or what is wrong with them. Null stands for an optional argument left out. One that
     the schema does not name is refused, unless the schema says which others there may be."""
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    known, required = schema["properties"], schema["required"]
-    given = {name: value for name, value in arguments.items() if value is not None or name in required}
-    for name in required:
-        if name not in given:
-            return f"argument '{name}' is missing"
-    if "additionalProperties" not in schema and (unknown := given.keys() - known.keys()):
-        return f"unknown argument '{min(unknown)}'; this tool takes {', '.join(known) or 'no arguments'}"
+    given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
+    closed = {"additionalProperties": False, **schema}
+    if closed["additionalProperties"] is False and (wrong := wrong_names(given, schema)):
+        return wrong
     try:
         json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
         validator = validator_for(schema)(schema, registry=Registry())
@@ -405,7 +352,7 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
     return f"argument '{place}': {error.message}" if place else str(error.message)
 
 
-def _text(answer: Any) -> str:
+def _text(answer: mcp.types.CallToolResult) -> str:
     """All parts, one below the other; structured content too, where no text says it already."""
     text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
     if structured is None or _says(text, structured):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rocstar.adapters.environments import faults_of
-from rocstar.agents.agent import Client, FunctionAgent, GatewayAgent
+from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.types import Finish, Problem, Stop, Trajectory
 from tests.agents.examples import Told, roller
 from tests.rollout.examples import ANSWER, PROBLEM
@@ -35,7 +36,7 @@ async def made(
             await ends(client)
         return 1.0
 
-    agent = GatewayAgent(FunctionAgent(plays), seconds=seconds, at_once=None, right_above=0.5)
+    agent = GatewayAgent(partial(by_function, plays), seconds=seconds, at_once=None, right_above=0.5)
     (group,) = await roller(engine or Told([ANSWER] * 3), agent=agent, **limits).roll([PROBLEM], attempts=1, seed=1)
     return group.trajectories[0]
 

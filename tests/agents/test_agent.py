@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,8 @@ async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
     agent = function(tmp_path, text, seconds=5.0, at_once=1)
     slow = await made(agent, [], replace(PROBLEM, id="slow"))
     assert slow.stop is Stop.AGENT_TIMEOUT and (await made(agent, [])).stop is Stop.ANSWERED
+    left = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    assert left and all(thread.daemon for thread in left), "the interpreter would wait for it"
 
 
 async def test_a_tool_call_that_the_end_breaks_off_is_no_fault(tmp_path: Path) -> None:
@@ -224,12 +227,12 @@ async def test_a_child_that_holds_the_output_does_not_hold_the_attempt(tmp_path:
     assert found.stop is Stop.ANSWERED
 
 
-async def test_a_program_that_cannot_be_started_is_a_failure_of_its_own(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_started_is_a_fault_and_no_reward(tmp_path: Path) -> None:
     file = tmp_path / "agent"
     file.write_text("#!/no/such/interpreter\n")
     file.chmod(0o755)
     found = await made(agent_named(str(file), seconds=5.0, at_once=1, right_above=0.5), [])
-    assert found.stop is Stop.AGENT_FAILED and "could not be started" in (found.fault or "")
+    assert found.stop is Stop.ENVIRONMENT_FAILED and "could not be started" in (found.fault or "")
 
 
 async def test_a_program_that_fails_says_its_last_line(tmp_path: Path) -> None:
@@ -322,10 +325,10 @@ async def agent(problem, client):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("no_such_program --flag", "there is no program 'no_such_program'"),
+        ("no_such_program --flag", "names no program that is here; write a command, package.module:name or"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
-        (__file__, r"test_agent.py:NAME\), or python /"),
-        ("'unclosed", "is no command"),
+        (__file__, "names no program that is here; write a command, package.module:name or file.py:name"),
+        ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),
     ],
 )

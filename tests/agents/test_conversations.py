@@ -90,7 +90,7 @@ async def test_calls_that_come_back_as_objects_are_matched() -> None:
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        (("assistant",), "begin with system or user"),
+        (("assistant",), "message 0 is of role assistant after none; send system or user"),
         (("user", "user"), "message 1 is of role user after user; send assistant"),
         (("user", "assistant"), "end with user or tool"),
         (("user", "tool"), "message 1 is of role tool after user; send assistant"),

@@ -79,6 +79,22 @@ async def test_responses_and_messages_say_the_same() -> None:
     assert len(ours.conversations) == 1 and ours.token_ids == theirs.token_ids
 
 
+async def test_words_after_a_result_stand_with_it_and_parts_of_an_answer_are_one_message() -> None:
+    one = attempt(Told([program("print(2+3)"), "so 5"]))
+    message = (await ask(one, messages=[user("q")], tools=[TOOL]))["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "5"}
+    await ask(one, messages=[user("q"), message, result, user("be brief")], tools=[TOOL])
+    assert len(made_by(one).conversations) == 1
+    assert "5\nbe brief" in CODEC.decode(made_by(one).turns[0].reply_ids)
+
+    function = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+    other = attempt(Told(["I add.\n" + program("print(2+3)"), "so 5"]))
+    said, call = (await ask(other, "/v1/responses", input="q", tools=[function]))["output"]
+    told = {"type": "function_call_output", "call_id": call["call_id"], "output": [{"type": "input_text", "text": "5"}]}
+    await ask(other, "/v1/responses", input=[user("q"), {"type": "reasoning"}, said, call, told], tools=[function])
+    assert said["content"][0]["text"] == "I add." and len(made_by(other).conversations) == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_a_stream_says_what_a_whole_answer_says(path: str) -> None:
     one = attempt(Told(["so 5"]))
@@ -110,7 +126,7 @@ async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
         ({"messages": [user("q")], "n": 3}, "n 3 is not obeyed here; leave it out"),
         ({"messages": [user("q")], "max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
         ({"messages": [user("q")], "stop": 7}, "stop must be a text or a list of texts, got 7"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "expected text content, got"),
     ],
 )
 async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(body: dict[str, Any], said: str) -> None:

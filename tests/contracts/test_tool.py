@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import BUILT_IN
 from rocstar.tools.function import FunctionTool
-from rocstar.tools.mcp import mcp_tools
 from rocstar.types import Status, ToolCall, ToolResult
 from tests.scripted import ScriptedTool
 
@@ -67,8 +65,9 @@ def built_in(name: str, sandbox: SandboxClient) -> Any:
 
 def mcp(folder: Path) -> Any:
     """The first tool of a server of the test's own."""
-    if find_spec("mcp") is None:
-        pytest.skip("needs the extra [mcp]")
+    pytest.importorskip("mcp", reason="needs the extra [mcp]")
+    from rocstar.tools.mcp import mcp_tools
+
     server = Path(__file__).parents[1] / "tools" / "mcp_server.py"
     return mcp_tools(f"mcp:{sys.executable} {server} {folder}", Limits(wall_seconds=0.3))()[0]
 

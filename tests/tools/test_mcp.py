@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from rocstar.errors import ConfigError, Unavailable
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support import exits
-from rocstar.tools import mcp
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import Status, ToolCall, ToolResult
 from tests.sandbox.driver import eventually
 
-pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
+pytest.importorskip("mcp")
+from rocstar.tools import mcp
 
 SERVER = Path(__file__).parent / "mcp_server.py"
 BY_THE_PACKAGE = '''
@@ -337,8 +336,8 @@ async def test_a_server_of_the_official_package_keeps_its_state(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["mcp:"], "names no command that is here; write mcp:COMMAND ARGUMENTS or mcp:URL"),
-        (["mcp:no-such-command x"], "names no command that is here"),
+        (["mcp:"], "names no program that is here; write mcp:COMMAND ARGUMENTS or mcp:URL"),
+        (["mcp:no-such-command x"], "names no program that is here"),
         (["mcp:python 'x"], "can't be read as a command: No closing quotation"),
         (["mcp: {server} doubled"], "both answer to the name 'count'"),
         (["mcp: {server}", "mcp-shared: {server}"], "both answer to the name 'program'"),

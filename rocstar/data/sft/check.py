@@ -7,14 +7,13 @@ enums, and the same inside objects and lists. Formats, ranges, patterns and `any
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rocstar.data.rows import rows_and_faults
-from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role, conversation_of
+from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role, conversation_of
 from rocstar.data.sft.render import Piece
 from rocstar.dialogue.calls import parse_calls
 from rocstar.errors import DataError
@@ -28,7 +27,6 @@ _PYTHON: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
     "null": type(None),
 }
-HALF_PAIR = re.compile("[\ud800-\udfff]")
 UNPAIRED = "an assistant message with {} tool calls is followed by {} tool messages; give each call its own"
 
 

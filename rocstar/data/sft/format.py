@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,8 @@ from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.template import tool_schema
 from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
+
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Refusal(StrEnum):
@@ -166,6 +169,26 @@ def message_of(message: Any, *, tool_name: str = "") -> Message:
     if not isinstance(content, str):
         raise Refused(Refusal.LAYOUT, "messages", f"expected a message of role {role} with text content")
     return Message(role=Role(role), content=content, calls=calls)
+
+
+def chat_message(message: Any) -> Message:
+    """A message as OpenAI's clients send it: the content may be a list of text parts, and `developer` is what they call
+    a system message today. Raises Refused."""
+    if isinstance(message, Mapping):
+        content, role = message.get("content"), message.get("role")
+        text = None if content is None else text_of(content)
+        message = {**message, "content": text, "role": Role.SYSTEM if role == "developer" else role}
+    return message_of(message)
+
+
+def text_of(content: Any) -> str:
+    """Of a content that is a text or a list of parts with texts. Raises Refused."""
+    if isinstance(content, str):
+        return content
+    for part in content if isinstance(content, list) else [content]:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise Refused(Refusal.LAYOUT, "content", f"expected text content, got {part!r:.60}")
+    return "".join(part["text"] for part in content)
 
 
 def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") -> FunctionCall:
