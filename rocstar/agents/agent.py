@@ -183,8 +183,8 @@ async def by_function(function: Any, client: Client) -> Any:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """In a thread that holds up nobody's end: one of a pool that overstays its time would, and for anyio's the interpreter
-    waits."""
+    """In a thread that holds up nobody's end; one of a pool that overstays its time would, and the interpreter waits
+    for anyio's."""
     done = Future[Any]()
     done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
 
