@@ -27,6 +27,7 @@ from rocstar.errors import DataError, Unavailable
 from rocstar.support.listen import body_of, key_in, models_of, object_in, refusal
 
 BODY_BYTES = 32 << 20
+KEEP_ALIVE_SECONDS = 86_400  # longer than attempts last: what is sent over a connection that we just closed is lost
 
 
 class Gateway:
@@ -54,7 +55,10 @@ class Gateway:
 
     def _started(self) -> tuple[uvicorn.Server, asyncio.Task[None]]:
         place = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        config = uvicorn.Config(app_of(self._attempts.get), log_level="error", access_log=False, lifespan="off")
+        app = app_of(self._attempts.get)
+        config = uvicorn.Config(
+            app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
+        )
         server = uvicorn.Server(config)
         server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
         self.origin = f"http://127.0.0.1:{place.getsockname()[1]}"

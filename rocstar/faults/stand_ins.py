@@ -100,7 +100,8 @@ class FaultyServer:
         """Whether it has misbehaved."""
         http = Route("/{path:path}", self._http, methods=["GET", "POST"])
         app = Starlette(routes=[WebSocketRoute("/v1/frames", self._frames), http])
-        self._config = uvicorn.Config(app, lifespan="off", log_level="critical")
+        # A connection that we close while its client rests would be a fault that nobody injected.
+        self._config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_keep_alive=3600)
         self._state, self._port, self._changing = ServerState(), 0, asyncio.Lock()
 
     async def __aenter__(self) -> Self:

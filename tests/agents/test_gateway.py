@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -203,6 +204,25 @@ async def test_the_runs_tools_are_called_by_name_and_counted() -> None:
     assert [call.id for call in turn.calls] == [result.call_id for result in turn.results]
     assert turn.calls[0].id == first["choices"][0]["message"]["tool_calls"][0]["id"]
     assert made_by(one).num_failed_calls == 1 and made_by(one).num_calls == 2
+
+
+async def test_a_connection_that_an_agent_lets_rest_is_there_when_it_goes_on() -> None:
+    """uvicorn's own rule closes it after five seconds, and a request that is under way then is lost."""
+    gateway, one = Gateway(), attempt(Told(["so 5", "so 6"]))
+    async with gateway.opened(one) as key:
+        connection = HTTPConnection(gateway.origin.removeprefix("http://"))
+
+        def asked(question: str) -> int:
+            body = json.dumps({"messages": [user(question)]})
+            connection.request("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {key}"})
+            with connection.getresponse() as answer:
+                answer.read()
+                return answer.status
+
+        assert await asyncio.to_thread(asked, "q") == 200
+        await asyncio.sleep(5.5)
+        assert await asyncio.to_thread(asked, "p") == 200
+        connection.close()
 
 
 async def test_the_address_is_there_while_attempts_are() -> None:
