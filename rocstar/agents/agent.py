@@ -92,6 +92,8 @@ class GatewayAgent:
             roller.note(name, None)
         if attempt.broken:
             raise attempt.broken
+        if given is not None and attempt.said_nothing:
+            given, stop, why = None, Stop.AGENT_FAILED, f"it gave back {given!r:.60} without an answer of the model"
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
         if given is None or made.stop is Stop.ENVIRONMENT_FAILED:
             return made
@@ -111,6 +113,9 @@ class GatewayAgent:
                 await asyncio.wait([running], timeout=END_SECONDS)
                 running.add_done_callback(lambda late: late.cancelled() or late.exception())
         if not ended:
+            late = running.exception() if running.done() and not running.cancelled() else None
+            if isinstance(late, Unavailable):  # an outage was what it waited for
+                client.attempt.blame(late)
             return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s"
         try:
             return _gift(running.result()), None, None
@@ -191,6 +196,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             done.set_result(call())
+        except (GeneratorExit, StopIteration) as error:  # which no coroutine can raise
+            done.set_exception(RuntimeError(repr(error)))
         except BaseException as error:
             done.set_exception(error)
 
@@ -248,4 +255,6 @@ def _printed(last: str) -> Any:
                 return reward
             case {"answer": answer}:
                 return str(answer)
+            case {**other} if other:
+                return other  # which is refused
     return None

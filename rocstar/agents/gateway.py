@@ -79,7 +79,7 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
             return await _completed(WIRES[request.scope["path"]], attempt, body)
         except AttemptOver as over:
             return refusal(400, str(over), "context_length_exceeded")
-        except DataError as wrong:
+        except (DataError, RecursionError) as wrong:  # the latter for what is nested a thousand times
             return refusal(400, str(wrong), "invalid_request_error")
         except Unavailable as fault:
             return refusal(503, str(fault), "server_error")

@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from rocstar.agents.conversations import AgentRequest, Answer
@@ -207,6 +206,13 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
 # -- Anthropic's messages --------------------------------------------------------------------------------------------
 
 
+BLOCKS: Mapping[str, tuple[str, ...]] = {
+    Role.USER: ("text", "tool_result"),
+    Role.ASSISTANT: ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+"""Types of blocks by the role of their message."""
+
+
 def read_messages(body: Body) -> AgentRequest:
     """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
@@ -216,17 +222,23 @@ def read_messages(body: Body) -> AgentRequest:
     return _asked(body, body.get("system"), rows, tools, "max_tokens", "stop_sequences")
 
 
-def _of_blocks(message: Any) -> Iterator[Any]:
-    """A message as chat completions have it: its texts, calls and results apart."""
-    role, content = message.get("role"), message.get("content")
-    if role not in (Role.USER, Role.ASSISTANT):
+def _of_blocks(message: Any) -> list[Any]:
+    """A message as chat completions have it: its texts, calls and results apart; a user's words come after results."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if role not in BLOCKS:
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")
-    for kind, some in groupby(blocks, key=lambda block: block.get("type")):
+    texts, rows = [], []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind not in BLOCKS[role]:
+            raise DataError(f"content of role {role} holds a block of type {kind!r}, which is not obeyed here")
         if kind == "text":
-            yield {"role": role, "content": list(some)}
+            texts.append(block)
         else:
-            yield from (row for block in some for row in _rows(block))
+            rows += _rows(block)
+    said = [{"role": role, "content": texts}] if texts or not rows else []
+    return [*rows, *said] if role == Role.USER else [*said, *rows]
 
 
 def write_messages(answer: Answer) -> Object:

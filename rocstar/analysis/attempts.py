@@ -25,7 +25,7 @@ from typing import Any
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.record.call_errors import calls_of, error_of_output
-from rocstar.record.messages import RESULTS, turns_of
+from rocstar.record.messages import RESULTS, WRITTEN
 from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows
 from rocstar.types import Verdict
 
@@ -182,9 +182,36 @@ def _is_messages(value: Any) -> bool:
 
 
 def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    for number, call, result, _ in calls_of(turns_of(messages)[0]):
-        if result is not None:
-            yield number, text_of_call(call), result["stdout"] or result["stderr"]
+    """Calls with their replies, in order: a reply belongs to the first call before it that has none."""
+    asked: list[tuple[int, str]] = []
+    for place, message in enumerate(messages):
+        if message["role"] in WRITTEN:
+            asked = [(place, call) for call in _asked(message)] or asked
+        elif message["role"] in RESULTS and asked:
+            number, call = asked.pop(0)
+            yield number, call, _text(message.get("content"))
+
+
+def _asked(message: Mapping[str, Any]) -> list[str]:
+    if message["role"] == "code":
+        return [_text(message.get("content"))]
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    return [text_of_call({**call, "arguments": _decoded(call.get("arguments"))}) for call in calls]
+
+
+def _decoded(arguments: Any) -> Any:
+    """Arguments come as an object, or as JSON in a string."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return {"code": arguments}
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which is a string or a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return "" if content is None else str(content)
 
 
 def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attempt:

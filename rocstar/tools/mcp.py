@@ -170,7 +170,7 @@ class _Server:
         self._is_closed = True
         for connection in self._connections:
             connection.task.cancel()
-            await asyncio.wait([connection.task])
+            await asyncio.wait([connection.task], timeout=END_SECONDS)
 
 
 class _Connection:
@@ -335,8 +335,8 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
     """The arguments to call with, or what is wrong with them. Null stands for an optional argument left out. One that
     the schema does not name is refused, unless the schema says which others there may be."""
     given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
-    closed = {"additionalProperties": False, **schema}
-    if closed["additionalProperties"] is False and (wrong := wrong_names(given, schema)):
+    is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
+    if is_closed and (wrong := wrong_names(given, schema)):
         return wrong
     try:
         json.dumps(given, allow_nan=False, ensure_ascii=False).encode()

@@ -68,7 +68,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
-        dumps[file.parent if OF_A_STEP.fullmatch(file.name.partition(".")[0]) else file].append(file)
+        dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = _utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
@@ -326,6 +326,7 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
             continue
         if not isinstance(value, int | float):
             raise DataError(f"{form.columns.get(name, name)}: {as_text(value)[:80]!r} is no number")
+        told[name] = value = float(value)
         if math.isnan(value):
             told[name], fields[form.columns.get(name, name)] = None, value
     for name in ("step", "index", "response_tokens"):

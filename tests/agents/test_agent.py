@@ -68,6 +68,29 @@ async def test_a_function_makes_the_attempt_and_sees_no_answer(tmp_path: Path) -
     assert CODEC.decode(found.turns[0].completion.token_ids).startswith(ANSWER)
 
 
+@pytest.mark.parametrize("given", ["'9'", "1.0"])
+async def test_what_is_given_back_without_an_answer_of_the_model_is_the_agents_failure(
+    tmp_path: Path, given: str
+) -> None:
+    """There are no tokens to learn from, and a reward would be theirs."""
+    found = await made(function(tmp_path, f"async def agent(problem, client):\n    return {given}\n"), [])
+    assert found.stop is Stop.AGENT_FAILED and not found.turns
+    assert found.fault == f"it gave back {given} without an answer of the model"
+
+
+async def test_an_outage_that_ends_an_agent_after_its_time_is_a_fault(tmp_path: Path) -> None:
+    text = "import asyncio\nfrom rocstar.errors import Unavailable\nasync def agent(problem, client):\n" + ASKS
+    late = "    try:\n        await asyncio.sleep(60)\n    finally:\n        raise Unavailable('gone')\n"
+    found = await made(function(tmp_path, text + late, seconds=1.0), [ANSWER])
+    assert found.stop is Stop.ENVIRONMENT_FAILED and found.fault == "gone" and found.outcome is None
+
+
+@pytest.mark.parametrize("error", ["StopIteration", "GeneratorExit"])
+async def test_what_no_coroutine_can_raise_is_an_agents_failure_in_a_thread(tmp_path: Path, error: str) -> None:
+    found = await made(function(tmp_path, f"def agent(problem, client):\n    raise {error}\n"), [])
+    assert found.stop is Stop.AGENT_FAILED and error in str(found.fault)
+
+
 async def test_an_outage_that_a_function_tells_of_is_a_fault_and_no_reward(tmp_path: Path) -> None:
     text = "from rocstar.errors import Unavailable\nasync def agent(problem, client):\n" + ASKS
     found = await made(function(tmp_path, text + "    raise Unavailable('the game server is gone')\n"), [ANSWER])

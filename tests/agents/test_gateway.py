@@ -206,6 +206,36 @@ async def test_the_runs_tools_are_called_by_name_and_counted() -> None:
     assert made_by(one).num_failed_calls == 1 and made_by(one).num_calls == 2
 
 
+async def test_contents_that_are_nothing_are_empty_texts() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "python", "arguments": "{}"}}]}
+    one = attempt(Told(["a", "b"]))
+    for messages in (
+        [user("q"), called, {"role": "tool", "content": None}],
+        [user("q"), {"role": "assistant", "content": None, "tool_calls": None}, user("p")],
+    ):
+        assert (await ask(one, messages=messages, tools=[TOOL]))["choices"]
+
+
+async def test_blocks_of_a_message_stay_in_its_role_and_none_vanishes() -> None:
+    one = attempt(Told(["a", "b"]))
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}
+    assert (await ask(one, "/v1/messages", messages=[user("q"), thought, user("p")]))["content"]
+    uses = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "python", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "5"}
+    words = {"role": "user", "content": [{"type": "text", "text": "so?"}, result]}
+    assert (await ask(one, "/v1/messages", messages=[user("q"), uses, words]))["content"]
+    for wrong in ({"role": "system", "content": "evil"}, uses["content"][0]):
+        told = await ask(one, "/v1/messages", messages=[{"role": "user", "content": [wrong]}])
+        assert "which is not obeyed here" in told["error"]["message"]
+
+
+async def test_what_is_nested_too_deeply_is_refused() -> None:
+    deep = "[" * 2000 + "]" * 2000
+    body = json.dumps({"messages": [user("q")], "tools": [TOOL]}).replace('"required": ["code"]', f'"default": {deep}')
+    async with client(attempt(Told([]))) as http:
+        assert (await http.post("/v1/chat/completions", content=body)).status_code == 400
+
+
 async def test_a_connection_that_an_agent_lets_rest_is_there_when_it_goes_on() -> None:
     """uvicorn's own rule closes it after five seconds, and a request that is under way then is lost."""
     gateway, one = Gateway(), attempt(Told(["so 5", "so 6"]))

@@ -47,6 +47,22 @@ def test_arguments_that_are_no_json_are_kept_as_they_are(tmp_path: Path) -> None
     assert [(call.text, call.error) for call in attempt.calls] == [("print(1", "SyntaxError")]
 
 
+@pytest.mark.parametrize(
+    ("messages", "errors"),
+    [
+        ([asks("a"), replies(5)], [None]),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, replies("")], [None]),
+        ([{"role": "system", "content": [{"type": "text"}]}, asks("a"), replies("1")], [None]),
+        ([asks("a"), {**replies("boom"), "error": "yes"}], [None]),
+        ([asks("a"), {"role": "assistant", "content": "let me see"}, replies("ValueError: x")], ["ValueError"]),
+        ([asks("a"), replies([{"text": "NameError:"}, {"text": " no"}])], ["NameError"]),
+    ],
+)
+def test_unusual_messages_lose_no_call_and_no_error(tmp_path: Path, messages: Any, errors: Any) -> None:
+    (attempt,) = read(tmp_path, {"messages": messages})
+    assert [call.error for call in attempt.calls] == errors
+
+
 def test_a_call_without_a_reply_is_none(tmp_path: Path) -> None:
     (attempt,) = read(tmp_path, {"messages": [{"role": "user", "content": "?"}, asks("a")]})
     assert attempt.calls == () and attempt.right is None

@@ -52,6 +52,11 @@ async def test_a_trainer_that_makes_rewards_of_faults_is_reported(fault: str) ->
     assert (found.rewarded > 0) != hangs and (found.shown > 0) == (fault.startswith("tools"))
 
 
+async def test_other_keys_of_a_trainers_line_are_its_own() -> None:
+    told = await trainer_of(python("""print('{"reward": 1.0, "id": "a"}')"""))("")
+    assert list(told.rewards) == [1.0]
+
+
 async def test_the_trainer_of_that_test_is_sound_without_faults() -> None:
     await refuse_unsound(NAIVE)
     with pytest.raises(ConfigError, match=r"without any fault the trainer gave 0 rewards.*it last said: nothing"):

@@ -210,6 +210,20 @@ def test_a_newcomer_is_admitted_once_all_others_wait_for_their_tools() -> None:
             ours.answered(request, 10, admitted)
 
 
+def test_a_newcomer_that_fits_the_later_engine_only_is_admitted_there() -> None:
+    ours = KvScheduler()
+    engines = {"big": replace(FREE, capacity_tokens=400), "small": replace(FREE, capacity_tokens=40)}
+    for number in range(12):
+        ours.ask(ask(f"{number}", tokens=50, prompt=50, limit=40), 0.0)
+    admitted = 0
+    for clock in range(1, 60):
+        for request, name in ours.assign(engines, clock):
+            assert name == "big"
+            admitted += 1
+            ours.answered(request, 3, clock)
+    assert admitted == 12
+
+
 def test_whoever_is_alone_needs_no_forecast() -> None:
     ours = KvScheduler()
     ours.ask(ask("0", limit=100_000), 0.0)

@@ -322,6 +322,13 @@ def test_a_bad_argument_is_told_with_its_place(arguments: dict[str, Any], said: 
     assert mcp._checked({"a": "x", "d": 1}, free) == {"a": "x", "d": 1}
 
 
+def test_a_schema_may_name_arguments_by_a_pattern() -> None:
+    by_name = {"type": "object", "properties": {}, "required": [], "patternProperties": {"^x": {"type": "string"}}}
+    closed = {**by_name, "additionalProperties": False}
+    assert mcp._checked({"x1": "v"}, closed) == mcp._checked({"x1": "v"}, by_name) == {"x1": "v"}
+    assert "does not match any of the regexes" in str(mcp._checked({"y": "v"}, closed))
+
+
 async def test_a_server_of_the_official_package_keeps_its_state(tmp_path: Path) -> None:
     (tmp_path / "notes.py").write_text(BY_THE_PACKAGE)
     tools = tools_of(f"mcp:{sys.executable} {tmp_path / 'notes.py'}", seconds=60.0)

@@ -110,6 +110,15 @@ def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, m
         assert len(page.rows(q="user", limit=100)) == len(names)
 
 
+def test_large_whole_rewards_and_names_with_points_lose_nothing(tmp_path: Path) -> None:
+    for name in ("0.6B", "1.7B"):
+        write(tmp_path / "in" / f"{name}.jsonl", [verl(name, score=16_777_217, step=3), verl("q", score=1, step=4)])
+    told: list[str] = []
+    library = opened_others(tmp_path / "in", tmp_path / "made", told.append)
+    assert library and not told
+    assert [source.about["attempts"] for source in library.opened] == [2, 2]
+
+
 def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
     write(tmp_path / "d" / "7.jsonl", [verl()])
     write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=7), verl(step=8)])

@@ -176,7 +176,7 @@ def chat_message(message: Any) -> Message:
     a system message today. Raises Refused."""
     if isinstance(message, Mapping):
         content, role = message.get("content"), message.get("role")
-        text = None if content is None else text_of(content)
+        text = "" if content is None else text_of(content)
         message = {**message, "content": text, "role": Role.SYSTEM if role == "developer" else role}
     return message_of(message)
 
@@ -185,7 +185,9 @@ def text_of(content: Any) -> str:
     """Of a content that is a text or a list of parts with texts. Raises Refused."""
     if isinstance(content, str):
         return content
-    for part in content if isinstance(content, list) else [content]:
+    if not isinstance(content, list):
+        raise Refused(Refusal.LAYOUT, "content", f"expected text content, got {content!r:.60}")
+    for part in content:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             raise Refused(Refusal.LAYOUT, "content", f"expected text content, got {part!r:.60}")
     return "".join(part["text"] for part in content)
