@@ -224,7 +224,8 @@ def read_messages(body: Body) -> AgentRequest:
 
 def _of_blocks(message: Any) -> list[Any]:
     """A message as chat completions have it: its texts, calls and results apart; a user's words come after results."""
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    given: Body = message if isinstance(message, Mapping) else {}
+    role, content = str(given.get("role")), given.get("content")
     if role not in BLOCKS:
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")

@@ -191,7 +191,7 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
     return trainer
 
 
-class _Told(msgspec.Struct):
+class _Reward(msgspec.Struct):
     """What a trainer prints of an attempt; other keys are its own."""
 
     reward: float | None
@@ -213,7 +213,7 @@ def trainer_of(command: str) -> Trainer:
         rewards: list[float | None] = []
         for line in lines:
             try:
-                rewards.append(msgspec.json.decode(line, type=_Told).reward)
+                rewards.append(msgspec.json.decode(line, type=_Reward).reward)
             except msgspec.DecodeError:
                 rewards.append(float("nan"))
                 words += f"\n{line[:100].decode(errors='replace')} on stdout holds neither a number nor null"
