@@ -48,6 +48,7 @@ PROBE_SECONDS = 2.0  # for the list of a server that runs
 OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
 ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
+CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
 AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
 """Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
@@ -170,7 +171,7 @@ class _Server:
         self._is_closed = True
         for connection in self._connections:
             connection.task.cancel()
-            await asyncio.wait([connection.task], timeout=END_SECONDS)
+            await asyncio.wait([connection.task], timeout=CLOSE_SECONDS)
 
 
 class _Connection:

@@ -37,7 +37,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (8705, 44),
     "serving": (842, 6),
     "support": (1595, 14),
-    "tools": (995, 7),
+    "tools": (996, 7),
     "train": (210, 1),
     "types": (576, 1),
     "view": (1957, 9),
