@@ -92,12 +92,15 @@ class GatewayAgent:
             roller.note(name, None)
         if attempt.broken:
             raise attempt.broken
-        if given is not None and attempt.said_nothing:
-            given, stop, why = None, Stop.AGENT_FAILED, f"it gave back {given!r:.60} without an answer of the model"
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
         if given is None or made.stop is Stop.ENVIRONMENT_FAILED:
             return made
-        return await self._judged(roller, problem, made, given)
+        if made.turns:
+            return await self._judged(roller, problem, made, given)
+        if made.stop is not Stop.ANSWERED:  # a limit refused its first request
+            return made
+        told = f"it gave back {given!r:.60} without an answer of the model"
+        return replace(made, stop=Stop.AGENT_FAILED, fault=told)
 
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its

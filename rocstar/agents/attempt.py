@@ -133,11 +133,6 @@ class AgentAttempt:
         await asyncio.gather(*(tool.close() for tool in self._own))
         await self._forget(list(self._cached))
 
-    @property
-    def said_nothing(self) -> bool:
-        """Whether no completion was given, so there is nothing to learn from."""
-        return not self._said.turns()[1]
-
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
         prompt, turns = self._said.turns()

@@ -197,8 +197,8 @@ class KvScheduler:
             _, name = place = self._among(order, resident)
             order.remove(place)
             book = self._books[name]
-            is_late = book.finish() > latest and not self._is_first(book, engines)
-            if (is_late and not self._is_idle()) or not self._fits(resident, book):
+            is_late = book.finish() > latest and not (self._is_idle() or self._is_first(book, engines))
+            if is_late or not self._fits(resident, book):
                 self._changed.discard(name)
                 continue
             del self._waiting[resident.session_id]

@@ -1,4 +1,4 @@
-"""Messages of others as turns. Files of them are in tests/view/test_others.py and tests/analysis/test_messages.py."""
+"""Messages of others as turns. Files of them are in tests/view/test_others.py."""
 
 from __future__ import annotations
 
