@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,10 +185,10 @@ def refused(adapter: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def taskset_problem(file: Path, text: str) -> Problem:
+def taskset_problem(file: Path, text: str, options: Mapping[str, Any] = QUICK) -> Problem:
     """The held-out problem of a taskset that a file defines."""
     file.write_text(text)
-    data = DataSection(source="its:Problems", options={"taskset": {"id": file.stem}, **QUICK})
+    data = DataSection(source="its:Problems", options={"taskset": {"id": file.stem}, **options})
     (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
     return problem
 
@@ -214,8 +215,11 @@ def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
 
 
 @pytest.mark.slow
-async def test_tools_of_a_verifiers_environment_answer_the_model(tmp_path: Path) -> None:
-    problem = taskset_problem(tmp_path / "adder_v1.py", ADDER)
+@pytest.mark.parametrize("options", [QUICK, {}], ids=["quick", "null"])
+async def test_tools_of_a_verifiers_environment_answer_the_model(options: dict[str, Any], tmp_path: Path) -> None:
+    if not options and shutil.which("uv") is None:
+        pytest.skip("verifiers' own harness starts its program with uv, which is not here")
+    problem = taskset_problem(tmp_path / "adder_v1.py", ADDER, options)
     call = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 3}}</tool_call>'
     made = await attempted("verifiers:solve", problem, call, "It is \\boxed{7}.")
     assert made.fault is None and [call.tool for call in made.turns[0].calls] == ["add"]
