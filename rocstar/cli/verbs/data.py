@@ -235,6 +235,7 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
         yield f"not used: {', '.join(report.others) or 'nothing'}"
         yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
+        yield f"its answer, as rewards compare with it: {report.answer}"
         yield (
             f"length in {report.unit}: half up to {report.quantile(0.5):,}, 95% up to {report.quantile(0.95):,}, "
             f"longest {report.quantile(1.0):,}"

@@ -82,6 +82,8 @@ class FileReport:
     """ProblemColumns of the first row that are not used."""
     prompt: str = ""
     """The first question as a prompt, special tokens in «»."""
+    answer: str = ""
+    """Its answer, as rewards compare with it."""
     unit: str = "characters"
     """Unit of the lengths: `tokens` or `characters`."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -131,6 +133,7 @@ class FileReport:
             "columns": asdict(self.columns) if self.columns else None,
             "unused_columns": self.others,
             "prompt": self.prompt,
+            "answer": self.answer,
             "length_unit": self.unit,
             "length": quantiles,
             "histogram": [list(step) for step in self.histogram()],
@@ -161,7 +164,8 @@ def check_file(
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
         for problem in _readable(path, columns, report):
             prompt = wording.render(problem.question)
-            report.prompt = report.prompt or _visible(prompt, wording.markers)
+            if not report.prompt:
+                report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
             report.lengths[wording.length(prompt)] += 1
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:

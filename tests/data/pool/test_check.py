@@ -53,6 +53,7 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     assert report.columns is not None and report.columns.layout == "slime"
     assert (report.rows, report.others) == (6, ["level"])
     assert report.prompt == "«<s>»How many legs do three cats have in all?«</s>»"
+    assert report.answer == "12"
     findings = (report.bad, report.refused, report.conflicts, report.duplicates, report.overlaps)
     assert [finding.rows for finding in findings] == [2, 1, 1, 1, 1]
     assert "line 6" in report.bad.examples[1]
