@@ -256,6 +256,9 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.model]\ndevice='cpu'\n", 5,
          ["unknown key stage.w.model; model holds for the whole run; set it in [model]"]),
         ("[model]\nlora_alpha=8\n", 2, ["model.lora_alpha is not read where model.lora_rank is 0"]),
+        ("[learning]\nloss='sapo'\nclip_low=0.1\n", 3, ["learning.clip_low is not read where learning.loss is 'sapo'"]),
+        ("[learning]\nturn_discount=0.5\n", 2, ["turn_discount is not read where learning.advantage is 'grpo'"]),
+        ("[rollout]\nagents_at_once=2\n", 2, ["rollout.agents_at_once is not read where rollout.agent is None"]),
         ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[stage.rollout]\ntemplate='paper'\n", 6,
          ["stage.w.rollout.template; rollout.template holds for the whole run; set it in [rollout]"]),
         ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.rollout]\nmax_turns=2\n", 5,
@@ -444,6 +447,8 @@ def test_what_a_parent_says_may_lose_its_use(folder: Path) -> None:
 def test_a_key_that_one_stage_reads_is_read(folder: Path) -> None:
     assert load_recipe("parent.toml", ["data.max_problems=3", "stage.stage1.data.source=files"])
     assert "data.max_problems is not read" in complaint("parent.toml", "data.max_problems=3")
+    assert load_recipe("parent.toml", ["learning.gate_right=2", "stage.stage1.learning.loss=sapo"])
+    assert load_recipe("parent.toml", ["learning.gate_right=2", "learning.loss=own:loss"])
 
 
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:

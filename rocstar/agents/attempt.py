@@ -130,8 +130,13 @@ class AgentAttempt:
         for asking in self._asking:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-        await asyncio.gather(*(tool.close() for tool in self._own))
+        unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
         await self._forget(list(self._cached))
+        for error in unclosed:
+            if isinstance(error, Unavailable):
+                self.fault = self.fault or str(error)
+            elif isinstance(error, Exception):
+                self.broken = self.broken or error
 
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""

@@ -32,6 +32,11 @@ class Rule:
     """Whether the keys fit this recipe or stage all the same, so that they are not refused."""
 
 
+def none_of(*methods: str) -> Callable[[Any], bool]:
+    """Whether it is another than these and none of the user's own, which may read any key of its section."""
+    return lambda it: it not in methods and not is_reference(it)
+
+
 RULES = (
     Rule("data.families data.pool data.demo_mix", "data.source", lambda it: it == "files"),
     Rule(
@@ -64,6 +69,20 @@ RULES = (
         lambda it: it == "all",
         agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
     ),
+    Rule(
+        "learning.clip_low learning.clip_high",
+        "learning.loss",
+        none_of("grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gspo"),
+    ),
+    Rule("learning.dual_clip", "learning.loss", none_of("grpo")),
+    Rule("learning.gate_right learning.gate_wrong", "learning.loss", none_of("sapo")),
+    Rule("learning.covariance_share", "learning.loss", none_of("clip_cov", "kl_cov")),
+    Rule("learning.covariance_low learning.covariance_high", "learning.loss", none_of("clip_cov")),
+    Rule("learning.covariance_kl", "learning.loss", none_of("kl_cov")),
+    Rule("learning.normalize_by_std", "learning.advantage", none_of("grpo", "gtpo")),
+    Rule("learning.turn_discount", "learning.advantage", none_of("gtpo")),
+    Rule("rollout.agent_seconds rollout.agents_at_once", "rollout.agent", lambda it: it is None),
+    Rule("rollout.max_parallel_calls", "rollout.agent", lambda it: it is not None),
     Rule("sft.muon_learning_rate", "sft.optimizer", lambda it: it != "muon"),
     Rule("evaluate.right_above", "evaluate.verifier", lambda it: not is_reference(it)),
     Rule(

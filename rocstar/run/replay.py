@@ -251,8 +251,9 @@ class Replay:
 
     @property
     def _decides(self) -> bool:
-        """Whether the verifier is asked again: one of the user's own may cost money, or say something else now."""
-        return not is_reference(self.recipe.evaluate.verifier)
+        """Whether the verifier is asked again: one of the user's own may cost money, or say something else now. What an
+        agent gave back stands in no attempt."""
+        return not (is_reference(self.recipe.evaluate.verifier) or self.recipe.rollout.agent)
 
     def _other_outcomes(self, groups: Sequence[Group]) -> int:
         pairs = [(group.problem, one) for group in groups for one in group.trajectories if one.outcome is not None]

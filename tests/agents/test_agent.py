@@ -16,12 +16,12 @@ import pytest
 
 from rocstar.agents import agent as own
 from rocstar.agents.agent import GatewayAgent, agent_named
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told, roller
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation
 from tests.scripted import ScriptedTool, ScriptedVerifier
 
 SAMPLING = Sampling(max_new_tokens=1, seed=3)
@@ -343,6 +343,17 @@ async def agent(problem, client):
     assert found.stop is Stop.ANSWERED and len(found.turns) == 1 and len(engine.closed) >= 2
     with pytest.raises(Exception, match="the attempt has ended"):
         await asyncio.get_running_loop().left  # type: ignore[attr-defined]
+
+
+async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_of_the_run(tmp_path: Path) -> None:
+    class Down(ScriptedTool):
+        async def close(self) -> None:
+            raise Unavailable("the shop is shut")
+
+    talk = replace(conversation(), own_tools=lambda: (Down([]),))
+    text = "async def agent(problem, client):\n" + ASKS
+    found = await made(function(tmp_path, text), [ANSWER], conversation=talk)
+    assert (found.stop, found.fault, found.outcome) == (Stop.ENVIRONMENT_FAILED, "the shop is shut", None)
 
 
 @pytest.mark.parametrize(

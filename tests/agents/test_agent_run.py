@@ -24,7 +24,8 @@ PARAMETERS = {"type": "object", "properties": {"code": {"type": "string"}}, "req
 TOOL = {"type": "function", "function": {"name": "python", "description": "", "parameters": PARAMETERS}}
 
 async def solve(problem, client):
-    """Asks once and again from the start, goes on from both, and begins anew at the end."""
+    """Asks once and again from the start, goes on from both, and begins anew at the end. Gives nothing, an answer that
+    stands in no conversation, or a reward, by the problem."""
     question = {"role": "user", "content": problem.question}
     for messages in ([question], [question]):
         message = (await client.chat(messages, tools=[TOOL]))["choices"][0]["message"]
@@ -33,7 +34,9 @@ async def solve(problem, client):
             replies = [{"role": "tool", "tool_call_id": call["id"], "content": said} for call in calls]
             for _ in range(2):  # one goes on, the other is a branch
                 await client.chat([*messages, message, *replies], tools=[TOOL])
-    await client.chat([{"role": "user", "content": "Add 2 and 3"}])
+    last = (await client.chat([{"role": "user", "content": "Add 2 and 3"}]))["choices"][0]["message"]
+    number = int(problem.question.split()[1])
+    return (None, str(number + len(str(last))), len(str(last)) % 2)[number % 3]
 '''
 
 
