@@ -25,6 +25,7 @@ from rocstar.config.sections import RlStage, SftStage
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.step import LearnedStep, choice_of_step, learn_step, rl_learner
+from rocstar.parts.build import sampling_of
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
@@ -48,7 +49,7 @@ from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
 from rocstar.run.stopper import Stopper
 from rocstar.support.screen import Screen, plural
-from rocstar.types import Group, Problem, Sampling, Weights, seed_for
+from rocstar.types import Group, Problem, Weights, seed_for
 
 
 async def train(
@@ -144,7 +145,7 @@ def ahead_of_learning(
         attempts = progress.begun(step, len(problems) * siblings)
         engine = run.calls.engine(first + step + 1, paced.engine) if run.calls else paced.engine
         counted = replace(paced, environment=attempts.counted(paced.environment), engine=engine)
-        sampling = Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+        sampling = sampling_of(rollout)
         carried = run.progress.carried if step == run.progress.stage_step else Carried()
         roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)
         if rollout.carry_over or carried.groups:

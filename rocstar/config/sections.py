@@ -791,6 +791,12 @@ class Recipe(Section):
                 f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
                 f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
             )
+        age = max((stage.data.drop_solved_age for stage in self.rl_stages), default=0)
+        if age and not run.save_rollouts:
+            yield (
+                f"data.drop_solved_age {age} counts recorded attempts and run.save_rollouts is false; leave one "
+                "of them out"
+            )
         without = any(not stage.rollout.has_tools for stage in self.rl_stages)
         if self.evaluate.verifier == "tool_output" and without:
             yield (

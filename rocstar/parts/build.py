@@ -39,7 +39,7 @@ from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.plugins import check_call, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
-from rocstar.types import Completion, Problem, ToolResult
+from rocstar.types import Completion, Problem, Sampling, ToolResult
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,11 @@ def attempt_limits(rollout: StageRolloutSection) -> AttemptLimits:
         max_response_tokens=rollout.max_response_tokens,
         max_parallel_calls=rollout.max_parallel_calls,
     )
+
+
+def sampling_of(rollout: StageRolloutSection) -> Sampling:
+    """How attempts of training are sampled; how many tokens and from which seed, each of them says."""
+    return Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 
 
 class _OwnEnvironment:

@@ -13,10 +13,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rocstar.config.sections import RlStage
 from rocstar.errors import RunHalted
+from rocstar.parts.build import sampling_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal, read_journal
@@ -62,7 +64,8 @@ async def stage_pool(
 
         with Journal(journal) as found:
             seeded = seed_for(seed, "pool", stage.name)
-            await _ask(left, roller, found, recorded, attempts, seeded, max(1, at_once), count)
+            ask = partial(roller.roll, seed=seeded, sampling=sampling_of(stage.rollout))
+            await _ask(left, ask, found, recorded, attempts, max(1, at_once), count)
         rows = read_journal(journal, NEEDS)
         unasked = len(problems) - len({row["id"] for row in rows})
         if unasked > fault_budget * len(problems):
@@ -84,11 +87,10 @@ def _drawn(problems: Sequence[Problem], count: int | None, seed: int) -> Sequenc
 
 async def _ask(
     problems: Sequence[Problem],
-    roller: Roller,
+    roll: Callable[..., Awaitable[Sequence[Group]]],
     found: Journal,
     recorded: Mapping[str, Tally],
     attempts: int,
-    seed: int,
     at_once: int,
     count: Callable[[], None],
 ) -> None:
@@ -102,7 +104,7 @@ async def _ask(
         right = 0
         if more:
             async with room:
-                (group,) = await roller.roll([problem], attempts=more, seed=seed)
+                (group,) = await roll([problem], attempts=more)
             count()
             if any(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in group.trajectories):
                 return

@@ -18,7 +18,7 @@ from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import AttemptRecord, write_rollouts
 from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
-from rocstar.types import Group, Problem, Verdict
+from rocstar.types import Group, Problem, Sampling, Verdict
 from tests.record.examples import recipe, run, trajectory
 
 POOL = [Problem(id=str(n), question=f"q{n}", answer="1") for n in range(10)]
@@ -73,7 +73,8 @@ class Scripted:
         self.faulty = faulty
         self.most = self.under_way = 0
 
-    async def roll(self, problems: list[Problem], *, attempts: int, seed: int) -> list[Group]:
+    async def roll(self, problems: list[Problem], *, attempts: int, seed: int, sampling: Sampling) -> list[Group]:
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 5), "those of the stage"
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.asked += [(problem.id, attempts) for problem in problems]
@@ -88,7 +89,8 @@ class Scripted:
 
 
 def stage(attempts: int | None, **data: int) -> Any:
-    rollout = recipe().stage[1].rollout.model_copy(update={"problems_per_step": 2, "attempts_per_problem": 16})  # type: ignore[union-attr]
+    changes = {"problems_per_step": 2, "attempts_per_problem": 16, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    rollout = recipe().stage[1].rollout.model_copy(update=changes)  # type: ignore[union-attr]
     section = DataSection(drop_solved_attempts=attempts, **data)
     return recipe().stage[1].model_copy(update={"data": section, "rollout": rollout})
 
