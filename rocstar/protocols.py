@@ -260,7 +260,7 @@ class PolicyTokens:
     advantages: torch.Tensor
     """The same for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
     attempts: torch.Tensor
-    """int64: which attempt a token is of, of an agent's which conversation, a number from 0; its tokens stand together."""
+    """int64: which attempt (of an agent, which conversation) a token is of, from 0; its tokens stand together."""
     chosen: torch.Tensor
     """bool: whether it is one of those that clip_cov or kl_cov choose among all of the update; else false."""
 
