@@ -40,7 +40,17 @@ def refused(folder: Path, *given: str) -> str:
     return ended.told
 
 
+def change(place: Path, setting: str) -> None:
+    """Note in the run that a setting is another one after its last step but one."""
+    file = place / "runs" / "tiny" / "run.json"
+    changes = [{"step": LAST - 1, "setting": setting, "was": 1, "now": 2}]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "changes": changes}))
+
+
 def test_every_step_of_every_stage_comes_out_to_the_bit(place: Path) -> None:
+    change(place, "stage.stage3.learning.clip_low")
+    assert "stage.stage3.learning.clip_low is another one after" in refused(place, "tiny")
+    change(place, "stage.stage3.steps")  # no step depends on how many there are
     steps = replayed(place, "tiny")["steps"]
     assert [(one["step"], one["differs"]) for one in steps] == [(n, {}) for n in range(SFT_STEPS + 1, LAST + 1)]
     assert all(one["metrics"] > 20 for one in steps)

@@ -127,11 +127,14 @@ def _span(
             "replayed from; run.keep_checkpoints says how many stay besides those at the end of a stage"
         )
     begun = choose(kept) if kept else 0
+    own = f"stage.{stage.name}."
+    length = f"{own}steps", f"{own}end."  # of the stage, which no step depends on
     for change in run.changes:
-        mine = change["setting"].startswith(f"stage.{stage.name}.") or change["setting"] == THREADS
+        setting = change["setting"]
+        mine = setting == THREADS or (setting.startswith(own) and not setting.startswith(length))
         if mine and change["step"] > begun:
             raise ConfigError(
-                f"{change['setting']} is another one after step {change['step']} of run {run.name}, and the replay "
+                f"{setting} is another one after step {change['step']} of run {run.name}, and the replay "
                 f"begins at step {begun}; replay a step that a later checkpoint comes before"
             )
     return Span(run=run, recipe=recipe, stage=stage, stage_begun=stage_begun, begun=begun, last=last, recorded=recorded)
