@@ -144,7 +144,7 @@ def ahead_of_learning(
         siblings, step_seed = rollout.attempts_per_problem, seed_for(seed, "step", first + step + 1)
         attempts = progress.begun(step, len(problems) * siblings)
         engine = run.calls.engine(first + step + 1, paced.engine) if run.calls else paced.engine
-        counted = replace(paced, environment=attempts.counted(paced.environment), engine=engine)
+        counted = attempts.counted(replace(paced, engine=engine))
         sampling = sampling_of(rollout)
         carried = run.progress.carried if step == run.progress.stage_step else Carried()
         roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)

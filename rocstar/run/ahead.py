@@ -18,14 +18,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocstar.protocols import Environment, Reply, ResumableEnvironment
 from rocstar.rollout.carry import RolledStep
-from rocstar.rollout.environment import EnvironmentFactory
+from rocstar.rollout.collect import AttemptMaker, Roller
 from rocstar.support.pace import time_left
 from rocstar.support.watch import Watch
-from rocstar.types import Completion, Turn
+from rocstar.types import Completion, Problem, Sampling, Trajectory, Turn
 
 Waiting = Callable[[int], AbstractContextManager[None]]
 
@@ -98,15 +99,16 @@ async def steps_ahead(
 
 
 class Attempts:
-    """The attempts of a step, counted by their environments."""
+    """The attempts of a step, counted by their environments, or as an agent ends them."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = self.calls = 0
 
-    def counted(self, make: EnvironmentFactory) -> EnvironmentFactory:
-        """A factory of the same environments, which count their calls and ends here."""
-        return lambda *given: _Counted(make(*given), self)
+    def counted(self, roller: Roller) -> Roller:
+        """The same, whose attempts count their calls and ends here."""
+        agent = roller.agent and _CountedAgent(roller.agent, self)
+        return replace(roller, environment=lambda *given: _Counted(roller.environment(*given), self), agent=agent)
 
     def told(self, seconds: float, tokens: int, expected: float | None) -> str:
         """How far they are, in words, after so many seconds, in which engines wrote so many tokens. expected: seconds
@@ -172,6 +174,20 @@ class _Counted:
         self._attempts.done += self._open  # it may be closed twice
         self._open = False
         await self._inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedAgent:
+    """An agent whose attempts are counted."""
+
+    inner: AttemptMaker
+    attempts: Attempts
+
+    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        made = await self.inner.attempt(roller, problem, index, sampling)
+        self.attempts.done += 1
+        self.attempts.calls += sum(len(turn.results) for turn in made.turns)
+        return made
 
 
 def update_told(seconds: float, done: int, total: int) -> str:

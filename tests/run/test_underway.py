@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+from rocstar.rollout.collect import Roller
 from rocstar.run.ahead import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
-from rocstar.types import EngineLoad
+from rocstar.types import EngineLoad, Problem, Sampling, Trajectory
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program
 from tests.rollout.test_collect import OTHER, roller
 from tests.scripted import ScriptedEngine
@@ -18,12 +19,22 @@ from tests.test_watch import Clock
 async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else_changes() -> None:
     plain = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER]))
     attempts = Attempts(6)
-    counted = replace(plain, environment=attempts.counted(plain.environment))
-    groups = await counted.roll([PROBLEM, OTHER], attempts=3, seed=1)
+    groups = await attempts.counted(plain).roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert (attempts.done, attempts.calls) == (6, 6)
     written = [[t.turns[0].results for t in group.trajectories] for group in groups]
     again = await plain.roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert written == [[t.turns[0].results for t in group.trajectories] for group in again]
+
+
+async def test_attempts_of_agents_are_counted_as_they_end() -> None:
+    class Agent:
+        async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+            return await replace(roller, agent=None).attempt(problem, index, sampling)
+
+    plain, attempts = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER])), Attempts(3)
+    agents = replace(attempts.counted(replace(plain, agent=Agent())), environment=plain.environment)
+    await agents.roll([PROBLEM], attempts=3, seed=1)
+    assert (attempts.done, attempts.calls) == (3, 3)
 
 
 def test_a_log_hears_how_far_a_rollout_is_and_from_the_second_step_on_how_long_it_will_take() -> None:
