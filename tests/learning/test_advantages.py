@@ -20,12 +20,6 @@ def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
     assert advantages((1.0, 0.0, 0.0, 0.0), normalize_by_std=False) == (0.75, -0.25, -0.25, -0.25)
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.3])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_equal_rewards_give_exact_zeros(reward: float, normalize: bool) -> None:
-    assert advantages((reward,) * 7, normalize) == (0.0,) * 7
-
-
 @pytest.mark.parametrize("rewards", [(), (1.0,)])
 def test_fewer_than_two_siblings_are_refused(rewards: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="at least two siblings"):

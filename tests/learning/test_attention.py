@@ -106,8 +106,7 @@ def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[s
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama", "Mistral", "Olmo2", "Phi3", "Gemma", "Granite", "Mixtral"])
 def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 4ca74a3 queries and keys came in fp32 and values in bf16, which SDPA refuses; on a CPU all become fp32. The
-    GPU is played by meta tensors, which SDPA checks as it checks those of a GPU."""
+    """The GPU is played by meta tensors, which SDPA checks as it checks those of a GPU."""
     calls: list[set[torch.dtype]] = []
 
     def spy(*qkv: torch.Tensor, **options: Any) -> torch.Tensor:

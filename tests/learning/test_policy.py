@@ -73,14 +73,6 @@ def test_a_saved_folder_names_the_architecture_that_vllm_knows_it_by(tmp_path: P
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
 
 
-def test_published_weights_hold_tied_tensors_once() -> None:
-    mine = policy()
-    mine.version = 7
-    weights = mine.publish()
-    assert weights.version == 7 and weights.tensors
-    assert "lm_head.weight" not in weights.tensors
-
-
 def test_canary_rows_say_what_a_plain_forward_gives() -> None:
     mine = policy()
     rows = mine.canary()
@@ -118,8 +110,6 @@ def experts(seed: int = 0) -> Any:
 
 
 def test_a_mixture_of_experts_goes_out_in_the_layout_that_it_came_in(tmp_path: Path) -> None:
-    """At 4ca74a3 one tensor of three dimensions was saved for the experts of a layer, which vLLM's loader does not
-    know."""
     experts().save_pretrained(tmp_path / "source")
     came_as = layout_of_folder(str(tmp_path / "source"))
     assert any("experts.3.up_proj" in name for name in came_as)
@@ -150,8 +140,7 @@ def test_a_model_that_would_be_saved_in_another_layout_is_refused_when_it_is_ope
 def test_the_gradient_of_a_gathered_head_goes_where_offloaded_weights_are(
     tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cluster.offload_optimizer`: at 4ca74a3 it was assigned across devices, which torch refuses. The other device is
-    played by meta tensors."""
+    """`cluster.offload_optimizer`; the other device is played by meta tensors."""
     made = Policy(causal_lm("Qwen2", tie_word_embeddings=tied), codec(), template_named("compact"))
     made.model.to("meta")
     made.ranks = cast(Ranks, SimpleNamespace(mesh=object()))
@@ -170,7 +159,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
-    """At f664d51 the learner's own check told that "packed rows differ by nan"."""
     made = model()
     with torch.no_grad():
         made.model.layers[1].mlp.up_proj.weight[3, 5] = value
@@ -204,16 +192,11 @@ def same(one: Policy, other: Policy) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
 
 
-def test_an_export_says_where_generation_ends(tmp_path: Path) -> None:
-    policy().save(tmp_path / "model")
-    stop = codec().token_id(template_named("compact").stop)
-    assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [stop]
-
-
-def test_weights_published_in_process_are_the_live_ones() -> None:
+def test_weights_published_in_process_are_the_live_ones_and_hold_tied_tensors_once() -> None:
     mine = policy()
-    tensors = mine.publish().tensors
-    assert tensors is not None and "lm_head.weight" not in tensors
+    mine.version = 7
+    weights, tensors = mine.publish(), mine.publish().tensors
+    assert weights.version == 7 and tensors is not None and "lm_head.weight" not in tensors
     for name, parameter in mine.model.named_parameters():
         assert tensors[name].data_ptr() == parameter.data_ptr() and not tensors[name].requires_grad
 

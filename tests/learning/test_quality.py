@@ -55,7 +55,7 @@ def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Traj
     ("attempt", "errors", "form"),
     [
         (trajectory(turn()), 0.5, 0.0),
-        (trajectory(turn(OK), turn()), 0.0, 0.0),
+        (trajectory(turn(OK, stdout="mean error: 0.1"), turn()), 0.0, 0.0),
         (trajectory(turn(BAD), turn(OK), turn()), 1 / 2, 0.0),
         (trajectory(turn(BAD), turn(LATE), turn(BROKEN), turn()), 1.0, 0.0),
         (trajectory(turn(OK, BAD, OK), turn(OK), turn()), 1 / 4, 0.0),
@@ -67,14 +67,6 @@ def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Traj
 )
 def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, form: float) -> None:
     assert penalty(attempt, PAPER) == Penalty(errors=errors, format=form)
-
-
-def test_a_program_that_prints_the_word_error_is_no_error() -> None:
-    assert penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn()), PAPER).errors == 0.0
-
-
-def test_the_first_turn_counts_so_a_clean_one_turn_answer_is_clean() -> None:
-    assert penalty(trajectory(turn(), answer_tags=1), PAPER).format == 0.0
 
 
 def test_an_attempt_without_outcome_or_turns_has_a_penalty_too() -> None:

@@ -18,15 +18,6 @@ from rocstar.types import Reason
 REWARDS = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0)
 PENALTIES = (1.5, 0.0, 0.0, 2.0, 0.5, 1.0, 0.0, 0.5)
 
-SELECTIONS = st.integers(2, 40).flatmap(
-    lambda n: st.tuples(
-        st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n),
-        st.lists(st.floats(0, 2), min_size=n, max_size=n),
-        st.integers(2, 20),
-        st.integers(),
-    )
-)
-
 
 def test_a_group_of_eight_keeps_two_of_each_class() -> None:
     kept, reasons = select(REWARDS, PENALTIES, 4, random.Random(0))
@@ -105,24 +96,6 @@ def test_one_failure_of_many_teaches_nothing_without_the_floor() -> None:
     assert {reason for reason, _ in fates} == {Reason.DROPPED_EQUAL_REWARDS}
     with pytest.raises(ValueError, match=r"failure_floor 4 leaves no right attempt in resample\.keep 4"):
         ResampleSection(keep=4, failure_floor=4)
-
-
-@given(SELECTIONS)
-def test_selection_never_invents_and_keeps_exactly_g_with_both_classes(
-    case: tuple[list[float], list[float], int, int],
-) -> None:
-    rewards, penalties, keep, seed = case
-    kept, reasons = select(rewards, penalties, keep, random.Random(seed))
-    assert len(reasons) == len(rewards)
-    assert list(kept) == sorted(set(kept))
-    assert set(kept) <= set(range(len(rewards)))
-    if len(set(rewards)) == 1:
-        assert kept == ()
-        assert set(reasons) == {Reason.DROPPED_EQUAL_REWARDS}
-    else:
-        assert len(kept) == min(len(rewards), keep)
-        assert {rewards[index] for index in kept} == {0.0, 1.0}
-    assert select(rewards, penalties, keep, random.Random(seed)) == (kept, reasons)
 
 
 def test_the_release_quotas_match_its_table_for_32_to_16() -> None:
