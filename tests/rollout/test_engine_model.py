@@ -58,14 +58,7 @@ def test_siblings_on_one_engine_feed_their_prompt_once() -> None:
 
 
 def test_long_prompts_are_fed_in_chunks_beside_decoding() -> None:
-    small = EngineModel(
-        capacity_tokens=1000,
-        step_seconds=1.0,
-        seconds_per_cached_token=0.0,
-        seconds_per_sequence=0.0,
-        seconds_per_prefill_token=0.0,
-        chunk_tokens=5,
-    )
+    small = replace(engine(step=1.0), chunk_tokens=5)
     report = roll([attempt((5, 0, 0.0), prompt=5), attempt((5, 0, 0.0), group="b", prompt=10)], small)
     assert report.makespan == pytest.approx(1 + 2 + 4)
 
@@ -86,16 +79,7 @@ def test_when_the_cache_is_full_the_latest_request_is_fed_again_later() -> None:
 
 def test_half_of_the_requests_go_where_the_engine_does_that() -> None:
     attempts = [attempt((10, 0, 0.0), group=group, prompt=1) for group in "abcd"]
-    model = EngineModel(
-        capacity_tokens=24,
-        step_seconds=1.0,
-        seconds_per_cached_token=0.0,
-        seconds_per_sequence=0.0,
-        seconds_per_prefill_token=0.0,
-        watermark=0.0,
-        evicted_share=0.5,
-    )
-    assert roll(attempts, model).evictions == 2
+    assert roll(attempts, replace(engine(24, step=1.0), evicted_share=0.5)).evictions == 2
 
 
 def torch_like(pages: int, **costs: float) -> EngineModel:

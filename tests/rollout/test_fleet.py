@@ -61,6 +61,9 @@ class Faulty(PlainEngine):
         self._refuse()
         await super().load_weights(weights)
 
+    def whereabouts(self) -> dict[str, str | int]:
+        return {}
+
     def _refuse(self) -> None:
         if self.dead:
             raise EngineUnavailable("the process ended with SIGKILL")
@@ -322,9 +325,6 @@ async def test_while_learners_have_the_gpus_nothing_is_written_or_begun() -> Non
             self.begun.append("restarted")
             self.dead = False
 
-        def whereabouts(self) -> dict[str, str | int]:
-            return {}
-
     told, a, b = Told(), Restless(), PlainEngine()
     a.dead = True
     async with opened(told, patience=60, a=a, b=b) as fleet:
@@ -386,9 +386,6 @@ async def test_weights_that_come_while_an_engine_is_tried_cost_it_no_second_star
             self.begun += 1
             self.dead = False
 
-        def whereabouts(self) -> dict[str, str | int]:
-            return {}
-
         async def generate(self, *given: Any, **named: Any) -> Completion:
             made = await super().generate(*given, **named)
             if len(self.seen) == 1:
@@ -449,39 +446,6 @@ async def test_weights_in_memory_are_not_read_after_the_call() -> None:
         assert a.version == 0 and fleet.load().capacity_tokens == a.capacity
 
 
-async def test_tokens_before_and_after_a_swap_in_flight_are_no_garbage() -> None:
-    told = Told()
-    async with opened(told, a=PlainEngine(pause=0.005)) as fleet:
-        turn = asyncio.create_task(ask(fleet, tokens=20))
-        await until(lambda: fleet.load().produced_tokens > 2)
-        await fleet.load_weights(Weights(version=1, folder="w"))
-        assert [span.version for span in (await turn).version_spans] == [0, 1]
-    assert not told
-
-
-async def test_cancelling_whoever_waits_frees_the_request() -> None:
-    a = PlainEngine(pause=0.01)
-    async with opened(a=a) as fleet:
-        turn = asyncio.create_task(ask(fleet, tokens=1000))
-        await until(lambda: bool(a.running))
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await turn
-        await until(lambda: not a.running)
-        assert fleet.load().running == fleet.load().waiting == 0
-
-
-async def test_an_aborted_turn_ends_with_what_it_has() -> None:
-    a = PlainEngine(pause=0.001)
-    async with opened(a=a) as fleet:
-        turn = asyncio.create_task(ask(fleet, tokens=1000))
-        await until(lambda: a.produced > 2)
-        await fleet.abort("s/0")
-        completion = await turn
-        assert completion.finish is Finish.ABORTED and 2 < len(completion.token_ids) < 1000
-        await fleet.abort("nobody")
-
-
 async def test_two_turns_of_a_session_are_done_one_after_the_other() -> None:
     a = PlainEngine(pause=0.001)
     async with opened(a=a) as fleet:
@@ -489,16 +453,6 @@ async def test_two_turns_of_a_session_are_done_one_after_the_other() -> None:
         await until(lambda: bool(a.running))
         assert list(a.running) == ["s/0"]
         assert [len((await turn).token_ids) for turn in both] == [5, 5]
-
-
-async def test_closing_a_session_ends_its_turns() -> None:
-    a = PlainEngine(pause=0.01)
-    async with opened(a=a) as fleet:
-        turns = [asyncio.create_task(ask(fleet, turn=turn, tokens=1000)) for turn in range(2)]
-        await until(lambda: bool(a.running))
-        await fleet.close_session("s")
-        assert [(await turn).finish for turn in turns] == [Finish.ABORTED] * 2
-        await until(lambda: not a.running and not a.sessions)
 
 
 async def test_a_turn_whose_end_was_asked_for_is_not_begun_again_when_its_engine_dies() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -91,14 +91,6 @@ async def test_the_second_call_of_an_attempt_sees_a_name_of_the_first(notebooks:
     assert (len(notebooks.sessions), notebooks.open) == (1, 0)
 
 
-async def test_no_attempt_sees_a_name_of_another(notebooks: Notebooks) -> None:
-    """All at once: each finds its list empty, and what it put there itself."""
-    grow = program("try: seen.append(1)\nexcept NameError: seen = []\nprint(len(seen))")
-    groups = await roller(notebooks.conversation(), [grow, grow, ANSWER]).roll([PROBLEM, OTHER], attempts=4, seed=1)
-    for trajectory in (t for group in groups for t in group.trajectories):
-        assert [turn.results[0].stdout for turn in trajectory.turns[:2]] == ["0\n", "1\n"]
-
-
 async def test_every_session_of_a_step_is_closed_at_its_end(notebooks: Notebooks) -> None:
     await roller(notebooks.conversation(), TWO_CELLS).roll([PROBLEM, OTHER], attempts=8, seed=1)
     assert (len(notebooks.sessions), notebooks.open) == (16, 0)
@@ -108,12 +100,6 @@ async def test_every_session_of_a_step_is_closed_at_its_end(notebooks: Notebooks
 async def test_an_attempt_that_calls_nothing_opens_no_session(notebooks: Notebooks) -> None:
     assert (await attempt(notebooks.conversation(), [ANSWER])).stop is Stop.ANSWERED
     assert notebooks.sessions == []
-
-
-async def test_the_same_seed_draws_the_same_numbers(notebooks: Notebooks) -> None:
-    draw = [program("import random"), program("print(random.random())"), ANSWER]
-    drawn = [await attempt(notebooks.conversation(), draw) for _ in range(2)]
-    assert replies_in(drawn[0]) == replies_in(drawn[1])
 
 
 @pytest.mark.parametrize(
@@ -157,29 +143,3 @@ async def test_a_sandbox_that_stays_away_ends_the_attempt_as_ours_and_its_sessio
         assert trajectory.fault == "gone"
         assert trajectory.turns[1].results == ()
     assert (len(notebooks.sessions), notebooks.open) == (2, 0)
-
-
-@pytest.fixture
-async def dying() -> AsyncIterator[SandboxClient]:
-    """A sandbox that a test may kill."""
-    with SandboxClient.start(slots=1, preload=()) as sandbox:
-        yield sandbox
-
-
-async def test_a_daemon_that_dies_between_two_cells_costs_the_attempt_nothing(dying: SandboxClient) -> None:
-    class Killing(ScriptedEngine):
-        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
-            if "/turn1/" in names["request_id"]:
-                dying.nodes[0].close("it was killed")
-            return await super().generate(token_ids, sampling, **names)
-
-    made = replace(roller(Notebooks(dying).conversation(), []), engine=Killing(CODEC, TWO_CELLS))
-    (group,) = await made.roll([PROBLEM], attempts=1, seed=1)
-    assert group.trajectories[0].turns[1].results[0].stdout == "42\n"
-
-
-async def test_a_closed_sandbox_is_no_result_and_no_reward(dying: SandboxClient) -> None:
-    talk = Notebooks(dying).conversation()
-    dying.close()
-    (group,) = await roller(talk, TWO_CELLS).roll([PROBLEM], attempts=2, seed=1)
-    assert {(t.stop, t.outcome) for t in group.trajectories} == {(Stop.ENVIRONMENT_FAILED, None)}
