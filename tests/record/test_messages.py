@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from rocstar.errors import DataError
-from rocstar.record.messages import parsed, turns_of
+from rocstar.record.messages import turns_of
 
 
 def asks(*names: str) -> dict[str, Any]:
@@ -40,10 +37,3 @@ def test_a_program_is_a_call_and_what_nobody_asked_for_is_a_reply() -> None:
         (call["raw"], result["status"]) for call, result in zip(second["calls"], second["results"], strict=True)
     ] == [("1/0", "code_error")]
     assert second["replies"] == [{"role": "tool", "text": "late"}]
-
-
-def test_json_with_nan_and_half_a_surrogate_pair_is_read_and_other_texts_are_refused() -> None:
-    found = parsed('{"a": NaN, "b": "\\ud800", "c": "\\ud83d\\ude00"}')
-    assert found["a"] != found["a"] and (found["b"], found["c"]) == ("?", "\U0001f600")
-    with pytest.raises(DataError, match="it is no JSON"):
-        parsed(b"{")
