@@ -61,12 +61,6 @@ def test_columns_are_mapped_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert problem.metadata == {"family": "gcd", "line": 1}
 
 
-def test_a_usual_synonym_stands_in_for_a_default_column(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "a.jsonl", {"problem": "Why?", "final_answer": 8.0, "solution": "..."})
-    (problem,) = load_problems(path)
-    assert (problem.question, problem.answer) == ("Why?", "8")
-
-
 @pytest.mark.parametrize("header", ["Problem,Answer", "QUESTION,Final_Answer", " question ,target"])
 def test_capitals_and_spaces_in_a_column_s_name_do_not_hide_it(tmp_path: Path, header: str) -> None:
     (problem,) = load_problems(write(tmp_path / "a.csv", f"{header}\nWhy?,8\n"))
@@ -198,13 +192,3 @@ def test_a_column_named_as_the_question_is_the_whole_of_it(tmp_path: Path) -> No
     path = jsonl(tmp_path / "a.jsonl", {"Body": "Two and one.", "Question": "How many?", "Answer": 3.0})
     (problem,) = load_problems(path, question="Question")
     assert problem.question == "How many?"
-
-
-def test_svamp_as_published_has_its_stories_and_so_no_question_twice() -> None:
-    path = SHARED / "eval_math" / "svamp.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    problems = load_problems(path)
-    assert all(len(problem.question) > len("How many?") + 20 for problem in problems)
-    bare = load_problems(path, question="Question")
-    assert len({p.id for p in problems}) > len({p.id for p in bare}) and len({p.id for p in problems}) > 990

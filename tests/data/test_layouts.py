@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ def test_a_row_of_a_known_layout_is_recognised_and_read(layout: str, row: dict[s
     columns = detect_columns(row, where="f, line 1")
     problem = problem_of(row, columns, where="f, line 1", source="s", line=1)
     assert (columns.layout, problem.question, problem.answer) == (layout, "1+1?", "2")
-
-
-@pytest.mark.parametrize("row", [row for _, row in ROWS if isinstance(row.get("prompt"), list)])
-def test_training_reads_foreign_layouts_too(tmp_path: Path, row: dict[str, Any]) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    assert [(p.question, p.answer) for p in load_problems(path)] == [("1+1?", "2")]
 
 
 def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
 
 
 def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> None:
-    """§4.2 checks OpenMathReasoning alone; at f664d51 a label of Project Euler that nobody found went too."""
+    """§4.2 checks OpenMathReasoning alone."""
     answers, wrong = tmp_path / "answers.jsonl", ["\\boxed{999}"] * 3
     asked = {name: f"What does the {name} puzzle ask of us today?" for name in ("euler", "forum")}
     for name, question in asked.items():

@@ -38,7 +38,6 @@ def test_the_same_text_is_found_behind_other_latex(seen: QuestionIndex) -> None:
     ],
 )
 def test_texts_that_differ_only_in_spacing_are_the_same(seen: QuestionIndex, text: str, spaced: str) -> None:
-    """At f664d51 a triangle A B C was another than ABC."""
     assert seen.add(text, "5", "first", form="5") is None
     match = seen.add(spaced, "5", "second", form="5")
     assert match is not None and match.exact

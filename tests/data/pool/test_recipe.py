@@ -71,13 +71,6 @@ def test_a_recipe_may_extend_another(recipe: Path, tmp_path: Path) -> None:
     assert (config.source[0].path, config.source[0].answer) == ("rows.jsonl", "gold")
 
 
-def test_a_missing_or_broken_recipe_is_told_in_a_sentence(tmp_path: Path) -> None:
-    assert "there is no recipe" in refusal(tmp_path / "none.toml")
-    broken = tmp_path / "b.toml"
-    broken.write_text("data = ")
-    assert "not valid TOML" in refusal(broken)
-
-
 def test_the_recipe_of_the_repository_names_every_benchmark_of_the_project() -> None:
     names = {benchmark.name for benchmark in load(RECIPE, PoolConfig).benchmark}
     assert names >= {
