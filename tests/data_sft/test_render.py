@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import shutil
 import unicodedata
 from typing import Any
 
@@ -19,12 +17,11 @@ from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of, row
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces, written
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import ours
 from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl
 from rocstar.dialogue.templates import template_named
 from rocstar.types import Demonstration, DemoTurn, Problem, SftRow, Status, ToolResult
-from tests.data_sft.support import WEATHER, calls, real, result, says, talk, user
+from tests.data_sft.support import WEATHER, calls, result, says, talk, user
 from tests.dialogue.naive_rows import encode_demonstration
 
 TEXTS = ["get weather Paris sunny <tool_call> print(1)", 'é ü 漢字 \n\n {"name": 1}', "<answer> 12 </answer>"]
@@ -175,22 +172,6 @@ def test_a_demonstration_becomes_the_same_tokens_as_ever(name: str, made: list[t
     template = template_named(name)
     row = encoded(pieces(from_demonstration(demo, feedback), template, ()), CODEC, template.reserved)
     assert row == encode_demonstration(demo, codec=CODEC, template=template, tools=(), feedback=feedback)
-
-
-def test_a_published_tokenizer_is_read_from_its_older_files(tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    folder = real("qwen2_tokenizer")
-    for name in ("vocab.json", "merges.txt"):
-        (tmp_path / name).write_bytes(gzip.decompress((folder / f"{name}.gz").read_bytes()))
-    shutil.copyfile(folder / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
-    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    codec = Codec.load(folder)
-    parts = list(pieces(talk(user("Où? 12345  it's\r\n\n\tcafe\u0301 漢字 🙂"), calls(), result(), says()), CHAT, ()))
-    for piece in parts:
-        assert codec.encode(piece.text) == oracle(piece.text, add_special_tokens=False)["input_ids"]
-    row = encoded(parts, codec, CHAT.reserved)
-    check_tokens(row, parts, codec)
-    assert codec.token_id(CHAT.stop) == 151645 and row.loss_mask[-1] and row.token_ids[-1] == 151645
 
 
 def test_composed_accents_are_no_difference_but_other_changes_are() -> None:
