@@ -72,7 +72,6 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
 
 
 def test_a_step_whose_calls_all_fail_is_told_at_once() -> None:
-    """At ec525b2 five steps later, when the reward was gone."""
     broken: Row = {**HEALTHY, "tool/error_rate": 1.0, "tool/calls": 0.5, "roc/attempts": 40.0}
     assert names([HEALTHY, broken]) == ["failed calls"] and names([broken] * WINDOW) == ["failed calls"]
     assert names([{**broken, "tool/error_rate": 0.99}]) == [] and names([broken], tools=False) == []
@@ -100,8 +99,6 @@ def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
 
 
 def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_nothing_that_follows() -> None:
-    """At ec525b2 a rate a hundred times too high, which lost all in its first update, was told after five further
-    steps, as three alarms that all asked for other problems or a longer cold start."""
     lost: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "learn/updates": 0.0, "tool/none_share": 1.0}
     begun, gone = ({"roc/attempts": 64.0, **row} for row in ({"verdict/right": 0.17, "learn/updates": 2.0}, lost))
     assert names([begun, gone, gone]) == []
@@ -113,8 +110,7 @@ def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_n
 
 
 def test_a_stage_with_hardly_anything_right_tells_how_many_attempts_are_cut_and_calls_fail() -> None:
-    """With room for 14 tokens every attempt was cut in which a call might have helped; only that nothing is right and
-    nothing learnt was told at ec525b2."""
+    """With room for 14 tokens every attempt is cut in which a call might help."""
     short: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "len/truncated": 0.22, "tool/error_rate": 0.54}
     (alarm,) = alarms([{**HEALTHY, **short}] * WINDOW)
     assert "22% are cut by the token limit, and 54% of the tool calls fail" in alarm.evidence

@@ -22,12 +22,6 @@ from rocstar.run.opening import opened, opening
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.types import SftRow
 
-ROWS = [SftRow(token_ids=(n,), loss_mask=(True,)) for n in range(10)]
-
-
-def taken(step: int, count: int) -> list[int]:
-    return [row.token_ids[0] for row in rows_of_step(ROWS, step, count, seed=1)]
-
 
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 3))
 def test_every_epoch_shows_every_row_once_in_an_order_of_its_own(there: int, count: int, seed: int) -> None:
@@ -46,15 +40,10 @@ def test_every_epoch_shows_every_row_once_in_an_order_of_its_own(there: int, cou
 
 
 def test_a_file_of_one_kind_and_then_another_is_learnt_mixed() -> None:
-    """At f664d51 its first steps were of the first kind alone, and 80 of 2,000 rows were not seen in the epoch."""
     rows = [SftRow(token_ids=(n // 1000,), loss_mask=(True,)) for n in range(2000)]
     shares = [sum(row.token_ids[0] for row in rows_of_step(rows, step, 128, 0)) / 128 for step in range(15)]
     assert all(0.3 < share < 0.7 for share in shares)  # 0.5 give or take 0.044
     assert {id(row) for step in range(16) for row in rows_of_step(rows, step, 128, 0)} == set(map(id, rows))
-
-
-def test_fewer_rows_than_a_step_takes_are_all_taken() -> None:
-    assert sorted(taken(3, 99)) == list(range(10))
 
 
 def messages(path: Path) -> str:
@@ -100,7 +89,6 @@ def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
-    """At d725079 a second stage's `sft.rows_file` was accepted and never read."""
     first = material(tmp_path)
     other = tmp_path / "other.jsonl"
     other.write_text((tmp_path / "rows.jsonl").read_text().splitlines()[0] + "\n")

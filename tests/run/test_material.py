@@ -70,7 +70,6 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
 def test_data_that_is_not_there_is_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], told: str
 ) -> None:
-    """At d725079 a missing file was found after the first evaluation."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
     cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
@@ -97,7 +96,6 @@ def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At da2c6d8 cluster.launcher was read nowhere."""
     monkeypatch.setattr("rocstar.support.exits.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError) as caught:
         material(COLD, cluster={"launcher": "ray", "learners": 2})
@@ -114,7 +112,6 @@ def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch
 
 
 def test_other_answers_are_other_problems(tmp_path: Path) -> None:
-    """At d725079 a resumed run went on with whatever its files held by then."""
     cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
     found = []
@@ -303,8 +300,6 @@ def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_
 def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_engine_writes(
     tmp_path: Path, pretrained: dict[str, Any], changes: dict[str, Any], why: str
 ) -> None:
-    """At 4ca74a3 with vLLM alone as the engine they passed the dry run and failed when they were loaded, Gemma 3's
-    windows at the first longer attempt."""
     rollout = {"rollout": {"template": "compact", "max_turns": 1}}
     server = {"engine": [{"name": "v", "kind": "vllm", "url": "http://127.0.0.1:8000"}]}
     harmless = {"logits_scaling": 1.0, "layer_types": ["sliding_attention", "linear_attention"], "sliding_window": 16}

@@ -112,8 +112,7 @@ def test_a_token_past_the_bound_is_a_bug_that_ends_the_run_and_a_strict_stage_te
 
 
 def test_the_gap_between_engine_and_learner_is_told_of_fresh_and_of_stale_tokens_alone() -> None:
-    """An attempt of four tokens by version 4 and one of which two are by version 3 and two by version 4. At 4ca74a3 one
-    stale token hid its attempt, and a step without an attempt of present weights alone told nothing."""
+    """An attempt of four tokens by version 4 and one of which two are by version 3 and two by version 4."""
     group, spans = written_by((4, 4), (3, 4)), ((VersionSpan(4, 4),), (VersionSpan(3, 2), VersionSpan(4, 2)))
     verdicts = (Verdict.RIGHT, Verdict.WRONG)
     attempts = tuple(
@@ -150,7 +149,6 @@ def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
 
 
 def test_an_undecided_attempt_uses_up_the_fault_budget_and_names_its_reference() -> None:
-    """At f664d51 it left its group, and neither a budget nor an alarm knew of it."""
     attempts = tuple(trajectory(n, verdict=verdict) for n, verdict in enumerate((Verdict.RIGHT, Verdict.UNDECIDED)))
     share, first = faults_of([Group(problem=PROBLEM, trajectories=attempts)])
     assert share == 0.5 and first is not None
