@@ -217,7 +217,6 @@ def test_device_dtype_and_seed_are_obeyed_and_recorded(model_folder: Path, capsy
 def test_padding_of_an_embedding_is_never_drawn(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At d725079 half of the tokens of such a model were ones that no tokenizer knows."""
     import shutil
 
     import pyarrow.parquet as parquet
