@@ -9,7 +9,7 @@ import pytest
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.sandbox.call import ForkRefused, Limits
-from rocstar.sandbox.client import SandboxClient, Session
+from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.notebook import ENDED, NotebookTool
 from rocstar.types import Status, ToolCall
 
@@ -24,18 +24,6 @@ def client() -> Iterator[SandboxClient]:
 
 def call(code: str, number: int = 0) -> ToolCall:
     return ToolCall(id=f"call-{number}", tool="jupyter_code", arguments={"code": code}, raw="")
-
-
-class Remembering:
-    """Opens sessions of a client and keeps them in sight."""
-
-    def __init__(self, client: SandboxClient) -> None:
-        self.client = client
-        self.sessions: list[Session] = []
-
-    def open_session(self, *, limits: Limits, seed: int, replay: bool) -> Session:
-        self.sessions.append(self.client.open_session(limits=limits, seed=seed, replay=replay))
-        return self.sessions[-1]
 
 
 async def test_names_stay_within_an_attempt_and_are_never_shared_with_another(client: SandboxClient) -> None:
@@ -109,22 +97,6 @@ async def test_the_first_calls_seed_is_the_notebooks(client: SandboxClient) -> N
             await tool.run(call("import random"), seed=first)
             drawn.append((await tool.run(call("random.random()"), seed=second)).value)
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-async def test_its_session_is_closed_however_the_attempt_ended(client: SandboxClient) -> None:
-    opener = Remembering(client)
-
-    async def attempt(code: str) -> None:
-        async with NotebookTool(opener, LIMITS) as tool:
-            await tool.run(call("x = 1"))
-            await tool.run(call(code))
-            raise RuntimeError("the attempt fails")
-
-    attempts = [asyncio.create_task(attempt(code)) for code in ("import time; time.sleep(15)", "x")]
-    await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
-    attempts[0].cancel()
-    await asyncio.gather(*attempts, return_exceptions=True)
-    assert [session.closed for session in opener.sessions] == [True, True]
 
 
 async def test_a_closed_notebook_runs_nothing(client: SandboxClient) -> None:
