@@ -20,6 +20,10 @@ def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
     assert advantages((1.0, 0.0, 0.0, 0.0), normalize_by_std=False) == (0.75, -0.25, -0.25, -0.25)
 
 
+def test_equal_rewards_give_exact_zeros() -> None:
+    assert advantages((0.1,) * 3) == (0.0,) * 3  # though the mean of these floats is not 0.1
+
+
 @pytest.mark.parametrize("rewards", [(), (1.0,)])
 def test_fewer_than_two_siblings_are_refused(rewards: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="at least two siblings"):
