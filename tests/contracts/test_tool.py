@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,21 +181,9 @@ async def test_a_bad_call_is_data_even_when_the_sandbox_is_down(broken: Tool) ->
     assert (await broken.run(call({"language": "python"}))).status is Status.BAD_CALL
 
 
-async def test_a_cancelled_call_does_not_stand_in_the_way_of_the_next(
-    programs: Tool, wait_a_little: Callable[[Any], Any]
-) -> None:
-    await wait_a_little(programs.run(call({"code": ENDLESS})))
+async def test_a_cancelled_call_does_not_stand_in_the_way_of_the_next(programs: Tool) -> None:
+    running = asyncio.ensure_future(programs.run(call({"code": ENDLESS})))
+    await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     assert (await programs.run(call({"code": GOOD}))).status is Status.OK
-
-
-@pytest.fixture
-def wait_a_little() -> Callable[[Any], Any]:
-    import asyncio
-
-    async def wait(running: Any) -> None:
-        task = asyncio.ensure_future(running)
-        await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    return wait
