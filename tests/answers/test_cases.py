@@ -1,4 +1,3 @@
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ def test_an_answer_is_the_reference_where_that_stands_nowhere_else(tmp_path: Pat
 def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer"):
         load_cases(file := write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}), read_rows(file))
-
-
-def test_gzip_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl.gz"
-    file.write_bytes(gzip.compress(b'{"text": "5", "gold": "6"}\n\n'))
-    assert len(load_cases(file, read_rows(file))) == 1
 
 
 @pytest.mark.parametrize(

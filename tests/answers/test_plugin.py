@@ -90,7 +90,6 @@ async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told:
 async def test_a_graded_reward_is_kept_and_right_above_the_threshold(
     text: str, above: float, verdict: Verdict, reward: float
 ) -> None:
-    """At f664d51 a reward of 0.5 ended the run in its first evaluation."""
     found = await asked("moody", text, right_above=above)
     assert isinstance(found, Outcome) and (found.verdict, found.reward) == (verdict, reward)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,20 +100,6 @@ def test_a_call_that_was_cancelled_in_line_is_never_run(pool: DeadlinePool, tmp_
     nap.result(PATIENT)
     results(pool, "fine")
     assert not mark.exists()
-
-
-def test_threads_and_loops_share_a_pool(pool: DeadlinePool) -> None:
-    found: list[Any] = []
-
-    async def ask() -> None:
-        found.append(await asyncio.wrap_future(pool.submit([payload("fine")])[0]))
-
-    threads = [threading.Thread(target=lambda: asyncio.run(ask())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [["right", "g"]] * 4
 
 
 def test_large_payloads_and_text_that_is_no_unicode_pass(pool: DeadlinePool) -> None:

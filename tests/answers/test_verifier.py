@@ -6,9 +6,8 @@ from rocstar.answers.grade import Grader
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.errors import VerifierUnavailable
-from rocstar.types import Problem, Status, Stop, Trajectory, Verdict
+from rocstar.types import Status, Stop, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
-from tests.scripted import ScriptedVerifier
 
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
 
@@ -34,14 +33,6 @@ async def test_two_boxes_joined_by_or_are_two_answers_and_not_one() -> None:
     assert (await boxed(attempt(turn(r"\boxed{4} or \boxed{5}"))))[:2] == (WRONG, "4, 5")
 
 
-async def test_a_whole_step_is_verified_in_one_call_in_order() -> None:
-    attempts = [(problem(str(n)), attempt(turn(rf"\boxed{{{n % 2}}}"))) for n in range(4)]
-    verifier = BoxedVerifier(Letters(), Grader())
-    outcomes = await verifier.verify_all(attempts)
-    assert [getattr(outcome, "verdict", None) for outcome in outcomes] == [RIGHT, RIGHT, WRONG, WRONG]
-    assert outcomes[3] == await verified(verifier, *attempts[3])
-
-
 async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None:
     assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>")), strict=True))[0] is RIGHT
     assert await boxed(attempt(turn(r"\boxed{5}")), strict=True) == (WRONG, None, "no_answer")
@@ -50,13 +41,6 @@ async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None
 
 async def test_a_tool_cannot_answer_for_the_model() -> None:
     assert await boxed(attempt(turn("print", printed(r"\boxed{5}")), turn("done"))) == (WRONG, None, "no_answer")
-
-
-@pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
-@pytest.mark.parametrize("text", [r"<answer>\boxed{5}</answer>", r"so \boxed{5", "the answer is 5", ""])
-async def test_a_truncated_attempt_is_wrong_whatever_it_says(stop: Stop, text: str) -> None:
-    for strict in (False, True):
-        assert await boxed(attempt(turn(text), stop=stop), strict=strict) == (WRONG, None, "truncated")
 
 
 @pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
@@ -127,18 +111,6 @@ async def test_the_last_tool_result_counts_and_a_failed_one_is_no_answer() -> No
     none = await verified(verifier, problem("5"), attempt(turn(r"\boxed{5}")))
     assert (right.verdict, right.extracted, right.method) == (RIGHT, "5", "tool_output")
     assert (wrong.verdict, wrong.method) == (none.verdict, none.method) == (WRONG, "no_answer")
-
-
-async def test_a_scripted_verifier_can_be_unavailable_for_one_attempt() -> None:
-    def decide(problem: Problem, trajectory: Trajectory) -> Verdict:
-        if problem.answer == "lost":
-            raise VerifierUnavailable("scripted outage.")
-        return RIGHT
-
-    attempts = [(problem(answer), attempt(turn(""))) for answer in ("5", "lost", "7")]
-    right, lost, also_right = await ScriptedVerifier(decide).verify_all(attempts)
-    assert isinstance(lost, VerifierUnavailable)
-    assert [getattr(outcome, "verdict", None) for outcome in (right, also_right)] == [RIGHT, RIGHT]
 
 
 async def test_a_worker_that_dies_on_one_answer_costs_no_other_attempt_its_verdict() -> None:
