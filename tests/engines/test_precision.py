@@ -81,7 +81,6 @@ def decoded(model: Any, ids: Sequence[int]) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_an_engine_in_bf16_is_as_near_to_the_learner_as_that_to_itself_in_fp32(kind: str) -> None:
-    """At 4ca74a3 the embedded engine rounded its frequencies too: at position 2,000 it was 2.5 to 9 times as far."""
     model, chance = lively(kind), random.Random(1)
     ids = [chance.randrange(104) for _ in range(POSITIONS)]
     coarse, exact = (learnt(model, ids, dtype) for dtype in ("bfloat16", "float32"))
@@ -122,8 +121,6 @@ def other_layer(model: Any) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_canary_rows_know_the_noise_of_the_model_at_hand(scale: float) -> None:
-    """At 4ca74a3 a right server was refused as soon as one token of 96 was off by 0.15 nats, as with large logits, and
-    one with other angles was not as long as none was: rows of 32 tokens cannot tell."""
     model = lively("Llama", tie_word_embeddings=False)
     model.lm_head.weight.data *= scale
     rows = Policy(copy.deepcopy(model), codec(), template_named("compact"), ModelSection(dtype="bfloat16")).canary()

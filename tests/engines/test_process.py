@@ -53,13 +53,6 @@ def strike(engine: ProcessEngine, number: int) -> None:
     os.kill(engine.pid, number)
 
 
-async def test_a_completion_is_the_one_that_the_engine_in_the_child_made(engine: ProcessEngine) -> None:
-    completion = await ask(engine)
-    assert completion.token_ids == written(PROMPT, Sampling(max_new_tokens=5, seed=0))
-    assert completion.finish is Finish.LENGTH and len(completion.logprobs) == 5
-    assert engine.load().produced_tokens == 5 and engine.load().running == engine.load().waiting == 0
-
-
 async def test_new_weights_are_there_when_the_call_returns(engine: ProcessEngine) -> None:
     await engine.load_weights(Weights(version=3, folder="w"))
     assert engine.load().policy_version == 3

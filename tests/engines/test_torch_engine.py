@@ -51,12 +51,6 @@ async def ask(engine: TorchEngine, ids: Any, session: str = "s", tokens: int = 1
     return await engine.generate(ids, asked, request_id=f"{session}/{len(ids)}", session_id=session)
 
 
-async def ask_once(engine: TorchEngine, session: str, tokens: int) -> Completion:
-    completion = await ask(engine, SHORT, session, tokens)
-    await engine.close_session(session)
-    return completion
-
-
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "long"])
 async def test_logprobs_agree_with_a_plain_forward(
@@ -71,59 +65,6 @@ async def test_logprobs_agree_with_a_plain_forward(
         noise = 1e-4 if "linear_attention" in (getattr(model.config, "layer_types", None) or ()) else 1e-5
         assert completion.logprobs == pytest.approx(naive, abs=noise)
         ids = (*ids, *completion.token_ids, 5, 9)
-
-
-async def test_siblings_feed_their_prompt_once(engine: TorchEngine) -> None:
-    alone = await ask(engine, LONG, tokens=1)
-    fed_alone = engine._decoder.fed_tokens
-    together = await asyncio.gather(*(ask(engine, LONG, f"sibling{n}", tokens=1) for n in range(3)))
-    assert [sibling.token_ids for sibling in together] == [alone.token_ids] * 3
-    assert engine._decoder.fed_tokens - fed_alone < fed_alone
-
-
-async def test_a_prompt_is_shared_by_nobody_once_its_session_is_closed(engine: TorchEngine) -> None:
-    """The session goes on with a long reply, so it was fed twice; after it is gone the same prompt comes again."""
-    first = await ask(engine, LONG)
-    await ask(engine, (*LONG, *first.token_ids, *range(30)))
-    await engine.close_session("s")
-    assert (await ask(engine, LONG, "later")).token_ids == first.token_ids
-
-
-async def test_a_session_that_starts_anew_is_no_example_for_siblings(engine: TorchEngine) -> None:
-    expected = await ask(engine, LONG, "reference")
-    await engine.close_session("reference")
-    await ask(engine, LONG)
-    await ask(engine, LONG[::-1])  # the same session, another prompt
-    assert await ask(engine, LONG, "sibling") == expected
-
-
-async def test_a_reply_that_comes_late_stalls_nobody(engine: TorchEngine) -> None:
-    first = await ask(engine, SHORT, "waits")
-    tool = asyncio.Event()
-
-    async def wait_then_go_on() -> Completion:
-        await tool.wait()
-        return await ask(engine, (*SHORT, *first.token_ids, 4, 4), "waits")
-
-    paused = asyncio.create_task(wait_then_go_on())
-    others = await asyncio.gather(*(ask_once(engine, f"other{n}", tokens=40) for n in range(6)))
-    assert {len(other.token_ids) for other in others} == {40}
-    assert not paused.done()
-    tool.set()
-    assert len((await paused).token_ids) == 12
-
-
-async def test_new_weights_reach_a_session_in_the_middle_of_its_tokens(engine: TorchEngine, tmp_path: Path) -> None:
-    weights = saved(qwen(1), tmp_path, 5)
-    request = asyncio.create_task(ask(engine, LONG, tokens=120))
-    await until(lambda: engine.load().running > 0)
-    await engine.load_weights(weights)
-    completion = await request
-    assert [span.version for span in completion.version_spans] == [0, 5]
-    ids = (*LONG, *completion.token_ids, 3)
-    again = await ask(engine, ids, tokens=20)
-    naive = naive_logprobs(qwen(1), ids, again.token_ids, Sampling(max_new_tokens=1))
-    assert again.logprobs == pytest.approx(naive, abs=1e-5)
 
 
 async def test_asleep_it_holds_no_cache_and_takes_it_again_with_new_weights(

@@ -163,7 +163,6 @@ async def test_ids_beyond_the_tokenizer_are_not_drawn_and_take_no_probability() 
 def test_a_model_whose_own_code_does_more_than_our_attention_is_refused_when_the_engine_is_opened(
     kind: str, changes: dict[str, Any]
 ) -> None:
-    """At f664d51 the first failed at its first request, and the others wrote by other log-probabilities."""
     size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     if "n_embd" in changes or "d_model" in changes:
         size = {}

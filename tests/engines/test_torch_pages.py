@@ -218,17 +218,6 @@ def test_who_waits_gets_the_pages_of_the_newest_that_does_not_decode() -> None:
     assert len(table.table.running) == 1
 
 
-def test_new_weights_leave_nothing_cached_and_nothing_lost() -> None:
-    table = Table()
-    table.ask("a", new=20)
-    for _ in range(8):
-        table.step()
-    table.table.forget_all()
-    table.table.admit()
-    assert (table.cached("a"), len(table.table.running), table.table.evictions) == (0, 1, 0)
-    assert table.finish()["a"].written == tuple(range(100, 120))
-
-
 def test_requests_of_one_session_are_answered_in_order() -> None:
     table = Table()
     table.ask("a", request="first")

@@ -84,7 +84,7 @@ async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 sessions x 4 turns, four at once, with room for 12 at full length: every token is fed once, but for those
-    of the newest when room is short at the end. At d725079 they were fed three times over."""
+    of the newest when room is short at the end."""
     # A busy machine may stand still for a second.
     monkeypatch.setattr("rocstar.engines.torch_engine.PATIENCE_SECONDS", 60.0)
     thrown_out: list[None] = []
@@ -167,22 +167,6 @@ def test_room_for_less_than_one_sequence_is_refused() -> None:
         TorchEngine(qwen(0), rows=2, positions=64, kv_tokens=60)
 
 
-async def test_one_row_decodes_one_sequence_at_a_time() -> None:
-    engine = TorchEngine(qwen(0), rows=1, positions=64)
-    seen = 0
-
-    async def watched(number: int) -> None:
-        await ask(engine, [1, 2, number], str(number), str(number), tokens=30)
-        await engine.close_session(str(number))
-
-    tasks = [asyncio.create_task(watched(number)) for number in range(3)]
-    while not all(task.done() for task in tasks):
-        seen = max(seen, engine.load().running)
-        await asyncio.sleep(0)
-    await engine.close()
-    assert (seen, engine.load().capacity_tokens) == (1, 64)
-
-
 def test_the_cache_takes_as_many_bytes_as_it_says() -> None:
     for make in (qwen, llama):
         engine = TorchEngine(make(0), rows=6, positions=100)
@@ -259,9 +243,3 @@ async def test_only_a_session_whose_logprobs_are_not_finite_fails_and_leaves_not
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds {VOCAB}"):
         TorchEngine(qwen(0), rows=2, positions=16, vocab_size=70)
-
-
-async def test_who_waits_for_weights_when_the_engine_closes_is_answered(engine: TorchEngine) -> None:
-    await engine.close()
-    with pytest.raises(EngineUnavailable, match="closed"):
-        await ask(engine, [1], "s", "r")

@@ -12,7 +12,7 @@ import pytest
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import kept_advantages, rloo
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.record.rollouts import read_rollouts, read_table, trajectory_of, write_table
+from rocstar.record.rollouts import read_rollouts, trajectory_of
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
 
@@ -131,17 +131,6 @@ def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, adv
         assert own and [row["advantage"] for row in found.json()["siblings"]] == pytest.approx(
             [own.get(place) for place in range(len(one.choices))]
         )
-
-
-def test_a_file_of_an_older_run_without_format_facts_gives_the_same_choice(tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    (one, *_) = add_step(run, 1, problems=1)
-    file = run.rollout_file(1)
-    write_table(file, read_table(file).drop_columns("format_facts"))
-    with page(run.path.parent, tmp_path / "cache") as client:
-        settled(client, "/api/run/made/attempts")
-        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1}).json()
-    assert [(s["kept"], s["reason"]) for s in found["recomputed"]] == fates([one])[0]
 
 
 def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
