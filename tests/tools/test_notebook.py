@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.sandbox.call import ForkRefused, Limits
-from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.client import SandboxClient, Session
 from rocstar.tools.notebook import ENDED, NotebookTool
 from rocstar.types import Status, ToolCall
 
@@ -97,6 +98,21 @@ async def test_the_first_calls_seed_is_the_notebooks(client: SandboxClient) -> N
             await tool.run(call("import random"), seed=first)
             drawn.append((await tool.run(call("random.random()"), seed=second)).value)
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+async def test_its_session_is_closed_where_what_uses_it_fails(client: SandboxClient) -> None:
+    opened: list[Session] = []
+
+    class Opener:
+        def open_session(self, **named: Any) -> Session:
+            opened.append(client.open_session(**named))
+            return opened[-1]
+
+    with pytest.raises(ZeroDivisionError):
+        async with NotebookTool(Opener(), LIMITS) as tool:
+            await tool.run(call("x = 1"))
+            raise ZeroDivisionError
+    assert [session.closed for session in opened] == [True]
 
 
 async def test_a_closed_notebook_runs_nothing(client: SandboxClient) -> None:
