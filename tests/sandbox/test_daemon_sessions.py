@@ -127,12 +127,6 @@ def test_files_that_cannot_be_written_are_refused_and_the_cell_is_not_run(daemon
     assert daemon.cell("refused", 3, "x").value == "1"
 
 
-def test_a_cell_may_await_at_its_top_level_in_one_loop(daemon: Daemon) -> None:
-    daemon.cell("await", 1, "import asyncio\nasync def f():\n    return asyncio.get_running_loop()")
-    daemon.cell("await", 2, "loop = await f()")
-    assert daemon.cell("await", 3, "loop is await f(), await asyncio.sleep(0, 'value')").value == "(True, 'value')"
-
-
 def test_a_cell_that_awaits_runs_in_the_loop_from_its_first_line_on(daemon: Daemon) -> None:
     daemon.cell("loop", 1, "import asyncio\nasync def f(n, s=0):\n    await asyncio.sleep(s)\n    return n")
     assert daemon.cell("loop", 2, "t = asyncio.create_task(f(2))\nawait t").value == "2"

@@ -73,9 +73,10 @@ def test_calls_are_shared_out_by_the_number_of_slots() -> None:
 
 def test_a_call_that_its_node_failed_is_sent_to_another() -> None:
     bench = Bench(1, 1)
-    entry, first = bench.sent()
-    assert bench.fails(entry, first, overloaded=False)
-    assert bench.decide() == [Send(entry, next(node for node in bench.nodes if node is not first))]
+    for _ in range(20):  # also where that one has more to do
+        entry, first = bench.sent()
+        assert bench.fails(entry, first, overloaded=False)
+        assert bench.decide() == [Send(entry, next(node for node in bench.nodes if node is not first))]
 
 
 def test_a_node_without_room_is_left_alone_for_a_growing_time() -> None:
