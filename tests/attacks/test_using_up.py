@@ -75,18 +75,6 @@ print(os.wait()[1] != 0)
     assert (response.stdout, response.exit_code) == ("True\n", 0)
 
 
-def test_a_memory_bomb_of_many_processes_is_told_as_one(daemon: Daemon) -> None:
-    promised(daemon, "L1", "L2", "L3", without="no_memory_cgroup")
-    code = """
-import os
-os.fork(), os.fork(), os.fork()
-held = []
-while True: held.append(bytearray(b"x" * 2**20))
-"""
-    response = attack(daemon, code, memory_bytes=100 * 2**20, wall_seconds=2.0)
-    assert response.outcome in (ProgramOutcome.MEMORY, ProgramOutcome.WALL_TIMEOUT)
-
-
 def test_files_count_as_memory_of_the_call_and_are_forgotten_with_it(daemon: Daemon) -> None:
     promised(daemon, "L3", without="no_memory_cgroup")
     code = "open('big', 'wb').write(bytes(60 * 2**20))\nprint('written')"

@@ -44,6 +44,12 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
+def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
+    numbers = [daemon.submit("import time\ntime.time()") for _ in range(10)]
+    times = [float(daemon.answer(number).value or 0) for number in numbers]
+    assert times == sorted(times)
+
+
 def test_callers_take_turns(daemon: Daemon) -> None:
     many = [daemon.submit("import time\ntime.sleep(0.02); time.time()") for _ in range(40)]
     other = 1 << wire.CALLER_SHIFT | 10**6
