@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import mul
 from statistics import fmean
 
@@ -241,7 +242,18 @@ def _rl_stage(
 ) -> StagePlan:
     rollout = stage.rollout
     attempts = rollout.problems_per_step * rollout.attempts_per_problem
-    response, seconds = _rollout(stage, model, engines, assumed)
+    few = min(SIMULATED_ENGINES, engines)  # with their part of the problems
+    response, seconds = _rollout(
+        problems=max(1, round(rollout.problems_per_step * few / engines)),
+        siblings=rollout.attempts_per_problem,
+        limit=rollout.max_response_tokens,
+        has_tools=rollout.has_tools,
+        carried=rollout.carry_over,
+        model=model,
+        engines=few,
+        mean_tokens=assumed.length_share * rollout.max_response_tokens,
+        prompt_tokens=assumed.prompt_tokens,
+    )
     tokens = response + assumed.prompt_tokens
     kept = 1.0 if stage.resample.method == "all" else min(1.0, stage.resample.keep / rollout.attempts_per_problem)
     passes += stage.learning.scores_first
@@ -278,18 +290,26 @@ def engine_model(shape: Shape, gpu: GpuSpec, kv_tokens: float, rows: int, assume
     )
 
 
-def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumptions) -> tuple[float, float]:
-    """(mean response tokens, seconds) of a step, simulated on a few engines with their part of the problems."""
-    rollout = stage.rollout
-    few = min(SIMULATED_ENGINES, engines)
-    problems = max(1, round(rollout.problems_per_step * few / engines))
-    cap = rollout.max_response_tokens
-    work = synthetic_workload("even", problems=problems, attempts=rollout.attempts_per_problem, limit=cap, seed=0)
-    if not rollout.has_tools:
+@lru_cache(maxsize=64)  # of the plans that are compared most differ in nothing that this depends on
+def _rollout(
+    *,
+    problems: int,
+    siblings: int,
+    limit: int,
+    has_tools: bool,
+    carried: float,
+    model: EngineModel,
+    engines: int,
+    mean_tokens: float,
+    prompt_tokens: float,
+) -> tuple[float, float]:
+    """(mean response tokens, seconds) of a step, simulated."""
+    work = synthetic_workload("even", problems=problems, attempts=siblings, limit=limit, seed=0)
+    if not has_tools:
         work = [replace(attempt, turns=(TurnLengths(attempt.response_tokens, 0, 0.0),)) for attempt in work]
-    work = with_mean(work, assumed.length_share * cap, assumed.prompt_tokens)
+    work = with_mean(work, mean_tokens, prompt_tokens)
     fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
-    seconds = step_seconds(fits, rollout.carry_over, alike(model, few))
+    seconds = step_seconds(fits, carried, alike(model, engines))
     return fmean(attempt.response_tokens for attempt in work), seconds
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
@@ -21,7 +19,6 @@ from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.types import EngineLoad
 
 TAIL = 0.95  # of the attempts have ended when the tail begins
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +42,6 @@ class StepReport:
     """The same for what a dead engine had held: no policy can avoid it."""
     moves: int
     """Turns asked of another engine than the turn before, deaths left aside."""
-    decision_seconds: float
-    """CPU spent in the scheduler."""
     ends: tuple[float, ...]
     """When each attempt had come to its end, in their order; seconds."""
 
@@ -192,7 +187,6 @@ class _Step:
         self.ends: dict[str, float] = {}
         """Session id -> seconds since the start."""
         self.moves = 0
-        self.deciding = 0.0
         self.changed: dict[str, None] = {}
         self.scheduled: dict[str, float] = {}
 
@@ -224,7 +218,6 @@ class _Step:
             recomputed_tokens=self._since(lambda engine: engine.recomputed),
             recomputed_after_loss=self._since(lambda engine: engine.recomputed_after_loss),
             moves=self.moves,
-            decision_seconds=self.deciding,
             ends=tuple(self.ends[attempt.session_id] for attempt in self.attempts),
         )
 
@@ -240,13 +233,6 @@ class _Step:
         self.order += 1
         heapq.heappush(self.events, (when, self.order, event))
 
-    def _decided(self, call: Callable[..., T], *facts: Any) -> T:
-        """Ask the scheduler, and count its CPU seconds."""
-        started = time.thread_time()
-        found = call(*facts)
-        self.deciding += time.thread_time() - started
-        return found
-
     # Events
 
     def _ask(self, attempt: SimulatedAttempt) -> None:
@@ -260,11 +246,11 @@ class _Step:
             tokens=attempt.tokens,
             limit=attempt.plan.limit + attempt.plan.prompt_tokens - attempt.tokens,
         )
-        self._decided(self.scheduler.ask, ask, self.now)
+        self.scheduler.ask(ask, self.now)
 
     def _decide(self) -> None:
         """Let the scheduler assign, then let the engines that something happened to go on."""
-        assigned = self._decided(self.scheduler.assign, _Loads(self.engines, self.now), self.now)
+        assigned = self.scheduler.assign(_Loads(self.engines, self.now), self.now)
         for request, name in assigned:
             self._submit(self.asked.pop(request), name)
         for name in self.changed:
@@ -299,14 +285,14 @@ class _Step:
     def _answered(self, engine: SimulatedEngine, attempt: SimulatedAttempt) -> None:
         turn = attempt.plan.turns[attempt.turn]
         request = f"{attempt.session_id}/{attempt.turn}"
-        self._decided(self.scheduler.answered, request, turn.sampled_tokens, self.now)
+        self.scheduler.answered(request, turn.sampled_tokens, self.now)
         attempt.tokens += turn.sampled_tokens + turn.reply_tokens
         attempt.turn += 1
         if attempt.turn < len(attempt.plan.turns):
             self._at(self.now + turn.tool_seconds, lambda: self._ask(attempt))
             return
         engine.close(attempt)
-        self._decided(self.scheduler.close, attempt.session_id, self.now)
+        self.scheduler.close(attempt.session_id, self.now)
         self.ends[attempt.session_id] = self.now - self.start
 
     def _die(self, name: str) -> None:
@@ -323,4 +309,4 @@ class _Step:
             attempt = job.attempt
             attempt.computed = attempt.tokens  # of a turn asked again its samples are new tokens
             self.asked[f"{attempt.session_id}/{attempt.turn}"] = attempt
-        self._decided(self.scheduler.lose, name, self.now)
+        self.scheduler.lose(name, self.now)

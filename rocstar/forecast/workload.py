@@ -163,10 +163,11 @@ def with_mean(attempts: Sequence[PlannedAttempt], mean: float, prompt_tokens: fl
     """Attempts scaled so that responses have this mean and prompts that one; no response exceeds its limit, so where
     the mean is near it many are cut there."""
     prompts = prompt_tokens / fmean(attempt.prompt_tokens for attempt in attempts)
-    low, high = 0.0, max(attempt.limit / attempt.response_tokens for attempt in attempts)
+    lengths = [(attempt.limit, attempt.response_tokens) for attempt in attempts]
+    low, high = 0.0, max(limit / tokens for limit, tokens in lengths)
     for _ in range(30):
         factor = (low + high) / 2
-        reached = fmean(min(attempt.limit, factor * attempt.response_tokens) for attempt in attempts)
+        reached = fmean([min(limit, factor * tokens) for limit, tokens in lengths])
         low, high = (factor, high) if reached < mean else (low, factor)
     return [_cut(attempt, min(high, attempt.limit / attempt.response_tokens), prompts) for attempt in attempts]
 

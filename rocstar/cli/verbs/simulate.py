@@ -199,7 +199,6 @@ def _row(name: str, report: StepReport) -> dict[str, Any]:
         "recomputed_after_loss": report.recomputed_after_loss,
         "moves": report.moves,
         "produced_tokens": report.produced_tokens,
-        "decision_cpu_seconds": round(report.decision_seconds, 3),
     }
 
 
