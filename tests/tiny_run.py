@@ -219,6 +219,12 @@ def rocstar(*arguments: str) -> None:
     main()
 
 
+def python(option: str, what: str, *arguments: str) -> None:
+    """`python -c PROGRAM ...` or `python -m rocstar ...`, in this process."""
+    sys.argv[:] = [option, *arguments]
+    exec(what, {"__name__": "__main__"}) if option == "-c" else rocstar(*arguments)
+
+
 def forked(
     act: Callable[..., None], *given: str, folder: str | Path, said: Sequence[str], environment: Any = os.environ
 ) -> ForkServerProcess:
