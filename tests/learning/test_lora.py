@@ -4,6 +4,7 @@ is not adapted stays as it is."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -184,26 +185,23 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
     assert later.update(Batch(rows=rows())).metrics == learner.update(Batch(rows=rows())).metrics
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_ranks_learn_what_one_learns(dtype: str, tmp_path: Path) -> None:
+def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     """In bf16 the model's own matrices are held in it, and layers are gathered in it on ranks."""
-    alone = adapted(base(tmp_path / "base"), dtype=dtype)
-    whole, near = course(alone), 1e-6 if dtype == "float32" else 2e-2
-    ranks = start(ClusterSection(learners=2), ModelSection(), {})
-    try:
-        both = adapted(tmp_path / "base", ranks, dtype=dtype)
-        for mine, other in zip(course(both), whole, strict=True):
-            assert mine == pytest.approx(other, abs=near)
-        published: Any = both.publish()
-        for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
-            torch.testing.assert_close(
-                published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
-            )
-        both.save(tmp_path / "model")
-        assert len(both.canary()) == len(alone.canary())
-    finally:
-        ranks.close()
-    assert load_model(tmp_path / "model")
+    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+        for dtype, near in (("float32", 1e-6), ("bfloat16", 2e-2)):
+            alone = adapted(base(tmp_path / dtype), dtype=dtype)
+            whole = course(alone)
+            both = adapted(tmp_path / dtype, ranks, dtype=dtype)
+            for mine, other in zip(course(both), whole, strict=True):
+                assert mine == pytest.approx(other, abs=near)
+            published: Any = both.publish()
+            for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
+                torch.testing.assert_close(
+                    published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
+                )
+            both.save(tmp_path / f"{dtype} model")
+            assert len(both.canary()) == len(alone.canary())
+    assert load_model(tmp_path / "float32 model") and load_model(tmp_path / "bfloat16 model")
 
 
 def test_a_model_kept_in_bf16_knows_its_own_noise(tmp_path: Path) -> None:

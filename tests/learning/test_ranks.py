@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,6 @@ from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
 
 SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
-
-
-@contextmanager
-def two_ranks() -> Iterator[Ranks]:
-    ranks = start(ClusterSection(learners=2), ModelSection(), {})
-    try:
-        yield ranks
-    finally:
-        ranks.close()
-
-
 LEADER = """
 import os, sys
 from datetime import timedelta
@@ -48,16 +36,16 @@ from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.learning import ranks
 
-LIVES = ranks._begin_process
+LIVES, learners = ranks._begin_process, int(sys.argv[3])
 
 def begin(variables):
-    if variables["RANK"] == "1":
+    if int(variables["RANK"]) + 1 < learners:
         return LIVES(variables)
     return ranks.ChildProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
 
 ranks.START = timedelta(seconds=float(sys.argv[2]))
 try:
-    ranks.lead(ClusterSection(learners=3), ModelSection(device="cpu"), begin)
+    ranks.lead(ClusterSection(learners=learners), ModelSection(device="cpu"), begin)
 except ranks.RunHalted as error:
     print(error)
 """
@@ -71,17 +59,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    ("dies", "patience", "told"),
+    ("dies", "patience", "learners", "told"),
     [
-        ("raise SystemExit(3)", 300, "learner rank 2 ended with exit code 3 before all ranks had met"),
-        (MEETS, 300, "learner rank 2 ended with SIGKILL before all ranks had met"),
-        ("import time; time.sleep(1000)", 3, "the 3 learner ranks did not meet"),
+        ("raise SystemExit(3)", 300, 2, "learner rank 1 ended with exit code 3 before all ranks had met"),
+        (MEETS, 300, 3, "learner rank 2 ended with SIGKILL before all ranks had met"),
+        ("import time; time.sleep(1000)", 3, 2, "the 2 learner ranks did not meet"),
     ],
     ids=["at once", "while it meets", "never comes"],
 )
-def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(dies: str, patience: int, told: str) -> None:
-    """Rank 0 waited in silence for half an hour."""
-    command = [sys.executable, "-c", LEADER, dies, str(patience)]
+def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
+    dies: str, patience: int, learners: int, told: str
+) -> None:
+    """Rank 0 waited in silence for half an hour. dies: what the last rank does; those before it live."""
+    command = [sys.executable, "-c", LEADER, dies, str(patience), str(learners)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0 and made.stdout.startswith(told), made.stdout + made.stderr
 
@@ -101,20 +91,11 @@ def close(metrics: list[dict[str, float]], others: list[dict[str, float]]) -> bo
     return all(mine == pytest.approx(other, abs=1e-5) for mine, other in zip(metrics, others, strict=True))
 
 
-def test_two_ranks_choose_the_tokens_and_attempts_that_one_chooses() -> None:
-    settings = {"covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
-    whole = course(learner(ALONE, loss="clip_cov", **settings), range(3))
-    assert all(metrics["clip_share"] > 0 for metrics in whole)
-    assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
-    with two_ranks() as ranks:
-        assert close(course(learner(ranks, loss="clip_cov", **settings), range(3)), whole)
-
-
-def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
+def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
     alone = learner(ALONE)
     whole = course(alone, range(6))
     scored = alone.score(rows())
-    with two_ranks() as ranks:
+    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
         both = learner(ranks)
         assert close(course(both, range(3)), whole[:3])
         both.save(tmp_path)
@@ -128,6 +109,7 @@ def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path:
         for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
+        choose(ranks)
         ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
         threading.Timer(0.5, ranks.children[0].kill).start()
         with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
@@ -150,3 +132,12 @@ def imitate(ranks: Ranks, policy: Policy) -> None:
     sharded, whole = SftLearner(policy, section, steps=9), SftLearner(twin, section, steps=9)
     for step in range(3):
         assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
+
+
+def choose(ranks: Ranks) -> None:
+    """The tokens and attempts that a loss leaves out are those that one rank leaves out."""
+    settings = {"covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
+    whole = course(learner(ALONE, loss="clip_cov", **settings), range(3))
+    assert all(metrics["clip_share"] > 0 for metrics in whole)
+    assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
+    assert close(course(learner(ranks, loss="clip_cov", **settings), range(3)), whole)
