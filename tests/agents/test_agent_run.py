@@ -45,9 +45,9 @@ def settings(base: Path, *more: str) -> tuple[str, ...]:
     return (*begun(base), "stage.stage3.steps=0", "stage.stage1.steps=3", *limits, *more)
 
 
-@pytest.fixture
-def wandered(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = workplace(tmp_path / "place")
+@pytest.fixture(scope="module")
+def wandered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = workplace(tmp_path_factory.mktemp("wandered") / "place")
     (place / "wanderer.py").write_text(WANDERER)
     given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=wanderer:solve")
     ended = Command.start(place, "train", "tiny.toml", *given).wait()
