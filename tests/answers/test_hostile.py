@@ -22,7 +22,7 @@ REFERENCES = (
 )
 # fmt: on
 """No hostile answer below is equal to one of them."""
-COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "500"))  # 5000 take two minutes of one core
+COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "300"))  # 5000 take two minutes of one core
 DEEP_EVERY = 50  # a parser of ambiguous grammar takes exponential time for them
 BROKEN = (
     "\\not {}",
@@ -138,7 +138,7 @@ async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
 )
 @pytest.mark.parametrize("gold", ["42", "\\frac{1}{2}", "x+1", "e^e", "true"])
 def test_an_answer_that_cannot_be_computed_is_wrong(gold: str, predicted: str) -> None:
-    grader = Grader(SymbolicChecker(deadline_seconds=2.0, workers=1))
+    grader = Grader(SymbolicChecker(deadline_seconds=1.0, workers=1))
     try:
         assert asyncio.run(grader.grade(gold, predicted)).verdict is Verdict.WRONG
     finally:

@@ -18,7 +18,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.types import Completion, Sampling, seed_for
 from tests.engines.models import MODELS, VOCAB
 
-REQUESTS = 12
+REQUESTS = 9
 SETTINGS = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.8},
@@ -95,7 +95,6 @@ async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
         pytest.skip("the attention was not compiled")
     alone = await one_by_one(name)
     assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 200
-    assert await together(name, rows=32) == alone
     assert await together(name, rows=32, seed=1) == alone
     assert await together(name, rows=4) == alone
     assert await together(name, rows=7, seed=2, kv_tokens=640) == alone

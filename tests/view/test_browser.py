@@ -37,7 +37,7 @@ from tests.view.recorded import (
     decode,
 )
 
-TRANSCRIPTS, A_STEP, LINE = 100, 20, "x" * 1_000_000
+TRANSCRIPTS, A_STEP, LINE = 60, 20, "x" * 1_000_000
 WIDTHS = (1440, 400)
 SCRIPTS = (
     "<script>window.hacked = 1</script>",
