@@ -23,15 +23,16 @@ with suppress(ModuleNotFoundError):  # of the adapters' environments
     settings.register_profile("whenever", deadline=None, max_examples=50)
     settings.load_profile("whenever")
 
-BY_TEST = ("test_tutorials", "test_train", "test_stages_run")
+BY_TEST = ("test_tutorials", "test_train", "test_killed_run", "test_faults", "test_stages_run")
 """Files whose tests take long and share only what `tiny_run.once` made: several processes may take part in one."""
 LONGEST = (
     *BY_TEST,
-    *("test_engine", "test_daemon_sessions", "test_daemon_calls", "test_starts", "test_watchers", "test_command"),
-    *("test_cli", "test_families", "test_using_up", "test_blocks", "test_word_problems", "test_browser"),
-    *("test_invariance", "test_verifier", "test_gateway", "test_stalled_run", "test_own_model", "test_sweep"),
+    *("test_browser", "test_invariance", "test_blocks", "test_ranks", "test_hostile", "test_agent_run"),
+    *("test_daemon_sessions", "test_cli", "test_precision", "test_daemon_calls", "test_watchers", "test_plan"),
+    *("test_lora", "test_lora_run", "test_stopper", "test_forks", "test_material", "test_sandbox_bench"),
+    *("test_neighbours", "test_judged", "test_engine", "test_starts", "test_served_agent", "test_using_up"),
 )
-"""Files that take more than five seconds of CPU, those that take most first: where several processes share the tests,
+"""Files that take more than ten seconds of CPU, those that take most first: where several processes share the tests,
 the others must not wait for one of these at the end."""
 
 
