@@ -36,6 +36,7 @@ from tests.tiny_run import (
     metrics_lines,
     plain_run,
     results,
+    run_once,
     user,
     versions,
     workplace,
@@ -234,26 +235,26 @@ def deadly(rewards, settings):
 """
 
 
-def test_a_run_whose_engines_take_turns_with_learners_is_killed_in_either_turn_as_if_nothing_had_been(
-    plain: Path, start: tuple[str, ...], tmp_path: Path
+def test_a_run_that_carries_attempts_over_while_engines_take_turns_is_killed_as_if_nothing_had_been(
+    carried: Path, unlearnt: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Engines sleep while the learner computes: every attempt is there with its very tokens, of one version each. An
-    engine that dies costs none; nor does kill -9 of the run while attempts are written, and while it learns."""
+    """Engines sleep while the learner computes: every attempt is there with its very tokens. Neither kill -9 of the run
+    while it learns costs one nor the death of an engine."""
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
     recipe.write_text(recipe.read_text() + TWO_ENGINES)
     (folder / "own.py").write_text(DEADLY)
     turns = ("cluster.colocate=true", "learning.advantage=own.py:deadly")
-    command = Command.start(folder, "train", "tiny.toml", *start, *turns)
-    assert command.after_step(COLD_STEPS + 1, command.process.kill).code == -signal.SIGKILL
+    at = next(row["step"] for row in metrics(carried) if row["carry/attempts"])
+    command = Command.start(folder, "train", "tiny.toml", *unlearnt, *CARRIED, *turns)
+    assert command.after_step(at, (folder / "armed").touch).code == -signal.SIGKILL
     command = Command.start(folder, "train", "--resume", "tiny")
-    assert command.after_step(COLD_STEPS + 2, (folder / "armed").touch).code == -signal.SIGKILL
-    command = Command.start(folder, "train", "--resume", "tiny")
-    ended = command.after_step(COLD_STEPS + 4, lambda: engines_of(command)[-1].kill())
+    ended = command.after_step(at + 2, lambda: engines_of(command)[-1].kill())
     assert ended.code == 0 and not (folder / "armed").exists(), ended.told
-    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(plain)]
-    assert attempts(folder) == attempts(plain)
-    assert all(wrote <= {version} for version, wrote in versions(folder))
+    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(carried)]
+    assert attempts(folder) == attempts(carried) and versions(folder) == versions(carried)
+    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (folder, carried)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def undisturbed(row: dict[str, Any]) -> dict[str, Any]:
@@ -405,22 +406,33 @@ def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_t
     assert "'Add " in last and "Traceback" not in ended.told
 
 
-@pytest.mark.parametrize("engines", ["", TWO_ENGINES], ids=["embedded", "two engines"])
+CARRIED = ("evaluate.problems=0", "rollout.carry_over=0.4", "stage.stage1.steps=7", "stage.stage3.steps=1")
+
+
+@pytest.fixture(scope="module")
+def unlearnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Settings of `begun` without a cold start of its own."""
+    return begun(tmp_path_factory.getbasetemp(), steps=0)
+
+
+@pytest.fixture(scope="module")
+def carried(unlearnt: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run left that carried attempts over, on the embedded engine."""
+    given = ("train", "tiny.toml", *unlearnt, *CARRIED)
+    base = tmp_path_factory.getbasetemp()
+    folder, ended = run_once(base, "carried", lambda made: Command.start(made, *given).wait())
+    assert ended.code == 0 and "importance_cap" in ended.told, ended.told
+    return folder
+
+
 def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_had_been(
-    engines: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    carried: Path, unlearnt: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Every attempt is learnt from once, in its step or the next; its tokens say which weights wrote them."""
-    start = begun(tmp_path_factory.getbasetemp(), steps=0)
-    settings = ("evaluate.problems=0", "rollout.carry_over=0.4", "stage.stage1.steps=7", "stage.stage3.steps=1")
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
-    for folder in (whole, killed):
-        recipe = folder / "tiny.toml"
-        recipe.write_text(recipe.read_text() + engines)
-    ended = Command.start(whole, "train", "tiny.toml", *start, *settings).wait()
-    assert ended.code == 0 and "importance_cap" in ended.told, ended.told
-    rows, made = metrics(whole), attempts(whole)
-    carried = [row["carry/attempts"] for row in rows]
-    assert carried[0] == carried[6] == 0 < max(carried) <= 3
+    killed = workplace(tmp_path / "killed")
+    rows, made = metrics(carried), attempts(carried)
+    counts = [row["carry/attempts"] for row in rows]
+    assert counts[0] == counts[6] == 0 < max(counts) <= 3
     assert len(made) == 8 * 8
     late = [row["step"] + 1 for row in rows if row["carry/groups"]]
     sizes = Counter(attempt["step"] for attempt in made)
@@ -428,21 +440,19 @@ def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_ha
     assert [sizes[step] for step in range(1, 9)] == [
         8 + 4 * (before - after) for before, after in zip([0, *left], left, strict=False)
     ]
-    for filed, wrote in versions(whole):
+    for filed, wrote in versions(carried):
         assert wrote <= {filed, filed - 2}  # of updates, two a step
     assert {step for step in late if any(row["step"] == step and row["staleness/max"] == 2 for row in rows)}
 
     at = next(row["step"] for row in rows if row["carry/attempts"])
-    command = Command.start(killed, "train", "tiny.toml", *start, *settings)
+    command = Command.start(killed, "train", "tiny.toml", *unlearnt, *CARRIED)
     assert command.after_step(at, command.process.kill).code == -signal.SIGKILL
     command = Command.start(killed, "train", "--resume", "tiny")
-    if not engines:  # an engine process takes four seconds to start
-        command.after_step(at + 1, command.interrupt)
-        command = Command.start(killed, "train", "--resume", "tiny")
-    assert command.wait().code == 0
-    assert [undisturbed(row) for row in metrics(killed)] == [undisturbed(row) for row in rows]
+    command.after_step(at + 1, command.interrupt)
+    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    assert metrics(killed) == rows
     assert attempts(killed) == made
-    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, whole)]
+    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, carried)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -451,14 +461,15 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
 ) -> None:
     """With advantages of tokens in one stage and of turns in the other, each step replayed to the bit."""
     kinds = ("stage.stage1.learning.advantage=otb", "stage.stage3.learning.advantage=gtpo")
-    given = ("tiny.toml", *start, "evaluate.problems=0", "rollout.refill=2", *kinds)
+    short = ("evaluate.problems=0", "stage.stage1.steps=2", "stage.stage3.steps=2")
+    given = ("tiny.toml", *start, *short, "rollout.refill=2", *kinds)
     whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
     assert "at most 48 tokens, otb advantages, up to 2 rounds of further groups\n" in ended.told
     assert re.search(r"^stage1 step .* refilled \d ", ended.told, re.MULTILINE)
     made, rows = attempts(whole), [row for row in metrics(whole) if "refill/groups" in row]
-    assert len(rows) == RL_STEPS and sum(row["refill/groups"] for row in rows)
+    assert len(rows) == 4 and sum(row["refill/groups"] for row in rows)
     first = {(row["step"], row["problem_id"]) for row in attempts(plain)}
     for row in rows:
         own = [attempt for attempt in made if attempt["step"] == row["step"]]
@@ -479,4 +490,4 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
     assert attempts(killed) == made and metrics(killed) == metrics(whole)
     replayed = Command.start(killed, "replay", "tiny", "--json").wait()
     assert replayed.code == 0, replayed.told
-    assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * RL_STEPS
+    assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * 4
