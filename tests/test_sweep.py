@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -23,7 +24,8 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.support import exits
-from tests.tiny_run import RECIPE, Command, workplace
+from tests.tiny_run import RECIPE, Command, rocstar_with, workplace
+from tests.tutorials.session import commands
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'
 SHORT = ("stage.cold.steps=4", "stage.stage1.steps=1", "stage.stage3.steps=1")
@@ -196,11 +198,11 @@ def test_signals_end_a_sweep_once_its_run_has_ended_and_a_failure_does_not(inter
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_stopped_and_a_failed_run_loses_none(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    folder = workplace(tmp_path / "work")
+    folder, act = workplace(tmp_path / "work"), partial(rocstar_with, f"{commands()}/python")
     arguments = ["sweep", "tiny.toml", "data.train_files=late.jsonl,train.jsonl", *SHORT]
     names = [f"tiny-train_files={name}.jsonl" for name in ("late", "train")]
     second = folder / "runs" / names[1]
-    stopped = Command.start(folder, *arguments)
+    stopped = Command.start(folder, *arguments, act=act)
     while not (second / "metrics.jsonl").exists() and stopped.process.is_alive():
         pass
     stopped.interrupt()
@@ -209,10 +211,10 @@ def test_a_sweep_goes_on_where_it_stopped_and_a_failed_run_loses_none(tmp_path: 
     assert f"run {names[0]} failed" in ended.told and "stopped in run 2 of 2" in ended.told
 
     shutil.copy(folder / "train.jsonl", folder / "late.jsonl")
-    again = Command.start(folder, *arguments, "--json").wait()
+    again = Command.start(folder, *arguments, "--json", act=act).wait()
     assert again.code == exits.OK, again.told
     found: dict[str, Any] = json.loads(again.out)
     assert [(row["finished"], len(row["runs"])) for row in found["settings"]] == [(1, 1), (1, 1)]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
-    assert Command.start(folder, *arguments).wait().code == exits.OK
+    assert Command.start(folder, *arguments, act=act).wait().code == exits.OK
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before

@@ -19,22 +19,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from runpy import run_module, run_path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
 COLD_STEPS = 2  # of a run that `begun` is given to
-LOADED = (
-    *(
-        "rocstar.cli.main",
-        "rocstar.cli.launch",
-        "rocstar.train",
-        "rocstar.run.material",
-        "rocstar.record.trackers",
-    ),
-    *("rocstar.engines.vllm_server", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet", "pandas"),
-)
-"""What a `rocstar train` loads in the end."""
 RECIPE = """\
 [run]
 name = "tiny"
@@ -175,9 +165,11 @@ class Command:
     """What it writes to stdout and stderr."""
 
     @classmethod
-    def start(cls, folder: Path, *arguments: str) -> Command:
+    def start(cls, folder: Path, *arguments: str, act: Callable[..., None] | None = None) -> Command:
         said = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 (read once the command is over)
-        process = forked(rocstar, *arguments, folder=folder, said=[opened_by(os.getpid(), f.fileno()) for f in said])
+        process = forked(
+            act or rocstar, *arguments, folder=folder, said=[opened_by(os.getpid(), f.fileno()) for f in said]
+        )
         return cls(folder=folder, process=process, said=said)
 
     def wait(self) -> Ended:
@@ -219,10 +211,24 @@ def rocstar(*arguments: str) -> None:
     main()
 
 
-def python(option: str, what: str, *arguments: str) -> None:
-    """`python -c PROGRAM ...` or `python -m rocstar ...`, in this process."""
-    sys.argv[:] = [option, *arguments]
-    exec(what, {"__name__": "__main__"}) if option == "-c" else rocstar(*arguments)
+def rocstar_with(python: str, *arguments: str) -> None:
+    """The command, in this process; it starts others with that Python."""
+    sys.executable = python
+    rocstar(*arguments)
+
+
+def python(*arguments: str) -> None:
+    """`python -c PROGRAM ...`, `python -m MODULE ...` or `python FILE ...`, in this process."""
+    match arguments:
+        case ("-c", program, *rest):
+            sys.argv[:] = ["-c", *rest]
+            exec(program, {"__name__": "__main__"})
+        case ("-m", module, *rest):
+            sys.argv[:] = [module, *rest]
+            run_module(module, run_name="__main__", alter_sys=True)
+        case (file, *_):
+            sys.argv[:] = arguments
+            run_path(file, run_name="__main__")
 
 
 def forked(
@@ -238,7 +244,7 @@ def forked(
 def _forks() -> ForkServerContext:
     """Of this test process; its server ends with it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.tiny_run", *LOADED])
+    context.set_forkserver_preload(["tests.loaded", "tests.tiny_run"])
     return context
 
 

@@ -34,7 +34,7 @@ from tempfile import TemporaryFile, mkdtemp
 from threading import Thread
 
 from tests.docs.pages import ROOT, Block, blocks
-from tests.tiny_run import forked, opened_by, rocstar
+from tests.tiny_run import forked, opened_by, python, rocstar
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 MARK = re.compile(r"<!-- (after|package|exits|until|numbers): (.+) -->")
@@ -150,30 +150,31 @@ def _blocks(*texts: str) -> None:
 
 def environment() -> dict[str, str]:
     """A reader's, with this tree's `rocstar` and `python` and one thread for each process."""
-    own = {"PATH": f"{_commands()}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    own = {"PATH": f"{commands()}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
 
 
-ROCSTAR = """\
+COMMAND = """\
 #!{python} -IS
 import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as door:
     door.connect({address!r})
     lines = door.makefile("rw")
-    print(json.dumps([os.getpid(), os.getcwd(), dict(os.environ), sys.argv[1:]]), file=lines, flush=True)
+    print(json.dumps([os.getpid(), os.getcwd(), dict(os.environ), sys.argv]), file=lines, flush=True)
     group = int(lines.readline())
     signal.signal(signal.SIGINT, lambda *_: os.killpg(group, signal.SIGINT))
     sys.exit(int(lines.readline()))
 """
-"""The command on the PATH: a process that has loaded torch is forked to carry it out, with the folder, the environment,
-the output and the Ctrl-C of this one. Importing torch and transformers for each command was half of all time."""
+"""`rocstar` and `python` on the PATH: a process that has loaded torch is forked to carry it out, with the folder, the
+environment, the output and the Ctrl-C of this one. Importing torch for each command was half of all time."""
 
 
 class _Door(StreamRequestHandler):
     def handle(self) -> None:
-        client, folder, given, arguments = json.loads(self.rfile.readline())
+        client, folder, given, (name, *arguments) = json.loads(self.rfile.readline())
+        act = rocstar if Path(name).name == "rocstar" else python
         said = [opened_by(client, descriptor) for descriptor in (1, 2)]
-        process = forked(rocstar, *arguments, folder=folder, said=said, environment=given)
+        process = forked(act, *arguments, folder=folder, said=said, environment=given)
         self.wfile.write(f"{process.pid}\n".encode())
         process.join()
         code = process.exitcode or 0
@@ -181,15 +182,16 @@ class _Door(StreamRequestHandler):
 
 
 @cache
-def _commands() -> str:
-    """The folder of that command, which is answered for as long as this process lives."""
+def commands() -> str:
+    """The folder of these two, which are answered for as long as this process lives."""
     folder = mkdtemp()
     atexit.register(shutil.rmtree, folder)
     address = f"{folder}/door"
     Thread(target=ThreadingUnixStreamServer(address, _Door).serve_forever, daemon=True).start()
-    command = Path(folder) / "rocstar"
-    command.write_text(ROCSTAR.format(python=sys.executable, address=address))
-    command.chmod(0o755)
+    for name in ("rocstar", "python"):
+        command = Path(folder) / name
+        command.write_text(COMMAND.format(python=sys.executable, address=address))
+        command.chmod(0o755)
     return folder
 
 
