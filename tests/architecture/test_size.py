@@ -27,7 +27,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (53, 1),
     "evaluation": (3666, 21),
     "faults": (666, 4),
-    "forecast": (1947, 9),
+    "forecast": (1954, 9),
     "learning": (3592, 20),
     "parts": (1650, 9),
     "protocols": (290, 1),
