@@ -1,7 +1,7 @@
 """An engine in a process of its own, which can be killed and started again.
 
 Frames go over a socket pair, each 4 bytes of length and a MessagePack value. Weights do not: the child reads them from
-a folder. The child ends with its parent, whatever happens to it.
+a folder. The child ends with its parent, whatever happens to it (`support/child.py`).
 
     parent -> child   OpenEngine first of all, then Generate, Abort, CloseSession, TakeWeights, Sleep
     child -> parent   one EngineAnswer for each OpenEngine, Generate, TakeWeights and Sleep; LoadReport when the load
@@ -14,18 +14,14 @@ again (rollout/fleet.py); which engine the child opens (`opened` of torch_engine
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from msgspec import DecodeError, Struct, msgpack
@@ -34,13 +30,13 @@ from msgspec.structs import replace as with_fields
 from rocstar.engines.base import NOTHING, Earlier
 from rocstar.errors import ConfigError, EngineUnavailable, RocstarError
 from rocstar.protocols import Engine, NewestWeights, SleepingEngine
+from rocstar.support.child import child_command, child_environment
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 * 2**20  # ten million token ids; what is longer is no frame
 START_SECONDS = 600.0  # to import torch and read a model of many gigabytes from a slow disk
 END_SECONDS = 2.0  # for a process that has closed its socket to end
-PR_SET_PDEATHSIG = 1
 REPORT_SECONDS = 0.1  # between two looks at what the engine holds; a scheduler acts on no finer grain
 
 
@@ -132,7 +128,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 
 class ProcessEngine:
-    """Engine whose arithmetic is in a child process, which runs `python -m MODULE DESCRIPTOR`.
+    """Engine whose arithmetic is in a child process, `main` of MODULE (`support/child.py`).
 
     Nothing runs before the first `restart`. When the process ends, waiting calls raise EngineUnavailable with how it
     ended; so do all calls before the next `restart`."""
@@ -242,9 +238,9 @@ class ProcessEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", self._module, str(theirs.fileno())),
+                *child_command(self._module, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
-                env=_environment(self._settings.gpus),
+                env=child_environment({"OMP_NUM_THREADS": "1", **visible(self._settings.gpus)}),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
             )
@@ -310,12 +306,6 @@ def visible(gpus: Sequence[str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
-def _environment(gpus: Sequence[str]) -> dict[str, str]:
-    path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROCSTAR_PARENT": str(os.getpid())}
-    return {**os.environ, **own, **visible(gpus)}
-
-
 async def _ending(process: asyncio.subprocess.Process) -> int:
     """Its exit code; one that has left us but goes on is killed."""
     with suppress(TimeoutError):
@@ -333,12 +323,8 @@ Opening = Callable[[EngineSettings], Awaitable[Engine]]
 
 
 def run(opening: Opening, arguments: Sequence[str]) -> int:
-    """Life of the process; `arguments` are the descriptor of its connection. Returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent decides
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
-        return 1
+    """`main` of the process; `arguments` are the descriptor of its connection. Returns its exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it reaches the whole group; the parent decides
     with suppress(EOFError, ConnectionError):  # the parent has ended, or closed the connection
         asyncio.run(serve(socket.socket(fileno=int(arguments[0])), opening))
     return 0

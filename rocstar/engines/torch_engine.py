@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -228,5 +227,5 @@ async def opened(settings: EngineSettings) -> TorchEngine:
     return engine
 
 
-if __name__ == "__main__":
-    raise SystemExit(run(opened, sys.argv[1:]))
+main = partial(run, opened)
+"""Of the process."""

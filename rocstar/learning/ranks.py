@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import functools
 import os
 import signal
@@ -24,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -40,12 +38,12 @@ from rocstar.config.sections import ModelSection
 from rocstar.errors import RocstarError, RunHalted, first_line
 from rocstar.learning.forward import prepare
 from rocstar.learning.models import device_of
+from rocstar.support.child import child_command, child_environment
 
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
 MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
-PR_SET_PDEATHSIG = 1
 RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
 
@@ -289,10 +287,9 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 def _begin_process(variables: Mapping[str, str]) -> ChildProcess:
-    path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
     return ChildProcess(
-        [sys.executable, "-m", "rocstar.learning.ranks"],
-        env={**os.environ, **variables, "ROCSTAR_PARENT": str(os.getpid()), "PYTHONPATH": path},
+        child_command("rocstar.learning.ranks"),
+        env=child_environment(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
@@ -425,10 +422,7 @@ def reduced(whole: torch.Tensor, like: Any) -> Any:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """A child of rank 0: ends with it, whatever happens to it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
-        return 1
+    """Of a child of rank 0 (`support/child.py`)."""
     try:
         serve_rank(os.environ)
     except RunHalted:  # rank 0 says it
@@ -437,9 +431,3 @@ def main(arguments: Sequence[str] = ()) -> int:
         print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    from rocstar.learning import ranks as module  # under its own name, so that pickled classes are the same ones
-
-    raise SystemExit(module.main(sys.argv[1:]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-import sys
 import time
+from collections.abc import Sequence
 
-if __name__ == "__main__":
-    connection = socket.socket(fileno=int(sys.argv[1]))
+
+def main(arguments: Sequence[str]) -> None:
+    connection = socket.socket(fileno=int(arguments[0]))
     connection.sendall(b"\x00\x00\x00\x03abc")
     time.sleep(600)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 from rocstar.engines.process import EngineSettings, run
 from rocstar.errors import ConfigError
@@ -17,5 +17,4 @@ async def opened(settings: EngineSettings) -> PlainEngine:
     return PlainEngine(version=settings.version, pause=PAUSE_SECONDS)
 
 
-if __name__ == "__main__":
-    raise SystemExit(run(opened, sys.argv[1:]))
+main = partial(run, opened)
