@@ -25,6 +25,7 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.endpoint import CodePoints, chat_text
 from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
 from rocstar.record.folder import RUNS
+from rocstar.record.messages import STATUS
 from rocstar.types import (
     Completion,
     Finish,
@@ -41,8 +42,6 @@ from rocstar.types import (
     Verdict,
 )
 
-STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
-"""inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
 OUTAGE = "sandbox_unavailable"
 LIMITS = {"message": Stop.MAX_TURNS, "turn": Stop.MAX_TURNS, "token": Stop.MAX_TOKENS, "context": Stop.MAX_TOKENS}
 CUT = ("max_tokens", "model_length")

@@ -48,6 +48,8 @@ class Generator(Task):
         if options.name not in DATASETS:
             close = get_close_matches(options.name, DATASETS, n=1, cutoff=0.0)[0]
             raise ConfigError(f"data.options.name = {options.name!r} is no generator; did you mean {close!r}?")
+        for own in options.config.keys() & {"seed", "size"}:
+            raise ConfigError(f"data.options.config.{own} is the run's to say; set run.seed or data.pool instead")
         file = inspect.getfile(DATASETS[options.name][0])
         if not options.trusted and UNSAFE.search(Path(file).read_text()):
             raise ConfigError(

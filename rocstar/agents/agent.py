@@ -106,6 +106,7 @@ class GatewayAgent:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
         running = asyncio.ensure_future(self._runs(client))
+        asyncio._unregister_task(running)  # `asyncio.run` waits for what is registered, however long that takes
         try:
             ended, _ = await asyncio.wait([running], timeout=self._seconds)
             if not ended:
@@ -119,7 +120,8 @@ class GatewayAgent:
             late = running.exception() if running.done() and not running.cancelled() else None
             if isinstance(late, Unavailable):  # an outage was what it waited for
                 client.attempt.blame(late)
-            return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s"
+            left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
+            return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s{left}"
         try:
             return _gift(running.result()), None, None
         except asyncio.CancelledError:
@@ -159,7 +161,9 @@ def agent_named(
 
 def _words(command: str) -> tuple[str, ...]:
     said = f"rollout.agent = {command!r}"
-    words = words_of(command, said=said, remedy="write a command, package.module:name or file.py:name")
+    file = command.partition(" ")[0]
+    remedy = f"write 'python {command}' or {file}:NAME" if file.endswith(".py") else ""
+    words = words_of(command, said=said, remedy=remedy or "write a command, package.module:name or file.py:name")
     script = next((word for word in words if word.endswith(".py")), None)
     if script and not Path(script).is_file():
         raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")

@@ -25,7 +25,7 @@ from typing import Any
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.record.call_errors import calls_of, error_of_output
-from rocstar.record.messages import RESULTS, WRITTEN
+from rocstar.record.messages import RESULTS, turns_of
 from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows
 from rocstar.types import Verdict
 
@@ -144,8 +144,8 @@ TEXTS = ("code", "text", "response", "completion")  # names of one text, or of a
 VERDICTS = ("right", "is_correct", "correct")
 _BLOCKS = re.compile(r"```python\n(.*?)\n?```(?:\s*```output\n(.*?)\n?```)?", re.DOTALL)
 
-Step = tuple[int, str, str]
-"""(which message asked, what was asked, what came back)"""
+Step = tuple[int, str, str | None]
+"""(which turn asked, what was asked, why it failed)"""
 
 
 def read_transcripts(file: Path) -> Iterator[Attempt]:
@@ -166,52 +166,20 @@ def _told(row: Mapping[str, Any]) -> Iterator[list[Step]]:
     """The tool calls of each attempt that a row holds."""
     lists = [row[name] for name in MESSAGES if _is_messages(row.get(name))]
     if lists:
-        yield list(_of_messages(max(lists, key=lambda one: sum(message["role"] in RESULTS for message in one))))
+        turns, _ = turns_of(max(lists, key=lambda one: sum(message["role"] in RESULTS for message in one)))
+        yield [(number, text_of_call(call), error) for number, call, result, error in calls_of(turns) if result]
         return
     for name in TEXTS:
         texts = row.get(name)
         for text in [texts] if isinstance(texts, str) else texts if isinstance(texts, list) else []:
             blocks = enumerate(_BLOCKS.finditer(str(text)))
-            yield [(place, block[1], block[2]) for place, block in blocks if block[2] is not None]
+            yield [(place, block[1], error_of_output(block[2])) for place, block in blocks if block[2] is not None]
         if texts:
             return
 
 
 def _is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
-
-
-def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    """Calls with their replies, in order: a reply belongs to the first call before it that has none."""
-    asked: list[tuple[int, str]] = []
-    for place, message in enumerate(messages):
-        if message["role"] in WRITTEN:
-            asked = [(place, call) for call in _asked(message)] or asked
-        elif message["role"] in RESULTS and asked:
-            number, call = asked.pop(0)
-            yield number, call, _text(message.get("content"))
-
-
-def _asked(message: Mapping[str, Any]) -> list[str]:
-    if message["role"] == "code":
-        return [_text(message.get("content"))]
-    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
-    return [text_of_call({**call, "arguments": _decoded(call.get("arguments"))}) for call in calls]
-
-
-def _decoded(arguments: Any) -> Any:
-    """Arguments come as an object, or as JSON in a string."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return {"code": arguments}
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content, which is a string or a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
-    return "" if content is None else str(content)
 
 
 def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attempt:
@@ -223,7 +191,5 @@ def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attemp
         right=verdict,
         cut=False,
         tokens=None,
-        calls=tuple(
-            CallFacts(turn=turns[place], text=call, error=error_of_output(reply)) for place, call, reply in steps
-        ),
+        calls=tuple(CallFacts(turn=turns[place], text=call, error=error) for place, call, error in steps),
     )

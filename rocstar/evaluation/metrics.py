@@ -120,7 +120,7 @@ class EvalSummary:
     failed_call_share_in_correct: float | None
     """Failed calls / calls of right attempts (paper, Fig. 4)."""
     no_tool_share: float | None
-    """Attempts without any call."""
+    """Attempts without any call, answered or not: an agent's own tools answer it alone."""
     truncation_share: float | None
     """Attempts cut by the token limit (the paper's clipping ratio)."""
     no_room_share: float | None
@@ -155,7 +155,7 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
         failed_call_share=_failed_share(judged),
         tool_error_share_in_correct=mean(lambda a: a.num_failed_calls > 0, right),
         failed_call_share_in_correct=_failed_share(right),
-        no_tool_share=mean(lambda a: a.num_calls == 0),
+        no_tool_share=mean(lambda a: not any(turn.calls or turn.results for turn in a.turns)),
         truncation_share=mean(lambda a: a.stop is Stop.MAX_TOKENS),
         no_room_share=mean(lambda a: a.stop is Stop.MAX_TOKENS and a.num_sampled_tokens == 0),
         out_of_turns_share=mean(lambda a: a.stop is Stop.MAX_TURNS),

@@ -132,13 +132,18 @@ async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: fl
     silent = not words and (lost or told.halted or is_judged or fault.startswith("reward"))
     lacking = lost and (is_judged or fault.startswith("run"))  # a resumed run makes what it has not recorded
     missed = not (hung or told.struck)
+    if missed:
+        words = f"the fault never struck; the trainer said: {words or 'nothing'}"
+    elif silent and not hung:
+        words = "the trainer said nothing of it"
+        words += "; does it ask FAULTS_REWARD what its reward function is to do wrong?" * fault.startswith("reward")
     return FaultFinding(
         fault=fault,
         rewarded=rewarded,
         shown=told.shown,
         lost=lost,
         run="hung" if hung else "halted" if told.halted else "went on",
-        words=f"the fault never struck; the trainer said: {words or 'nothing'}" if missed else words,
+        words=words,
         as_promised=not (hung or missed or rewarded or told.shown or silent or lacking),
     )
 

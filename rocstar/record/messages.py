@@ -14,19 +14,21 @@ from typing import Any
 import msgspec
 
 from rocstar.errors import DataError
-from rocstar.record.call_errors import error_of_output
+from rocstar.record.call_errors import LIMITS, error_of_output
 from rocstar.types import Status
 
 WRITTEN = ("assistant", "code")
 """Roles of what the policy wrote; `code` is a program, and nothing else."""
 RESULTS = ("tool", "function", "ipython", "execution")
+STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
+"""inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
 Fields = dict[str, Any]
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[str]]:
-    """Turns and their texts; what anybody else said stands in a turn's `replies`. A result belongs to the call whose id
-    it names, else to the first call of its turn that has none. Raises DataError for a call that is no JSON, and what
-    messages of another shape lead to."""
+    """Turns and their texts; what anybody else said stands in a turn's `replies`. A result belongs to the last turn
+    with calls: to the call whose id it names, else to the first that has none. Raises DataError for a call that is no
+    JSON, and what messages of another shape lead to."""
     turns, texts = list[Fields](), list[str]()
     for message in messages:
         role = message["role"]
@@ -39,13 +41,13 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
             turns.append({"finish": "stop", "version_spans": [], **held})
         if role in WRITTEN:
             continue
-        turn, asked = turns[-1], message.get("tool_call_id")
+        turn = next((turn for turn in reversed(turns) if turn["calls"]), turns[-1])
         free = [place for place, result in enumerate(turn["results"]) if result is None]
-        named = [place for place in free if turn["calls"][place]["id"] == asked]
+        named = [place for place in free if turn["calls"][place]["id"] == message.get("tool_call_id")]
         if role in RESULTS and free:
             turn["results"][(named or free)[0]] = _result(message)
         else:
-            turn["replies"].append({"role": role, "text": said_in(message)})
+            turns[-1]["replies"].append({"role": role, "text": said_in(message)})
     return turns, texts
 
 
@@ -61,29 +63,39 @@ def _call(call: Any, place: int) -> Fields:
     arguments = given = inner.get("arguments")
     with suppress(DataError):
         arguments = parsed(given) if isinstance(given, str) else given
-    told = {"id": call.get("id") or f"call_{place}", "tool": inner["name"], "parse_error": call.get("parse_error")}
+    told = {"id": call.get("id") or f"call_{place}", "tool": as_text(inner.get("name"))}
+    told["parse_error"] = call.get("parse_error")
     return {**told, "arguments": arguments if isinstance(arguments, dict) else {}, "raw": as_text(given)}
 
 
 def _result(message: Mapping[str, Any]) -> Fields:
     """A call has failed where the log says so, or the text is that of a traceback or a time-out."""
-    text, error = said_in(message), message.get("error") or {}
-    failed = error.get("message") or (text if error_of_output(text) else "")
-    status = Status.CODE_ERROR if failed or error else Status.OK
-    return {"status": status, "stdout": "" if failed == text else text, "stderr": failed}
+    text, error = said_in(message), message.get("error")
+    if isinstance(error, dict) and error:
+        told, status = as_text(error.get("message")) or text, STATUS.get(str(error.get("type")), Status.CODE_ERROR)
+    elif kind := error_of_output(text):
+        told, status = text, Status.TIMEOUT if kind == LIMITS["timeout"] else Status.CODE_ERROR
+    else:
+        told, status = as_text(error or None), Status.OK
+    return {"status": status, "stdout": "" if told == text else text, "stderr": told}
 
 
 def said_in(message: Mapping[str, Any]) -> str:
     """The text of a message, reasoning between tags; parts of other kinds as JSON."""
-    content, thought = message.get("content") or "", message.get("reasoning_content")
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(map(_part, [{"type": "reasoning", "reasoning": thought}, *parts] if thought else parts))
+    content, thought = message.get("content"), message.get("reasoning_content")
+    parts = content if isinstance(content, list) else [as_text(content)]
+    return "".join(map(_part, [{"type": "reasoning", "reasoning": thought}, *parts] if thought else parts))
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, str) or part.get("type") not in ("text", "reasoning"):
-        return as_text(part)
-    return str(part["text"]) if part["type"] == "text" else f"<think>{part['reasoning']}</think>"
+    match part:
+        case {"type": "reasoning", "reasoning": thought}:
+            return f"<think>{thought}</think>\n"
+        case {"text": text} if part.get("type", "text") == "text":
+            return as_text(text)
+        case None | str() | {"type": "text"}:
+            return part if isinstance(part, str) else ""
+    return f"\n{as_text(part)}\n"
 
 
 def parsed(text: bytes | str) -> Any:
@@ -99,8 +111,10 @@ def parsed(text: bytes | str) -> Any:
 
 
 def written(value: Any) -> str:
-    """As JSON; what has no form in it as its text."""
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    """As JSON; what has no form in it as its text, half a surrogate pair escaped."""
+    with suppress(UnicodeEncodeError):
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    return json.dumps(value, default=str)
 
 
 def as_text(value: Any) -> str:

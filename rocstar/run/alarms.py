@@ -65,7 +65,7 @@ LEVELS = (
         metric="agent/failed",
         name="agent failures",
         least=0.1,
-        says="{:.0%} of the agents ended with an error or out of time, and their attempts count as wrong",
+        says="{:.0%} of the agents ended with an error or out of time; their attempts count as rollout.truncated says",
         action="read what they say in events.jsonl (agent_failures), and mend the agent or raise rollout.agent_seconds",
     ),
     Level(
@@ -80,16 +80,18 @@ LEVELS = (
         metric="len/truncated",
         name="truncation",
         least=0.3,
-        says="{:.0%} of the attempts were cut by the token limit and count as wrong",
-        action="raise rollout.max_response_tokens",
+        says="{:.0%} of the attempts were cut by the token limit",
+        action="raise rollout.max_response_tokens; until then rollout.truncated says how they count, unless an agent "
+        "gave an answer back",
     ),
     Level(
         metric="tool/none_share",
         name="no tool",
         least=0.95,
         tools_only=True,
-        says="{:.0%} of the attempts never called the tool",
-        action="a longer cold start (more steps of an sft stage) shows the model how; an agent has to offer its tools",
+        says="{:.0%} of the attempts never called a tool",
+        action="a longer cold start (more steps of an sft stage) shows the model how; calls of an agent are seen where "
+        "its requests offer its tools",
     ),
     FAILED_CALLS,
     Level(
@@ -168,14 +170,15 @@ def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> l
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
-    """Alarms at once: a single step in which no attempt ended is not chance."""
-    if not rows or rows[-1].get("len/truncated") != 1.0:
+    """Alarms at once: a single step in which no attempt ended is not chance. Some may be right where an agent gave an
+    answer back, or `rollout.truncated` is graded."""
+    if not rows or rows[-1].get("len/truncated") != 1.0 or rows[-1].get(RIGHT):
         return None
     calls = tools and rows[-1].get("tool/none_share") != 1.0
     why = "some call the tool until the limit" if calls else "none ends its first turn"
     return Alarm(
         name="all cut",
-        evidence=f"every attempt is cut by the token limit, because {why}, so none can be right",
+        evidence=f"every attempt is cut by the token limit, because {why}, and none is right",
         action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
         "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
     )

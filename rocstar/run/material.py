@@ -52,7 +52,11 @@ TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
-SHORTEST = {"boxed": "\\boxed{0}", "boxed_strict": "<answer>\\boxed{0}</answer>"}
+SHORTEST = {
+    "boxed": "\\boxed{0}",
+    "boxed_strict": "<answer>\\boxed{0}</answer>",
+    "rocstar.adapters.reasoning_gym:score": "\\boxed{0}",
+}
 """An answer that takes as little room as any, by `evaluate.verifier`."""
 BYTES, ACROSS_WORDS = 4, 8
 """Bytes of text in a token; ACROSS_WORDS where merges may cross spaces, on texts that repeat phrases."""

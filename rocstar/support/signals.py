@@ -90,6 +90,16 @@ def answered() -> Iterator[SecondEnds]:
         sys.unraisablehook = ignored
 
 
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """While the context lasts, SIGTERM does what Ctrl-C does. To be entered by the main thread."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def end_at_once() -> None:
     """End this process without waiting for anything."""
     print("rocstar: stopped at once", file=sys.__stderr__, flush=True)

@@ -53,8 +53,8 @@ MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "fals
 """Letters and words that inspect_ai reads as numbers."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
 """Of a message; what else one has is kept among the fields."""
-UNREAD = (DataError, *STRANGE, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
-"""What reading a file of others ends in."""
+UNREAD = (DataError, *STRANGE, RuntimeError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
+"""What reading a file of others ends in; RuntimeError where a zip is encrypted."""
 Fields = dict[str, Any]
 Made = Iterator[tuple[Fields, Fields]]
 """Attempts of a row: their fields, and columns that none of the fields is as it stands."""
@@ -131,6 +131,8 @@ class _Dump:
         folders, floats, found = STEP_FOLDER.findall(str(file)), _floats(file), list[Fields]()
         for place, raw in _records(file):
             try:
+                if isinstance(raw, Exception):
+                    raise raw
                 row = parsed(raw) if isinstance(raw, bytes) else raw
                 if not isinstance(row, dict):
                     raise DataError("all: it is no JSON object")
@@ -168,7 +170,19 @@ class _Dump:
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
-    """(place in the file, a row or the JSON of one); what places of OF_ALL hold is said of all rows."""
+    """(place in the file, a row, the JSON of one, or why it can't be read), to where the file can be read; what places
+    of OF_ALL hold is said of all rows. Raises one of UNREAD where nothing can be."""
+    place = ""
+    try:
+        for place, raw in _all_records(file):
+            yield place, raw
+    except UNREAD as error:
+        if not place:
+            raise
+        yield f"after {place}", error
+
+
+def _all_records(file: Path) -> Iterator[tuple[str, Any]]:
     beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
         with parquet.ParquetFile(file) as opened:
@@ -192,20 +206,23 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
             yield from ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.compress_type != ZSTD:
-        return log.read(info)
-    size, info.file_size, info.compress_type = info.file_size, info.compress_size, zipfile.ZIP_STORED
-    del info.CRC  # that of what it holds, not of the packed bytes, which are read here
-    return bytes(pyarrow.decompress(log.read(info), size, "zstd", asbytes=True))
+def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes | Exception:
+    try:
+        if info.compress_type != ZSTD:
+            return log.read(info)
+        size, info.file_size, info.compress_type = info.file_size, info.compress_size, zipfile.ZIP_STORED
+        del info.CRC  # that of what it holds, not of the packed bytes, which are read here
+        return bytes(pyarrow.decompress(log.read(info), size, "zstd", asbytes=True))
+    except UNREAD as error:
+        return error
 
 
 def _floats(file: Path) -> set[str]:
     """Of TRL's rows as JSONL, what is a float in any: there a reward of 1.0 may stand as 1."""
     found = set[str]()
     for _, raw in _records(file) if ".jsonl" in file.suffixes else ():
-        if b'"advantage"' in raw:
-            with suppress(*UNREAD):  # which `_attempts` tells
+        with suppress(*UNREAD):  # which `_attempts` tells
+            if b'"advantage"' in raw:
                 found |= {name for name, value in parsed(raw).items() if isinstance(value, float)}
     return found
 

@@ -95,22 +95,29 @@ class Library:
         if name is None and not runs.is_dir():
             raise ConfigError(f"there is no folder {runs} with runs; name one: rocstar view FOLDER")
         if name is None:
-            return cls(base=runs)
+            return cls(base=runs)._with_sources()
         path = Path(name)
         if (path / "run.json").is_file():
             return cls(base=path.resolve().parent, first=f"/run/{path.resolve().name}")
         if not (path / RESULT).is_file() and path.is_dir():
-            return cls(base=path)
+            return cls(base=path)._with_sources()
         try:
-            run = RunFolder.find(name, runs)
-            return cls(base=run.path.resolve().parent, first=f"/run/{run.name}")
-        except ConfigError:
             if not is_evaluation(name, runs):
-                raise
-        folder = find_evaluation(name, runs).resolve()
+                run = RunFolder.find(name, runs)
+                return cls(base=run.path.resolve().parent, first=f"/run/{run.name}")
+            folder = find_evaluation(name, runs).resolve()
+        except ConfigError as error:
+            raise ConfigError(f"there is no file or folder {name}, and {error}") from None
         if (owner := owner_of(folder)) is None:
             return cls(base=folder, first=f"/eval/{folder.name}/{folder.name}/0")
         return cls(base=owner.path.parent, first=f"/eval/{owner.name}/{folder.parent.name}/{step_of(folder)}")
+
+    def _with_sources(self) -> Library:
+        """Raises ConfigError."""
+        if not self.sources():
+            told = "no runs, no evaluations, and no rollouts of TRL, verl, verifiers or inspect_ai that can be read"
+            raise ConfigError(f"{self.base} holds {told}; name another folder, or a file")
+        return self
 
     def sources(self) -> list[RunSource]:
         """Runs, then other evaluations, by name."""

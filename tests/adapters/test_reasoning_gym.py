@@ -103,6 +103,13 @@ def test_what_a_generator_does_not_take_is_refused(name: str, config: dict[str, 
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("own", ["seed", "size"])
+def test_what_the_run_says_itself_is_refused_in_the_settings_of_a_generator(own: str) -> None:
+    data = DataSection(source="rocstar.adapters.reasoning_gym:Generator", options={"name": "gcd", "config": {own: 5}})
+    with pytest.raises(ConfigError, match=rf"^data\.options\.config\.{own} is the run's to say; set run\.seed or"):
+        Generator(data, tool_name="python", seed=0, heldout=1)
+
+
 def test_the_examples_demonstrations_end_in_what_the_scorers_accept_and_in_guesses() -> None:
     recipe = load_recipe(EXAMPLE, ["evaluate.problems=30"])
     made = task_of(recipe, recipe)

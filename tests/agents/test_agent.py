@@ -16,7 +16,7 @@ import pytest
 
 from rocstar.agents import agent as own
 from rocstar.agents.agent import GatewayAgent, agent_named
-from rocstar.errors import ConfigError, DataError, Unavailable
+from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
@@ -160,6 +160,35 @@ async def agent(problem, client):
 """
     found = await made(function(tmp_path, text, seconds=0.2), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT
+    assert found.fault == "the agent did not end within 0.2 s, nor 0.1 s after it was cancelled; it is left to itself"
+
+
+@pytest.mark.parametrize("seconds", [0.2, 60.0])
+def test_an_agent_that_swallows_its_cancellations_does_not_keep_ctrl_c_from_ending_the_process(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "END_SECONDS", 0.1)
+    text = """
+import asyncio
+ended = False
+async def agent(problem, client):
+    global ended
+    for _ in range(100):
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            pass
+    ended = True
+"""
+
+    async def interrupted() -> None:
+        making = asyncio.ensure_future(made(function(tmp_path, text, seconds=seconds), []))
+        await asyncio.wait([making], timeout=0.5)  # the shorter attempt has ended by then, the other one is under way
+        making.cancel()
+        await asyncio.wait([making])
+
+    asyncio.run(interrupted())
+    assert not sys.modules["own_agent"].ended
 
 
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
@@ -188,6 +217,29 @@ async def agent(problem, client):
     (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
     (found,) = group.trajectories
     assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 0.0
+
+
+async def test_an_outage_that_the_end_brings_about_is_no_fault(tmp_path: Path) -> None:
+    class Broken(Told):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            if not self.given:
+                return await super().generate(token_ids, sampling, **names)
+            try:
+                return await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise EngineUnavailable("the connection was broken off") from None
+
+    text = f"""
+import asyncio
+async def agent(problem, client):
+{ASKS}    more = client.chat([{{'role': 'user', 'content': 'more'}}])
+    asyncio.ensure_future(more).add_done_callback(lambda done: done.exception())
+    await asyncio.sleep(0.05)
+    return 1.0
+"""
+    (group,) = await roller(Broken([ANSWER]), agent=function(tmp_path, text)).roll([PROBLEM], attempts=1, seed=1)
+    (found,) = group.trajectories
+    assert found.stop is Stop.ANSWERED and found.fault is None and found.outcome and found.outcome.reward == 1.0
 
 
 async def test_a_mistake_in_an_engine_is_raised_and_no_reward(tmp_path: Path) -> None:
@@ -361,7 +413,8 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
     [
         ("no_such_program --flag", "names no program that is here; write a command, package.module:name or"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
-        (__file__, "names no program that is here; write a command, package.module:name or file.py:name"),
+        (__file__, f"names no program that is here; write 'python {__file__}' or {__file__}:NAME"),
+        (f"{__file__} --fast", f"names no program that is here; write 'python {__file__} --fast' or {__file__}:NAME"),
         ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),
     ],

@@ -95,6 +95,12 @@ async def test_words_after_a_result_stand_with_it_and_parts_of_an_answer_are_one
     await ask(other, "/v1/responses", input=[user("q"), {"type": "reasoning"}, said, call, told], tools=[function])
     assert said["content"][0]["text"] == "I add." and len(made_by(other).conversations) == 1
 
+    third = attempt(Told(["so 5", "yes"]))
+    await ask(third, messages=[user("q")])
+    parts = [{"role": "assistant", "content": part} for part in ("so", " 5")]
+    await ask(third, messages=[user("q"), *parts, user("sure?")])
+    assert len(made_by(third).conversations) == 1
+
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_a_stream_says_what_a_whole_answer_says(path: str) -> None:

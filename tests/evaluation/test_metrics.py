@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from rocstar.types import (
     Problem,
     Status,
     Stop,
+    ToolCall,
     ToolResult,
     Trajectory,
     Turn,
@@ -184,6 +187,10 @@ def test_the_summary_counts_all_attempts_but_those_that_a_fault_of_ours_ended() 
     assert summary.tool_error_share_in_correct == 1 / 2
     assert summary.failed_call_share_in_correct == 1 / 3
     assert summary.no_tool_share == 1 / 5
+    asked = ToolCall(id="a", tool="search", arguments={}, raw="")
+    own = attempt(Verdict.RIGHT)
+    unanswered = replace(own, turns=(replace(own.turns[0], calls=(asked,)),))  # an agent's own tool answers it alone
+    assert summarise([group(problem("d", ""), unanswered, own)], k=2).no_tool_share == 1 / 2
     assert summary.truncation_share == 1 / 5
     assert summary.out_of_turns_share == 0.0
 

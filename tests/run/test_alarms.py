@@ -69,6 +69,15 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     (alarm,) = alarms([{**HEALTHY, **cut, "tool/none_share": 0.4}])
     assert "because some call the tool until the limit" in alarm.evidence
     assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
+    answered: Row = {**HEALTHY, **cut, "verdict/right": 0.2}
+    assert names([answered]) == [] and "all cut" not in names([answered] * WINDOW), "an agent gave answers back"
+
+
+def test_no_alarm_says_how_cut_attempts_and_failed_agents_count() -> None:
+    """That is `rollout.truncated`'s to say, and what an agent gives back is judged all the same."""
+    for metric in ("len/truncated", "agent/failed"):
+        (alarm,) = alarms(stage({metric: 0.5}))
+        assert "as wrong" not in alarm.evidence and "rollout.truncated" in alarm.evidence + alarm.action
 
 
 def test_a_step_whose_calls_all_fail_is_told_at_once() -> None:

@@ -262,6 +262,9 @@ def test_a_model_that_nobody_asks_for_a_box_is_told_before_the_first_step(
     assert told.startswith(
         r"warning: no sft stage comes before rl and the prompt does not ask for \boxed{}, where eval"
     )
+    made = material(RL, **pretrained, **compact)
+    evaluate = made.recipe.evaluate.model_copy(update={"verifier": "rocstar.adapters.reasoning_gym:score"})
+    assert list(_unasked(replace(made, recipe=made.recipe.model_copy(update={"evaluate": evaluate}))))
     asking = {"rollout": {**compact["rollout"], "preamble": r"Answer in \boxed{}. "}}
     assert material(RL, **pretrained, **asking).notes == []
     assert material(imitating(tmp_path), RL, **pretrained, **compact).notes == []

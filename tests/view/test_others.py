@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from starlette.testclient import TestClient
 from rocstar.errors import ConfigError
 from rocstar.view.app import application
 from rocstar.view.others import LONGEST_FIELD, opened_others
+from rocstar.view.sources import Library
 from tests.view.recorded import create, settled
 
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -272,6 +274,50 @@ def test_packed_files_of_a_folder_are_read_or_told(tmp_path: Path) -> None:
         told = [one.removeprefix(f"left out: {tmp_path}/of/") for one in page.left_out]
         assert told[1].startswith("9.jsonl.gz: all: it cannot be read (Compressed file ended")
         assert told[3:] == ["x.jsonl.zst: all: it is compressed, and only .jsonl.gz is read so; decompress it"]
+
+
+def test_of_a_file_that_is_cut_what_came_before_is_read_and_the_place_is_told(tmp_path: Path) -> None:
+    def trl(number: int) -> dict[str, Any]:
+        return {"step": 3, "prompt": f"{number}?", "completion": os.urandom(500).hex(), "right": 1.0, "advantage": 0}
+
+    whole = write(tmp_path / "rows.jsonl", [trl(number) for number in range(500)]).read_bytes()
+    file = tmp_path / "cut" / "rows.jsonl.gz"
+    file.parent.mkdir()
+    file.write_bytes(gzip.compress(whole)[:-200_000])
+    with opened(file, tmp_path) as page:
+        found = page.sources[page.name]["about"]["attempts"]
+        assert 100 < found < 400 and page.rows()[0]["reward"] == 1.0
+        said = f"left out: {file}: after line {found}, all: it cannot be read (Compressed file ended"
+        assert page.left_out[1].startswith(said)
+
+
+def test_samples_of_a_log_that_are_encrypted_or_spoilt_cost_no_other(tmp_path: Path) -> None:
+    sample = {"id": 1, "epoch": 1, "input": "1+1?", "target": "2", "messages": [], "scores": {"exact": {"value": "C"}}}
+    names = [f"samples/{number}.json" for number in range(3)]
+    with zipfile.ZipFile(file := tmp_path / "log.eval", "w") as log:
+        for name in names:
+            log.writestr(name, json.dumps(sample))
+    data = bytearray(file.read_bytes())
+    for name, place, bits in ((names[0], 8, 1), (names[2], -4, 1)):  # its flag of encryption; its content
+        directory = data.rindex(name.encode()) - 46
+        data[directory + 8] |= bits * (place == 8)
+        data[data.index(name.encode()) + (-30 + 6 if place == 8 else len(name) + 2)] ^= 1
+    file.write_bytes(data)
+    with opened(file, tmp_path) as page:
+        assert len(page.rows()) == 1 and page.left_out[0] == "left out: 2 of 3 rows; these first:"
+        assert page.left_out[1].startswith(f"left out: {file}: {names[0]}, all: it cannot be read (File ")
+        assert "is encrypted" in page.left_out[1] and "Bad CRC-32" in page.left_out[2]
+
+
+def test_a_folder_without_anything_and_a_path_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for name in (None, str(runs)):
+        with pytest.raises(ConfigError, match=r"runs holds no runs, no evaluations, and no rollouts of TRL, verl"):
+            Library.open(name, runs)
+    for name in ("rollouts/7.jsonl", "logs/a.eval", "run.txt"):
+        with pytest.raises(ConfigError, match=rf"^there is no file or folder {name}, and there is no run {name[:3]}"):
+            Library.open(name, runs)
 
 
 def test_metadata_that_cannot_be_read_costs_no_row(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json, quiet
 from rocstar.support.exits import FAILED, OK
+from rocstar.support.signals import terminated_as_interrupted
 
 
 def faults(
@@ -34,7 +35,8 @@ def faults(
     quiet()
     if trainer is None:
         from rocstar.faults.own import own_trainer
-    found = asyncio.run(findings(trainer_of(trainer) if trainer is not None else own_trainer, chosen))
+    with terminated_as_interrupted():  # else a trainer would outlive us
+        found = asyncio.run(findings(trainer_of(trainer) if trainer is not None else own_trainer, chosen))
     kept = sum(one.as_promised for one in found)
     if as_json:
         print_json({"promised": kept, "faults": [asdict(one) for one in found]})

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from rocstar.cli.verbs.common import Runs
-from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
 
@@ -33,14 +32,12 @@ def view(
     Example: rocstar view last"""
     need("view")
     from rocstar.view.app import serve
-    from rocstar.view.others import ENDINGS, opened_others
+    from rocstar.view.others import opened_others
     from rocstar.view.sources import Library
 
     def tell(said: str) -> None:
         print(f"rocstar: {said}", file=sys.stderr)
 
-    if name and Path(name).suffix in ENDINGS and not Path(name).exists():
-        raise ConfigError(f"there is no file or folder {name}")
     with tempfile.TemporaryDirectory(prefix="rocstar-view-") as folder:
         others = opened_others(Path(name), Path(folder), tell) if name else None
         library, cache = others or Library.open(name, runs), Path(folder) if others else None
