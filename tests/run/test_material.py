@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError, DataError
-from rocstar.run.material import Material, fingerprint, read_material
+from rocstar.run.material import Material, _unasked, fingerprint, read_material
 from rocstar.support.exits import NOT_READY, failure, install_command
 
 MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
