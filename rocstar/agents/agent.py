@@ -17,28 +17,25 @@ import inspect
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rocstar.agents.attempt import AgentAttempt, AgentFailed
 from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
-from rocstar.support.plugins import check_call, is_reference, load, raised_by
-from rocstar.support.processes import process_group, words_of
+from rocstar.support.plugins import begun_in_thread, check_call, is_reference, load, raised_by
+from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
-OUTPUT_BYTES = 1 << 20  # of what a program printed, at most, in which its last line is looked for
 END_SECONDS = 5.0  # for an agent to end once it is told to
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")
 """Of the environment, for programs."""
@@ -161,9 +158,8 @@ def agent_named(
 
 def _words(command: str) -> tuple[str, ...]:
     said = f"rollout.agent = {command!r}"
-    file = command.partition(" ")[0]
-    remedy = f"write 'python {command}' or {file}:NAME" if file.endswith(".py") else ""
-    words = words_of(command, said=said, remedy=remedy or "write a command, package.module:name or file.py:name")
+    remedy = "write a command such as 'python file.py', or package.module:name or file.py:name for a function"
+    words = words_of(command, said=said, remedy=remedy)
     script = next((word for word in words if word.endswith(".py")), None)
     if script and not Path(script).is_file():
         raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
@@ -187,52 +183,27 @@ async def by_function(function: Any, client: Client) -> Any:
     try:
         if inspect.iscoroutinefunction(function):
             return await call()
-        return await _in_thread(call)
+        return await asyncio.wrap_future(begun_in_thread(call, "agent"))
     except Unavailable:
         raise
     except (Exception, SystemExit) as error:
         raise AgentFailed(raised_by(function, error)) from error
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """In a thread that holds up nobody's end; one of a pool that overstays its time would, and the interpreter waits
-    for anyio's."""
-    done = Future[Any]()
-    done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except (GeneratorExit, StopIteration) as error:  # which no coroutine can raise
-            done.set_exception(RuntimeError(repr(error)))
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="agent", daemon=True).start()
-    return await asyncio.wrap_future(done)
-
-
 async def by_program(words: Sequence[str], client: Client) -> Any:
     """What a program of the user's own gives back, run in a process group and with a home of its own. Raises
     AgentFailed, Unavailable."""
     problem = client.attempt.problem
-    with (
-        TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home,
-        TemporaryFile() as given,  # files and not pipes: a child that outlives the program would hold those open
-        TemporaryFile() as said,
-        TemporaryFile() as wrong,
-    ):
-        given.write(json.dumps({"id": problem.id, "question": problem.question}).encode())
-        given.seek(0)
-        files = {"stdin": given, "stdout": said, "stderr": wrong}
+    given = json.dumps({"id": problem.id, "question": problem.question}).encode()
+    with TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home:
         try:
-            async with process_group(*words, **files, env=_environment(client, home)) as process:
-                code = await process.wait()
+            code, said, wrong = await run_to_end(*words, given=given, env=_environment(client, home))
         except OSError as error:
             raise Unavailable(f"{words[0]} could not be started: {error}") from error
-        if code:
-            raise AgentFailed(f"{words[0]} ended with {code}: {_last_line(wrong)[:200] or 'it said nothing'}")
-        return _printed(_last_line(said))
+    if code:
+        told = wrong.rpartition("\n")[2][:200] or "it said nothing"
+        raise AgentFailed(f"{words[0]} ended with {code}: {told}")
+    return _printed(said.rpartition("\n")[2])
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:
@@ -247,11 +218,6 @@ def _environment(client: Client, home: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": client.origin,
         "ANTHROPIC_API_KEY": client.api_key,
     }
-
-
-def _last_line(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-    return file.read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _printed(last: str) -> Any:

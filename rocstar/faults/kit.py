@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ import msgspec
 
 from rocstar.errors import ConfigError
 from rocstar.faults.stand_ins import CELLS, PROGRAM, FaultyServer
-from rocstar.support.processes import process_group
+from rocstar.support.processes import run_to_end
 
 PROBLEMS, SIBLINGS = 8, 4
 ATTEMPTS = PROBLEMS * SIBLINGS
@@ -61,6 +60,7 @@ FAULTS: Mapping[str, str] = {
 SPEAKS_ROCSTAR = ("engine-wrong-version", "tools-other-call", "tools-twice", "tools-killed")
 ROCSTARS_OWN = (*SPEAKS_ROCSTAR, "notebook", "mcp", "agent", "run")
 """How those begin that other trainers cannot be pointed at: the protocols there know no versions and no call ids."""
+UNASKED = "; does it ask FAULTS_REWARD what its reward function is to do wrong?"
 AGENTS_OWN = ("agent-crashes", "agent-overstays")
 """The agent itself is at fault: its attempt is judged, not lost, and a person is told."""
 
@@ -135,8 +135,7 @@ async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: fl
     if missed:
         words = f"the fault never struck; the trainer said: {words or 'nothing'}"
     elif silent and not hung:
-        words = "the trainer said nothing of it"
-        words += "; does it ask FAULTS_REWARD what its reward function is to do wrong?" * fault.startswith("reward")
+        words = f"the trainer said nothing of it{UNASKED if fault.startswith('reward') else ''}"
     return FaultFinding(
         fault=fault,
         rewarded=rewarded,
@@ -206,22 +205,14 @@ def trainer_of(command: str) -> Trainer:
     """A trainer that is a program. command: for the shell."""
 
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            async with process_group(
-                "sh", "-c", command, env={**os.environ, **given}, stdout=out, stderr=err
-            ) as process:
-                code = await process.wait()
-            out.seek(0)
-            err.seek(0)
-            lines = [line for line in out.read().splitlines() if line.startswith(b'{"reward"')]
-            words = err.read().decode(errors="replace")
+        code, said, words = await run_to_end("sh", "-c", command, env={**os.environ, **given})
         rewards: list[float | None] = []
-        for line in lines:
+        for line in (line for line in said.split("\n") if line.startswith('{"reward"')):
             try:
                 rewards.append(msgspec.json.decode(line, type=_Reward).reward)
             except msgspec.DecodeError:
                 rewards.append(float("nan"))
-                words += f"\n{line[:100].decode(errors='replace')} on stdout holds neither a number nor null"
+                words += f"\n{line[:100]} on stdout holds neither a number nor null"
         return TrainerAnswer(rewards=rewards, halted=code != 0, words=words)
 
     return at_addresses(made)

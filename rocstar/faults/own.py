@@ -34,7 +34,7 @@ from rocstar.rollout.episode import Note
 from rocstar.run.report import failed_agents, faults_of, reason_to_halt
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.daemon.watch import descendants
-from rocstar.support.processes import process_group
+from rocstar.support.processes import run_to_end
 from rocstar.types import Problem, Stop, Trajectory
 
 PATIENCE_SECONDS = 1.5
@@ -192,9 +192,6 @@ async def _run(fault: str, folder: Path) -> TrainerAnswer:
 
 
 async def _command(folder: Path, *arguments: str) -> tuple[int, str]:
-    """(exit code, last line that it said) of Python with these arguments."""
-    with (folder / "said").open("w+") as said:
-        async with process_group(sys.executable, *arguments, cwd=folder, stdout=said, stderr=said) as process:
-            code = await process.wait()
-        said.seek(0)
-        return code, said.read().strip().rpartition("\n")[2]
+    """(exit code, last line on stderr) of Python with these arguments."""
+    code, _, said = await run_to_end(sys.executable, *arguments, cwd=folder)
+    return code, said.rpartition("\n")[2]

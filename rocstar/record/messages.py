@@ -88,14 +88,12 @@ def said_in(message: Mapping[str, Any]) -> str:
 
 
 def _part(part: Any) -> str:
-    match part:
-        case {"type": "reasoning", "reasoning": thought}:
-            return f"<think>{thought}</think>\n"
-        case {"text": text} if part.get("type", "text") == "text":
-            return as_text(text)
-        case None | str() | {"type": "text"}:
-            return part if isinstance(part, str) else ""
-    return f"\n{as_text(part)}\n"
+    if not isinstance(part, dict):
+        return as_text(part)
+    kind = part.get("type", "text" if "text" in part else None)
+    if kind == "text":
+        return as_text(part.get("text"))
+    return f"<think>{part['reasoning']}</think>\n" if kind == "reasoning" else f"\n{written(part)}\n"
 
 
 def parsed(text: bytes | str) -> Any:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
@@ -159,3 +161,21 @@ def _callable_in(module: ModuleType, name: str, said: str) -> Any:
 
 def _searched(folders: Sequence[Path]) -> str:
     return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks"
+
+
+def begun_in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
+    """What a call of the user's own comes to, in a thread that no exit of the process waits for and nobody can stop;
+    one of a pool, or of anyio's, would hold up the interpreter's end. What no coroutine can raise, and what would end
+    the process, is a RuntimeError."""
+    done = Future[Any]()
+    done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done

@@ -10,9 +10,12 @@ import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from rocstar.errors import ConfigError
+
+OUTPUT_BYTES = 1 << 20  # of what a program printed, from its end
 
 
 def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
@@ -38,3 +41,19 @@ async def process_group(*words: str, **given: Any) -> AsyncIterator[Process]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+async def run_to_end(*words: str, given: bytes = b"", **settings: Any) -> tuple[int, str, str]:
+    """(exit code, what it printed, what it said on stderr) of a program in a `process_group`, in files and not in pipes:
+    a child that outlives it would hold those open. given: on stdin. Raises OSError where it can't be started."""
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(given)
+        stdin.seek(0)
+        async with process_group(*words, stdin=stdin, stdout=stdout, stderr=stderr, **settings) as process:
+            code = await process.wait()
+        return code, _end_of(stdout), _end_of(stderr)
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+    return file.read().decode(errors="replace").strip()

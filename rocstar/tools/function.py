@@ -13,17 +13,18 @@ import asyncio
 import inspect
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import ToolSpec
+from rocstar.support.plugins import begun_in_thread
 from rocstar.tools.arguments import bad_call
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -34,9 +35,6 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 ARGUMENTS = re.compile(r"^(Args|Arguments|Parameters):\s*$")
 SECTION = re.compile(r"^\w[\w ]*:\s*$")
 ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
-
-_Found = tuple[Any, Exception | None]
-"""What a function returned, or what it raised."""
 
 
 class FunctionTool:
@@ -55,7 +53,7 @@ class FunctionTool:
             name=function.__name__, description=self._signature.description, parameters=self._signature.parameters
         )
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._left_behind = 0
+        self._left_behind = list[Future[Any]]()
 
     @property
     def spec(self) -> ToolSpec:
@@ -97,41 +95,16 @@ class FunctionTool:
         return Status.OK, _written(value)
 
     async def _threaded(self, **arguments: Any) -> Any:
-        """In a thread that no exit of the process waits for."""
-        if self._left_behind >= MAX_LEFT_BEHIND:
-            raise Unavailable(f"{self._left_behind} calls of {self._spec.name} were given up and have not returned")
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[_Found] = loop.create_future()
-
-        def work() -> None:
-            found = _called(self._function, arguments)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(self._settle, ended, found)
-
-        threading.Thread(target=work, daemon=True, name=f"tool {self._spec.name}").start()
+        """In a thread; those that are given up are counted until they return."""
+        self._left_behind = [call for call in self._left_behind if not call.done()]
+        if (left := len(self._left_behind)) >= MAX_LEFT_BEHIND:
+            raise Unavailable(f"{left} calls of {self._spec.name} were given up and have not returned")
+        ended = begun_in_thread(partial(self._function, **arguments), f"tool {self._spec.name}")
         try:
-            value, error = await ended
+            return await asyncio.wrap_future(ended)
         except asyncio.CancelledError:
-            self._left_behind += 1
+            self._left_behind.append(ended)
             raise
-        if error is not None:
-            raise error
-        return value
-
-    def _settle(self, ended: asyncio.Future[_Found], found: _Found) -> None:
-        if ended.cancelled():
-            self._left_behind -= 1
-        else:
-            ended.set_result(found)
-
-
-def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> _Found:
-    try:
-        return function(**arguments), None
-    except Exception as error:
-        return None, error
-    except BaseException as error:  # SystemExit and its like end the call, not the thread in silence
-        return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _written(value: Any) -> str:

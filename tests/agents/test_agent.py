@@ -411,10 +411,12 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("no_such_program --flag", "names no program that is here; write a command, package.module:name or"),
+        ("no_such_program --flag", "names no program that is here; write a command such as"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
-        (__file__, f"names no program that is here; write 'python {__file__}' or {__file__}:NAME"),
-        (f"{__file__} --fast", f"names no program that is here; write 'python {__file__} --fast' or {__file__}:NAME"),
+        (
+            __file__,
+            "names no program that is here; write a command such as 'python file.py', or package.module:name or",
+        ),
         ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),
     ],
