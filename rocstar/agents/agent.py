@@ -158,8 +158,7 @@ def agent_named(
 
 def _words(command: str) -> tuple[str, ...]:
     said = f"rollout.agent = {command!r}"
-    remedy = "write a command such as 'python file.py', or package.module:name or file.py:name for a function"
-    words = words_of(command, said=said, remedy=remedy)
+    words = words_of(command, said=said, remedy="write a command ('python a.py'), package.module:name or a.py:name")
     script = next((word for word in words if word.endswith(".py")), None)
     if script and not Path(script).is_file():
         raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
@@ -201,8 +200,7 @@ async def by_program(words: Sequence[str], client: Client) -> Any:
         except OSError as error:
             raise Unavailable(f"{words[0]} could not be started: {error}") from error
     if code:
-        told = wrong.rpartition("\n")[2][:200] or "it said nothing"
-        raise AgentFailed(f"{words[0]} ended with {code}: {told}")
+        raise AgentFailed(f"{words[0]} ended with {code}: " + (wrong.rpartition("\n")[2][:200] or "it said nothing"))
     return _printed(said.rpartition("\n")[2])
 
 

@@ -236,12 +236,8 @@ class AgentAttempt:
             return completion, text
         tokens = bisect_left(range(len(ids)), shown + length, key=lambda n: len(codec.decode(ids[:n])))
         versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
-        kept = Completion(
-            token_ids=ids[:tokens],
-            logprobs=completion.logprobs[:tokens],
-            finish=Finish.STOP,
-            version_spans=spans_of(islice(versions, tokens)),
-        )
+        logprobs, spans = completion.logprobs[:tokens], spans_of(islice(versions, tokens))
+        kept = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
         return kept, text[:shown]
 
     def _note(self, call: ToolCall, result: ToolResult) -> None:

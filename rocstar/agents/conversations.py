@@ -28,10 +28,7 @@ from rocstar.rollout.environment import Conversation
 from rocstar.types import Completion, ToolCall, Turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRequest:
-    """A request."""
-
+class AgentRequest(NamedTuple):
     chat: Chat
     max_tokens: int | None = None
     """None: as many as there is room for."""

@@ -60,7 +60,6 @@ FAULTS: Mapping[str, str] = {
 SPEAKS_ROCSTAR = ("engine-wrong-version", "tools-other-call", "tools-twice", "tools-killed")
 ROCSTARS_OWN = (*SPEAKS_ROCSTAR, "notebook", "mcp", "agent", "run")
 """How those begin that other trainers cannot be pointed at: the protocols there know no versions and no call ids."""
-UNASKED = "; does it ask FAULTS_REWARD what its reward function is to do wrong?"
 AGENTS_OWN = ("agent-crashes", "agent-overstays")
 """The agent itself is at fault: its attempt is judged, not lost, and a person is told."""
 
@@ -135,7 +134,7 @@ async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: fl
     if missed:
         words = f"the fault never struck; the trainer said: {words or 'nothing'}"
     elif silent and not hung:
-        words = f"the trainer said nothing of it{UNASKED if fault.startswith('reward') else ''}"
+        words = "the trainer said nothing of it" + "; does it read FAULTS_REWARD?" * fault.startswith("reward")
     return FaultFinding(
         fault=fault,
         rewarded=rewarded,

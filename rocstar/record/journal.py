@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ from rocstar.errors import DataError
 from rocstar.record.atomic import plain, write_atomic
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """One JSONL file, open for appending from the first append on. Any thread may append."""
 
     def __init__(self, path: Path) -> None:
@@ -52,9 +53,6 @@ class Journal:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

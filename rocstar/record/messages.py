@@ -63,9 +63,9 @@ def _call(call: Any, place: int) -> Fields:
     arguments = given = inner.get("arguments")
     with suppress(DataError):
         arguments = parsed(given) if isinstance(given, str) else given
-    told = {"id": call.get("id") or f"call_{place}", "tool": as_text(inner.get("name"))}
-    told["parse_error"] = call.get("parse_error")
-    return {**told, "arguments": arguments if isinstance(arguments, dict) else {}, "raw": as_text(given)}
+    arguments = arguments if isinstance(arguments, dict) else {}
+    told = {"id": call.get("id") or f"call_{place}", "tool": inner.get("name") or "", "arguments": arguments}
+    return {**told, "raw": as_text(given), "parse_error": call.get("parse_error")}
 
 
 def _result(message: Mapping[str, Any]) -> Fields:

@@ -44,7 +44,7 @@ async def process_group(*words: str, **given: Any) -> AsyncIterator[Process]:
 
 
 async def run_to_end(*words: str, given: bytes = b"", **settings: Any) -> tuple[int, str, str]:
-    """(exit code, what it printed, what it said on stderr) of a program in a `process_group`, in files and not in pipes:
+    """(exit code, what it printed, what it said on stderr) of a program in a `process_group`, in files and no pipes:
     a child that outlives it would hold those open. given: on stdin. Raises OSError where it can't be started."""
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(given)

@@ -128,21 +128,24 @@ class _Dump:
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, floats, found = STEP_FOLDER.findall(str(file)), _floats(file), list[Fields]()
-        for place, raw in _records(file):
-            try:
-                if isinstance(raw, Exception):
-                    raise raw
-                row = parsed(raw) if isinstance(raw, bytes) else raw
-                if not isinstance(row, dict):
-                    raise DataError("all: it is no JSON object")
-                if place in OF_ALL:
-                    self._about |= row
-                    continue
-                row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
-                found += _read(row, int(folders[-1]) if folders else 0)
-            except UNREAD as error:
-                self._refuse(f"{file}: {place}, ", error)
+        folders, floats, found, place = STEP_FOLDER.findall(str(file)), _floats(file), list[Fields](), ""
+        try:
+            for place, raw in _records(file):
+                try:
+                    if isinstance(raw, Exception):
+                        raise raw
+                    row = parsed(raw) if isinstance(raw, bytes) else raw
+                    if not isinstance(row, dict):
+                        raise DataError("all: it is no JSON object")
+                    if place in OF_ALL:
+                        self._about |= row
+                        continue
+                    row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
+                    found += _read(row, int(folders[-1]) if folders else 0)
+                except UNREAD as error:
+                    self._refuse(f"{file}: {place}, ", error)
+        except UNREAD as error:  # of a packed file that is cut, what came before is shown
+            self._refuse(f"{file}: after {place}, " if place else f"{file}: ", error)
         return found
 
     def _write(self, file: Path, rows: Sequence[Fields]) -> None:
@@ -170,19 +173,8 @@ class _Dump:
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
-    """(place in the file, a row, the JSON of one, or why it can't be read), to where the file can be read; what places
-    of OF_ALL hold is said of all rows. Raises one of UNREAD where nothing can be."""
-    place = ""
-    try:
-        for place, raw in _all_records(file):
-            yield place, raw
-    except UNREAD as error:
-        if not place:
-            raise
-        yield f"after {place}", error
-
-
-def _all_records(file: Path) -> Iterator[tuple[str, Any]]:
+    """(place in the file, a row, the JSON of one, or why it can't be read); what places of OF_ALL hold is said of all
+    rows. Raises one of UNREAD where the rest can't be read."""
     beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
         with parquet.ParquetFile(file) as opened:
@@ -220,10 +212,11 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes | Exception:
 def _floats(file: Path) -> set[str]:
     """Of TRL's rows as JSONL, what is a float in any: there a reward of 1.0 may stand as 1."""
     found = set[str]()
-    for _, raw in _records(file) if ".jsonl" in file.suffixes else ():
-        with suppress(*UNREAD):  # which `_attempts` tells
-            if b'"advantage"' in raw:
-                found |= {name for name, value in parsed(raw).items() if isinstance(value, float)}
+    with suppress(*UNREAD):  # which `_attempts` tells
+        for _, raw in _records(file) if ".jsonl" in file.suffixes else ():
+            with suppress(*UNREAD):
+                if b'"advantage"' in raw:
+                    found |= {name for name, value in parsed(raw).items() if isinstance(value, float)}
     return found
 
 

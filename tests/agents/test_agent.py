@@ -411,11 +411,11 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("no_such_program --flag", "names no program that is here; write a command such as"),
+        ("no_such_program --flag", "names no program that is here; write a command"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
         (
             __file__,
-            "names no program that is here; write a command such as 'python file.py', or package.module:name or",
+            r"no program that is here; write a command \('python a.py'\), package.module:name or a.py:name",
         ),
         ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),
