@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2931, 17),
     "rollout": (2085, 12),
     "run": (4255, 23),
-    "sandbox": (8705, 44),
+    "sandbox": (8709, 44),
     "serving": (842, 6),
     "support": (1696, 15),
     "tools": (969, 7),

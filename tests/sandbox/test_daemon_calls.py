@@ -23,7 +23,8 @@ import psutil
 import pytest
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, DaemonSettings, Isolation, Response
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, DaemonSettings, Isolation, Response, SandboxDown
+from rocstar.sandbox.daemon.main import failed_probes
 from rocstar.sandbox.daemon.pool import Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.slot import tiers
@@ -372,3 +373,10 @@ async def test_nothing_is_written_to_a_client_that_has_left() -> None:
     transport.reset_mock()
     queue.send_usage()
     assert not transport.write.called
+
+
+async def test_a_first_slot_that_dies_before_it_is_probed_is_told_in_words() -> None:
+    pools: Any = SimpleNamespace(plan=SimpleNamespace(level="L3"))
+    pool: Any = SimpleNamespace(idle=[], walls_failed=())
+    with pytest.raises(SandboxDown, match="its slot died"):
+        await failed_probes(pools, pool)

@@ -155,7 +155,9 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
-    """Run the probe in an idle slot; None when the slot died."""
+    """Run the probe in an idle slot; None when the slot died, also before it could."""
+    if not pool.idle:
+        return None
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     call = Call(id="probe", code=PROBE, limits=PROBE_LIMITS)
     ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
@@ -165,7 +167,7 @@ async def _probed(pools: Pools, pool: Pool) -> Response | None:
 async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     """Properties that the walls lack, found by running PROBE. Raises SandboxDown when PROBE itself does not run."""
     response = await _probed(pools, pool)
-    if pool.idle and (response is None or response.outcome is ServiceOutcome.INTERNAL):
+    if response is None or response.outcome is ServiceOutcome.INTERNAL:
         response = await _probed(pools, pool)  # a machine that is busy as we start may be late once
     if response is None or response.outcome is not ProgramOutcome.OK:
         seen = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"

@@ -54,6 +54,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
+    except BrokenPipeError:  # the daemon went away while this preloaded
+        pass
     except Exception:
         traceback.print_exc()  # a bug of ours; the daemon sees the connection close
     finally:
