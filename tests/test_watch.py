@@ -296,6 +296,6 @@ def test_a_call_that_keeps_the_interpreter_to_itself_is_shown() -> None:
 
 
 def test_a_run_that_is_to_halt_and_does_not_come_back_is_ended_with_the_report() -> None:
-    ended = subprocess.run([sys.executable, "-c", NEVER_BACK], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", NEVER_BACK], capture_output=True, text=True, timeout=400)
     assert (ended.returncode, ended.stdout) == (1, "broken off\n")
     assert "1 wait for a tool" in ended.stderr and "Traceback" not in ended.stderr

@@ -173,7 +173,7 @@ class Command:
         return cls(folder=folder, process=process, said=said)
 
     def wait(self) -> Ended:
-        self.process.join(timeout=200)
+        self.process.join(timeout=500)
         out, told = (file.read().decode() for file in self.said)
         code = self.process.exitcode
         assert code is not None, f"still running after 200 s: {told}"
@@ -195,7 +195,7 @@ class Command:
 
 def started_cold(folder: Path, *arguments: str) -> Ended:
     command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, start_new_session=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, start_new_session=True)
     return Ended(code=done.returncode, out=done.stdout, told=done.stderr)
 
 

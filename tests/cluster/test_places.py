@@ -145,7 +145,7 @@ def test_a_ray_of_the_runs_own_has_room_for_it_at_its_priority_listens_on_loopba
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-c", OWN, str(tmp_path)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert found.returncode == 0, found.stderr
     facts, *lines = found.stdout.splitlines()
     slots, nicer = facts.split()

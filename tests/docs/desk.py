@@ -65,5 +65,5 @@ def environment(desk: Path) -> dict[str, str]:
 
 def in_shell(command: str, desk: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-ec", command], cwd=desk, env=environment(desk), capture_output=True, text=True, timeout=120, **more
+        ["bash", "-ec", command], cwd=desk, env=environment(desk), capture_output=True, text=True, timeout=400, **more
     )

@@ -39,7 +39,7 @@ from tests.tiny_run import forked, opened_by, python, rocstar
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 MARK = re.compile(r"<!-- (after|package|exits|until|numbers): (.+) -->")
 NUMBER = re.compile(r"(?:(?<!\w)[+-])?\d*\.?\d+(?:,\d{3})*(?:e-?\d+)?")
-SECONDS = 280
+SECONDS = 560
 """For one block, on a machine that does other things as well."""
 
 
