@@ -34,10 +34,11 @@ def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
 async def process_group(*words: str, **given: Any) -> AsyncIterator[Process]:
     """A process in a group of its own, which is killed when the context ends. given: of
     `asyncio.create_subprocess_exec`. Raises OSError where it can't be started."""
-    process = await asyncio.create_subprocess_exec(*words, start_new_session=True, **given)
+    starting = asyncio.create_task(asyncio.create_subprocess_exec(*words, start_new_session=True, **given))
     try:
-        yield process
+        yield await asyncio.shield(starting)  # one that is cancelled meanwhile would leave its children behind
     finally:
+        process = await starting
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -93,11 +93,15 @@ def answered() -> Iterator[SecondEnds]:
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """While the context lasts, SIGTERM does what Ctrl-C does. To be entered by the main thread."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    handlers = {signal.SIGTERM: lambda number, frame: signal.raise_signal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a script starts in the background
+        handlers[signal.SIGINT] = signal.default_int_handler
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_at_once() -> None:

@@ -148,7 +148,10 @@ async def test_no_child_of_a_trainer_outlives_it_or_holds_it_up(ends: bool, tmp_
 
 def test_a_signal_that_ends_the_verb_ends_the_trainer_too(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path / 'made'}; mv {tmp_path / 'made'} {tmp_path / 'pid'}; sleep 600"
-    verb = subprocess.Popen([sys.executable, "-m", "rocstar", "faults", "engine-dies", "--trainer", script])
+    verb = subprocess.Popen(
+        [sys.executable, "-m", "rocstar", "faults", "engine-dies", "--trainer", script],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script
+    )
     while not (tmp_path / "pid").is_file():
         assert verb.poll() is None
         time.sleep(0.05)
