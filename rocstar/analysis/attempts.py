@@ -151,7 +151,10 @@ Step = tuple[int, str, str | None]
 def read_transcripts(file: Path) -> Iterator[Attempt]:
     """Attempts of a file, in order. Raises DataError for a line that is no transcript."""
     for line, row in read_rows(str(file)):
-        told = list(_told(row))
+        try:
+            told = list(_told(row))
+        except (DataError, AttributeError, RecursionError, TypeError) as error:
+            raise DataError(f"{file} line {line} holds messages of another shape: {error!s:.200}") from error
         if not told:
             raise DataError(
                 f"{file} line {line} is no transcript: it needs a list of messages ({', '.join(MESSAGES)}) or a text "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,7 +207,7 @@ def trainer_of(command: str) -> Trainer:
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
         code, said, words = await run_to_end("sh", "-c", command, env={**os.environ, **given})
         rewards: list[float | None] = []
-        for line in (line for line in said.split("\n") if line.startswith('{"reward"')):
+        for line in (line for line in re.split(r"[\r\n]", said) if line.startswith('{"reward"')):
             try:
                 rewards.append(msgspec.json.decode(line, type=_Reward).reward)
             except msgspec.DecodeError:

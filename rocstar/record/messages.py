@@ -93,7 +93,7 @@ def _part(part: Any) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     if kind == "text":
         return as_text(part.get("text"))
-    return f"<think>{part['reasoning']}</think>\n" if kind == "reasoning" else f"\n{written(part)}\n"
+    return f"<think>{part['reasoning']}</think>\n" if "reasoning" in part else f"\n{written(part)}\n"
 
 
 def parsed(text: bytes | str) -> Any:

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
@@ -165,8 +165,8 @@ def _searched(folders: Sequence[Path]) -> str:
 
 def begun_in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
     """What a call of the user's own comes to, in a thread that no exit of the process waits for and nobody can stop;
-    one of a pool, or of anyio's, would hold up the interpreter's end. What no coroutine can raise, and what would end
-    the process, is a RuntimeError."""
+    one of a pool, or of anyio's, would hold up the interpreter's end. What no coroutine can raise, what would cancel
+    the one that waits, and what would end the process, is a RuntimeError."""
     done = Future[Any]()
     done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
 
@@ -174,7 +174,7 @@ def begun_in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
         try:
             done.set_result(call())
         except BaseException as error:
-            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError)
             done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -90,3 +90,15 @@ def test_a_row_that_is_no_transcript_is_told_with_its_line(tmp_path: Path) -> No
 def test_programs_beside_nothing_but_their_results_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nobody kept what the tool replied"):
         read(tmp_path, {"question": "?", "generated": "ans = 1 / 0", "executed": None, "answer": 3.0})
+
+
+def test_a_message_of_another_shape_names_its_line(tmp_path: Path) -> None:
+    asked = {"role": "assistant", "tool_calls": ["print(1)"]}
+    with pytest.raises(DataError, match=r"line 2 holds messages of another shape: .*no JSON"):
+        read(tmp_path, {"messages": [asks("a")]}, {"messages": [asked, replies("1")]})
+
+
+def test_a_part_of_reasoning_that_holds_none_is_no_obstacle(tmp_path: Path) -> None:
+    asked = {**asks("a"), "content": [{"type": "reasoning", "summary": []}]}
+    (attempt,) = read(tmp_path, {"messages": [asked, replies("NameError: a")]})
+    assert [call.error for call in attempt.calls] == ["NameError"]

@@ -62,6 +62,11 @@ async def test_other_keys_of_a_trainers_line_are_its_own() -> None:
     assert list(told.rewards) == [1.0]
 
 
+async def test_a_reward_after_a_bar_of_progress_counts() -> None:
+    told = await trainer_of(running("""print('50%\\r{"reward": 1.0}\\r')"""))("")
+    assert list(told.rewards) == [1.0]
+
+
 async def test_the_trainer_of_that_test_is_sound_without_faults() -> None:
     await refuse_unsound(NAIVE)
     with pytest.raises(ConfigError, match=r"without any fault the trainer gave 0 rewards.*it last said: nothing"):

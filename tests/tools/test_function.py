@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -111,6 +112,14 @@ def test_an_exit_ends_the_call_only() -> None:
         raise SystemExit(3)
 
     assert called(made(leave)).stderr == "RuntimeError: SystemExit: 3\n"
+
+
+def test_a_pool_of_its_own_that_was_cancelled_ends_the_call_only() -> None:
+    def look() -> str:
+        """Looks."""
+        raise concurrent.futures.CancelledError("its pool")
+
+    assert called(made(look)).stderr == "RuntimeError: CancelledError: its pool\n"
 
 
 def test_a_service_that_is_down_is_a_fault_of_ours() -> None:
