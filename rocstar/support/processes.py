@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from rocstar.errors import ConfigError
 
-OUTPUT_BYTES = 1 << 20  # of what a program printed, from its end
+OUTPUT_BYTES = 1 << 24  # of what a program printed, from its end
 
 
 def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
