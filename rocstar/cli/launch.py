@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rocstar.cluster.start import opened_machines
 from rocstar.record.show import note_failure
-from rocstar.support.child import loaded
+from rocstar.support.child import uncollected
 from rocstar.support.exits import failure
 from rocstar.support.threads import quiet_torch
 
@@ -28,8 +28,9 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     quiet_torch()
     identity = folder.path.resolve() / "run.json"
     with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity, material.placement) as machines:
-        train = loaded("rocstar.train").train
-        from rocstar.run.stopper import Stopper
+        with uncollected():
+            from rocstar.run.stopper import Stopper
+            from rocstar.train import train
 
         stopper = Stopper(screen.note)
         with stopper.installed():

@@ -7,10 +7,10 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 PARENT = "ROCSTAR_PARENT"
 PR_SET_PDEATHSIG = 1
@@ -27,12 +27,13 @@ def child_environment(own: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **own, "PYTHONPATH": path, PARENT: str(os.getpid())}
 
 
-def loaded(module: str) -> ModuleType:
-    """A module that loads torch and transformers, whose million objects all stay: looking for garbage among them takes
-    a fifth of the time."""
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """For imports of torch and transformers, whose million objects all stay: looking for garbage among them takes a
+    fifth of the time."""
     gc.disable()
     try:
-        return import_module(module)
+        yield
     finally:
         gc.freeze()
         gc.enable()
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):
         return 1
-    code: int = loaded(arguments[0]).main(arguments[1:])
+    with uncollected():
+        module = import_module(arguments[0])
+    code: int = module.main(arguments[1:])
     return code
 
 
