@@ -1,7 +1,8 @@
 """What a process has loaded from which the commands of tests are forked: what a `rocstar train` loads in the end."""
 
-import gc
 from importlib import import_module
+
+from rocstar.support.child import uncollected
 
 LOADED = (
     "pytest",
@@ -15,8 +16,6 @@ LOADED = (
     "pyarrow.parquet",
     "pandas",
 )
-gc.disable()  # imports make no garbage, and looking for it takes a fifth of their time
-for name in LOADED:
-    import_module(name)
-gc.freeze()
-gc.enable()
+with uncollected():
+    for name in LOADED:
+        import_module(name)
