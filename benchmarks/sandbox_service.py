@@ -3,11 +3,14 @@
 - start: from the command `rocstar sandbox serve` to the answer of its first call, and whether anything loaded torch.
 - http: CPU per call over HTTP against the same calls through a client of this library, interleaved; callers excluded.
 - callers: so many callers at once, each with a connection and one call under way: throughput and latency.
+- hostile: the same, first alone, then with a tenth of them at another address and hostile: they send the programs of
+  `hostile_programs`, half a body and no more, or ask for floods of output that they never read. The figures are those
+  of the other nine tenths; memory is that of the serving process, at most.
 
 Every answer is checked: a call prints a number of its own, so that no answer can pass for another's. Throughput is
 that of this machine with the callers on it.
 
-    python benchmarks/sandbox_service.py [--parts start,http,callers] [--counts 1,16,256,2000]
+    python benchmarks/sandbox_service.py [--parts start,http,callers,hostile] [--counts 1,16,256,2000]
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import resource
 import statistics
 import sys
@@ -25,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hostile_programs
 import uvloop
 from frame import (
     at_once,
@@ -44,7 +49,8 @@ from frame import (
 from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.client import SandboxClient
 
-HOST = "127.0.0.1"
+HOST, HOSTILE_HOST = "127.0.0.1", "127.0.0.2"
+HALF = b"POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(500_000)
 OPENING_AT_ONCE = 500  # connections being opened; more only run into the kernel's queue of half-open ones
 CALLERS, CALLS = 16, 400  # of the part `http`, in each round
 LIMITS = {"wall_seconds": 60.0, "cpu_seconds": 60.0}  # a busy machine must not end a call
@@ -85,9 +91,11 @@ class Connection:
         return answer
 
 
-async def connect(port: int, count: int) -> list[Connection]:
+async def connect(port: int, count: int, source: str = HOST) -> list[Connection]:
+    """source: the callers' own address; the service gives each address a share."""
+
     async def one(_: int) -> Connection:
-        return Connection(*await asyncio.open_connection(HOST, port))
+        return Connection(*await asyncio.open_connection(HOST, port, local_addr=(source, 0)))
 
     return await at_once(OPENING_AT_ONCE, one, range(count))
 
@@ -192,6 +200,57 @@ def callers(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
+async def disturb(connection: Connection, first: int, port: int) -> None:
+    """A hostile caller, for ever: an eighth sends half a body, an eighth reads nothing, the others send programs."""
+    kind = first % 8
+    for number in itertools.count(first):
+        row = hostile_programs.ROWS[number % len(hostile_programs.ROWS)]
+        seconds = hostile_programs.hostile_task(number, row).call.limits.wall_seconds
+        message = {"code": row.code, "limits": {**(row.limits or {}), "wall_seconds": min(seconds, 2.0)}}
+        try:
+            if kind == 0:
+                connection.writer.write(HALF)
+                await asyncio.sleep(5)
+            elif kind == 1:
+                connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
+                body = json.dumps({"code": "print('x' * 10**6)"}).encode()
+                head = f"POST /v1/run HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+                connection.writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                await connection.writer.drain()
+                await asyncio.sleep(1)
+            else:
+                await connection.post("/v1/run", message)
+        except (OSError, EOFError, ValueError):  # closed on, rightly
+            connection.writer.close()
+            (connection,) = await connect(port, 1, HOSTILE_HOST)
+
+
+async def load_beside(port: int, good: int, bad: int, seconds: float) -> tuple[Tally, float]:
+    """What came of the good callers' calls beside hostile ones that had a second before them."""
+    hostile = await connect(port, bad, HOSTILE_HOST)
+    tasks = [asyncio.ensure_future(disturb(each, number, port)) for number, each in enumerate(hostile)]
+    await asyncio.sleep(1)
+    until = time.monotonic() + seconds
+    seen, wall_seconds = await load(port, good, itertools.count(), lambda: time.monotonic() < until)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return seen, wall_seconds
+
+
+def hostile(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+    rows = []
+    for count in counts:
+        for bad in (0, count // 10):
+            with service("--preload", "") as (port, pid):
+                seen, wall_seconds = uvloop.run(load_beside(port, count - bad, bad, seconds))
+                peak = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+            memory = {"mib": int(peak[1]) // 1024 if peak else 0}
+            rows.append({"callers": count, "hostile": bad, **seen.figures(wall_seconds), **memory})
+            print("\n".join(seen.wrong[:3]), end="")
+    return rows
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--parts", default="start,http,callers")
@@ -215,8 +274,13 @@ def main() -> None:
         found["callers"] = callers([int(count) for count in options.counts.split(",")], options.seconds)
         print("\ncallers at once")
         print_rows(found["callers"])
+    if "hostile" in parts:
+        found["hostile"] = hostile([int(count) for count in options.counts.split(",")], options.seconds)
+        print("\nwith a tenth of them hostile")
+        print_rows(found["hostile"])
     report(**found)
-    sys.exit(any(row["wrong"] or row["lost"] for row in found.get("callers", [])))
+    rows = found.get("callers", []) + found.get("hostile", [])
+    sys.exit(any(row["wrong"] or row["lost"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,17 @@ def test_callers_take_turns(daemon: Daemon) -> None:
     assert float(daemon.answer(other).value or 0) < times[20] and times == sorted(times)
 
 
+def test_callers_share_the_time_of_slots_and_not_the_number_of_calls() -> None:
+    with Daemon(slots=2) as daemon:
+        long = [daemon.submit("import time\na = time.time()\ntime.sleep(0.5)\na") for _ in range(6)]
+        shorts = [1 << wire.CALLER_SHIFT | 10**6 + n for n in range(40)]
+        for number in shorts:
+            daemon.send(FrameKind.CALL, wire.encode(Call(id="short", code="import time\ntime.time()")), number)
+        starts = sorted(float(daemon.answer(number).value or 0) for number in long)
+        ends = [float(daemon.answer(number).value or 0) for number in shorts]
+    assert max(ends) < starts[3]
+
+
 def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
     with Daemon(slots=2) as daemon:
         code = "import time\na = time.time()\ntime.sleep(0.2)\na, time.time()"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -282,6 +284,21 @@ def test_results_of_a_batch_are_held_within_the_room_there_is(narrow: Http) -> N
     status, refused = narrow.post("/v1/batch", {"calls": [wordy] * 8})
     assert (status, "memory set aside" in refused["error"]) == (503, True)
     assert eventually(lambda: held(narrow) == 0)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 300])
+def test_who_sends_a_second_request_ahead_and_goes_ends_the_first(seconds: float) -> None:
+    body = json.dumps({"code": f"import time; time.sleep({seconds})", "limits": {"wall_seconds": 400}}).encode()
+    service = RunningService()
+    http = Http(service.url)
+    with http.connect() as connection:
+        connection.sendall(2 * (begun(len(body)) + body))
+        assert eventually(lambda: http.status("running") == 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    assert eventually(lambda: http.status("running") == 0)
+    assert http.run("1")["value"] == "1"
+    service.process.terminate()
+    assert "Traceback" not in service.process.communicate()[1]
 
 
 def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> None:

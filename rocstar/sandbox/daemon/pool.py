@@ -21,7 +21,8 @@ from rocstar.sandbox import launch
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.snapshot import Lineage
-from rocstar.sandbox.daemon.worker import Queued, Worker
+from rocstar.sandbox.daemon.turns import Line
+from rocstar.sandbox.daemon.worker import Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
 from rocstar.sandbox.walls import plans
@@ -53,8 +54,8 @@ class Pool:
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
-        self.queue: list[Queued] = []
-        """Calls that wait for one of its workers, a heap by their turn; those that are answered are skipped."""
+        self.line = Line()
+        """Calls that wait for one of its workers."""
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()

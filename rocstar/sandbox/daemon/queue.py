@@ -1,14 +1,13 @@
 """The daemon's one queue: frames in, programs and cells started, exactly one answer to each.
 
-Callers take turns, and the calls of one start in the order they came: a call behind two hundred of another caller is
-the next. One whose tier has no idle worker waits without holding up those of other tiers.
+Callers share the time of slots (`turns`), and the calls of one start in the order they came: a call behind two hundred
+of another caller is the next. One whose tier has no idle worker waits without holding up those of other tiers.
 At most `slots` programs and cells run at once, whatever their tiers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import time
 import traceback
@@ -31,11 +30,11 @@ from rocstar.sandbox.call import (
 )
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.sessions import NotebookSession, Sessions
-from rocstar.sandbox.daemon.worker import ProgramRun, Queued
+from rocstar.sandbox.daemon.turns import Callers, Line, Queued
+from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.wire import FrameKind
 
-MAX_TURNS = 10_000  # of callers that are remembered, who wait or not
 MAX_MOVES = 10  # of a call from slot to slot before anything of it ran
 MAX_WAITING_BYTES = 2**30  # of calls that are not answered
 MAX_UNSENT_BYTES = 16 * 2**20  # of answers that the client does not take; nothing more is started meanwhile
@@ -61,10 +60,7 @@ class Queue(asyncio.Protocol):
         self.fresh: list[Queued] = []
         """Calls that have just come, whose patience is not timed yet."""
         self.orders = itertools.count()
-        self.turn = 0
-        """Of the call that was started last."""
-        self.turns: dict[int, int] = {}
-        """Of each caller's last call."""
+        self.callers = Callers()
         self.running = self.bytes = 0
         self.blocked = False
         self.usage_timer: asyncio.TimerHandle | None = None
@@ -126,18 +122,13 @@ class Queue(asyncio.Protocol):
         if why:
             self.send(number, failed(call.id, outcome, why))
             return
-        queued = self.calls[number] = Queued(number, self.order(wire.caller_of(number)), call, len(body))
+        queued = self.calls[number] = Queued(
+            number, next(self.orders), self.callers.come(wire.caller_of(number)), call, len(body)
+        )
         self.bytes += queued.size
         self.place(queued)
         self.fresh.append(queued)
         self.report_later()
-
-    def order(self, caller: int) -> tuple[int, int]:
-        """A caller's next turn is the one after its last, or after now: nobody saves turns up."""
-        if len(self.turns) > MAX_TURNS:
-            self.turns = {each: turn for each, turn in self.turns.items() if turn > self.turn}
-        turn = self.turns[caller] = 1 + max(self.turn, self.turns.get(caller, 0))
-        return turn, next(self.orders)
 
     def wait(self, queued: Queued) -> None:
         """Time the patience of a call that still waits."""
@@ -150,7 +141,7 @@ class Queue(asyncio.Protocol):
         place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
         if place is not None:
             self.places[place] = None
-            heapq.heappush(place.queue, queued)
+            place.line.push(queued)
 
     def cancel(self, number: int) -> None:
         queued = self.calls.get(number)
@@ -168,10 +159,11 @@ class Queue(asyncio.Protocol):
     def dispatch(self) -> None:
         """Start the calls that can run now."""
         while self.running < self.settings.slots and not self.blocked:
-            place = self.next_place()
-            if place is None:
+            found = self.next_call()
+            if found is None:
                 return
-            queued = self.begun(heapq.heappop(place.queue))
+            queued, place = found
+            self.begin(queued, place)
             if isinstance(place, NotebookSession):
                 self.sessions.start(place, queued)
             else:
@@ -180,29 +172,30 @@ class Queue(asyncio.Protocol):
                 queued.run = run
                 run.start()
 
-    def next_place(self) -> Pool | NotebookSession | None:
-        """That of the first call by turn that can start now. Pools without an idle worker are asked for more."""
-        best = None
+    def next_call(self) -> tuple[Queued, Pool | NotebookSession] | None:
+        """The first by turn that can start now, and where. Pools without an idle worker are asked for more."""
+        now = time.monotonic()
+        ready = []
         for place in [*self.places]:
-            queue = place.queue
-            while queue and queue[0].answered:
-                heapq.heappop(queue)
-            if not queue:
+            queued = place.line.first(now)
+            if queued is None:
                 del self.places[place]
             elif place.free:
-                best = place if best is None or queue[0].order < best.queue[0].order else best
+                ready.append((queued.caller.used(now), queued.order, queued, place))
             elif isinstance(place, Pool):
-                place.want(min(len(queue), self.settings.slots - self.running))
-        return best
+                room = self.settings.slots - self.running
+                place.want(len([*itertools.islice(place.line, room)]))
+        return min(ready)[2:] if ready else None
 
-    def begun(self, queued: Queued) -> Queued:
+    def begin(self, queued: Queued, place: Pool | NotebookSession) -> None:
+        now = time.monotonic()
+        place.line.take(queued)
         self.running += 1
-        self.turn = max(self.turn, queued.order[0])
+        self.callers.start(queued.caller, now)
         queued.started = True
-        queued.queue_seconds += time.monotonic() - queued.arrived
+        queued.queue_seconds += now - queued.arrived
         if queued.timer is not None:
             queued.timer.cancel()
-        return queued
 
     def ran(self, queued: Queued, response: Response | None) -> None:
         """A plain call has ended. None: nothing of it ran, and it is queued again for another slot."""
@@ -217,18 +210,19 @@ class Queue(asyncio.Protocol):
             queued.started, queued.arrived = False, time.monotonic()
             self.place(queued)
             self.wait(queued)
-        self.leave()
+        self.leave(queued)
 
-    def leave(self) -> None:
+    def leave(self, queued: Queued) -> None:
         """A program or a cell runs no more."""
         self.running -= 1
+        queued.caller.run(-1, time.monotonic())
         self.dispatch()
 
     def rearrange(self) -> None:
         """A worker or a zygote came or went. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
             if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
-                stranded, place.queue = place.queue, []
+                stranded, place.line = place.line, Line()
                 for queued in stranded:
                     self.place(queued)
         self.dispatch()
@@ -241,6 +235,7 @@ class Queue(asyncio.Protocol):
             return
         queued.answered = True
         del self.calls[queued.number]
+        queued.caller.calls -= 1
         self.bytes -= queued.size
         if queued.timer is not None:
             queued.timer.cancel()

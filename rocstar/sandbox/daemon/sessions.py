@@ -36,7 +36,8 @@ from rocstar.sandbox.call import (
 )
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.snapshot import Snapshot, Unforkable
-from rocstar.sandbox.daemon.worker import Pipes, Queued, RunningCall, Worker, seed
+from rocstar.sandbox.daemon.turns import Line, Queued
+from rocstar.sandbox.daemon.worker import Pipes, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Become, Branch, CellPayload, Ended, Fork, NotebookPayload, Payload
 
@@ -68,11 +69,11 @@ class NotebookSession:
     def __init__(self, name: str, code: str, limits: Limits, owner: int) -> None:
         """code: its first cell, which its tier is chosen by. owner: `wire.caller_of` that."""
         self.name, self.code, self.limits, self.owner, self.used = name, code, limits, owner, time.monotonic()
-        self.queue: list[Queued] = []
-        """Cells that wait for it, a heap by their turn; those that are answered are skipped."""
+        self.line = Line()
+        """Cells that wait for it."""
 
     def is_idle(self) -> bool:
-        return self.free and all(cell.answered for cell in self.queue)
+        return self.free and all(cell.answered for cell in self.line)
 
     def has_overspent(self) -> bool:
         """Whether it has used too much CPU between two cells."""
@@ -174,7 +175,7 @@ class Sessions:
         settings: DaemonSettings,
         pools: Pools,
         finish: Callable[[Queued, Response | None], None],
-        leave: Callable[[], None],
+        leave: Callable[[Queued], None],
         fewer: Callable[[], None],
     ) -> None:
         """finish: answers, with None that the session is lost; harmless for what is answered. leave: a cell that was
@@ -374,7 +375,7 @@ class Sessions:
         if response is not None and response.state_lost:
             self.end(session)
         self.finish(cell, response)
-        self.leave()
+        self.leave(cell)
 
     def rest(self, session: NotebookSession) -> None:
         """It waits for its next cell."""
@@ -393,7 +394,7 @@ class Sessions:
             return
         del self.alive[session.name]
         self.fewer()
-        for cell in session.queue:
+        for cell in session.line:
             self.finish(cell, None)
         if session.run is not None:
             closed = failed(session.run.call.id, ServiceOutcome.CANCELLED, "its session was closed")

@@ -20,7 +20,6 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
@@ -393,34 +392,6 @@ class RunningCall:
             reason = "output"
         dropped, report = dropped_out + dropped_err, self.pipes.taken_report()
         return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
-
-
-@dataclass(slots=True, eq=False)
-class Queued:
-    """A call in the daemon, from its arrival to its answer."""
-
-    number: int
-    """Its name on the connection."""
-    order: tuple[int, int]
-    """Its caller's turn, and its arrival."""
-    call: Call
-    size: int
-    """Of its frame, bytes."""
-    arrived: float = field(default_factory=time.monotonic)
-    queue_seconds: float = 0.0
-    moves: int = 0
-    """How often it was given to a slot that could not start it."""
-    run: RunningCall | None = None
-    """Set while it runs."""
-    timer: asyncio.TimerHandle | None = None
-    """Of its patience, while it waits."""
-    started: bool = False
-    """Its turn has come."""
-    answered: bool = False
-    """It is over."""
-
-    def __lt__(self, other: Queued) -> bool:
-        return self.order < other.order
 
 
 class ProgramRun(RunningCall):

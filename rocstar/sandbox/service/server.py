@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -135,6 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.unread = Hold(self.app.service.budget, transport.abort)
         self.leaving = self.ended = False
         """The next answer is the last one here; it was."""
+        self.unanswered: deque[RequestResponseCycle] = deque()
+        """The first is served; a caller may send others ahead."""
         left = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - len(self.connections)
         if left < SPARE_DESCRIPTORS // 2:
             transport.abort()
@@ -161,8 +164,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.arrived()
         self.unread.end()
-        if self.cycle is not None and self.cycle.disconnected and (task := self.scope.get("task")) is not None:
-            self.scope["left"] = True  # type: ignore[typeddict-unknown-key]
+        for cycle in self.unanswered:  # uvicorn tells the last alone
+            cycle.disconnected = True
+        if self.unanswered and (task := (scope := self.unanswered[0].scope).get("task")) is not None:
+            scope["left"] = True  # type: ignore[typeddict-unknown-key]
             task.cancel()  # type: ignore[attr-defined]
 
     def arrived(self) -> None:
@@ -197,6 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self.scope["too_slow"] = partial(self.end, TOO_SLOW)  # type: ignore[typeddict-unknown-key]
         self.scope["answer"] = partial(self.answer, self.cycle)  # type: ignore[typeddict-unknown-key]
+        self.unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         self.arrived()
@@ -218,6 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         call. Raises RuntimeError when a response has begun."""
         if cycle.response_started:
             raise RuntimeError("a response failed after it had begun")
+        self.unanswered.popleft()
         lines = [*cycle.default_headers, *headers]
         if (b"connection", b"close") in lines:
             cycle.keep_alive = False
