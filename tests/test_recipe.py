@@ -260,6 +260,8 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[learning]\nturn_discount=0.5\n", 2, ["turn_discount is not read where learning.advantage is 'grpo'"]),
         ("[run]\nsave_rollouts=false\n[data]\ndrop_solved_attempts=2\ndrop_solved_age=3\n[[stage]]\nname='w'\nkind='rl'\n"
          "steps=1\n", 5, ["data.drop_solved_age 3 counts recorded attempts and run.save_rollouts is false"]),
+        ("[end]\nwindow=5\n", 2, ["end.window is not read where end.reward_gain is None"]),
+        ("[evaluate]\nproblems=0\nattempts=2\n", 3, ["evaluate.attempts is not read where evaluate.problems is 0"]),
         ("[rollout]\nagents_at_once=2\n", 2, ["rollout.agents_at_once is not read where rollout.agent is None"]),
         ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[stage.rollout]\ntemplate='paper'\n", 6,
          ["stage.w.rollout.template; rollout.template holds for the whole run; set it in [rollout]"]),

@@ -92,10 +92,16 @@ RULES = (
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark or it.rollout.environment),
     ),
     Rule(
-        "evaluate.every_steps",
+        "evaluate.every_steps evaluate.attempts evaluate.temperature",
         "evaluate.problems",
         lambda it: it == 0,
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark),
+    ),
+    Rule(
+        "end.window",
+        "end.reward_gain",
+        lambda it: it is None,
+        agrees=lambda it: hasattr(it, "end") and (it.end.solved_share or it.end.reward_loss) is not None,
     ),
     Rule("end.truncated_band", "end.truncated_share", lambda it: it is None),
     Rule("data.drop_solved_age data.drop_solved_problems", "data.drop_solved_attempts", lambda it: it is None),
