@@ -71,7 +71,7 @@ class Generators(Task):
     def demonstrations(self, count: int) -> list[Demonstration]:
         """The generators take turns; one that has no more problems begins again."""
         drawn = self._drawing(count, seed_for(self._seed, "demonstrations"))
-        shown = [list(map(_named, one.problems())) for one in drawn]
+        shown = [[_named(problem) for problem in one.problems() if _has_an_answer(problem)] for one in drawn]
         turns = zip(*(cycle(zip(own, own[-1:] + own, strict=False)) for own in shown), strict=True)
         pairs = islice(chain.from_iterable(turns), count)
         behaviours = random.Random(self._seed).choices(list(MIX), weights=list(MIX.values()), k=count)
@@ -104,6 +104,12 @@ def _plan(problem: Problem, other: Problem, behaviour: Behaviour) -> Demonstrati
         final=other.answer if behaviour == (Move.GUESS,) else None,
         guess=other.answer,
     )
+
+
+def _has_an_answer(problem: Problem) -> bool:
+    """A few entries of the library write 0 as no number, or ask for the variable of `0 = 0`."""
+    told = problem.metadata["entry"]["metadata"]
+    return told.get("decimal_value") != 0 and told.get("variable", "") in told.get("equation", "")
 
 
 def _named(problem: Problem) -> Problem:

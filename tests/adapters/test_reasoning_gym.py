@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,10 @@ def test_the_examples_demonstrations_end_in_what_the_scorers_accept_and_in_guess
         assert score(one.problem.source, last, "", one.problem.metadata) == 1.0 or len(one.turns) == 1, one
         right[one.problem.metadata["family"]] += len(one.turns) > 1
     assert len(right) == 10 == len(recipe.data.options) and min(right.values()) > 40
+    asked: Any = sys.modules[type(made).__module__]
+    for told in {"decimal_value": 0, "source_repr": ""}, {"variable": "c", "equation": "0 = 0"}:
+        entry = {"entry": {"metadata": told}}
+        assert not asked._has_an_answer(Problem(id="", question="", answer="7", source="", metadata=entry))
 
 
 def test_the_example_trains_on_as_many_problems_of_each_generator_and_refuses_one_without_a_program() -> None:
