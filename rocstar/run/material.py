@@ -55,6 +55,7 @@ COVERED = 0.5
 SHORTEST = {
     "boxed": "\\boxed{0}",
     "boxed_strict": "<answer>\\boxed{0}</answer>",
+    "boxed_text": "\\boxed{0}",
     "rocstar.adapters.reasoning_gym:score": "\\boxed{0}",
 }
 """An answer that takes as little room as any, by `evaluate.verifier`."""

@@ -165,3 +165,13 @@ async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
         assert (found.verdict, found.method) == (WRONG, "truncated")
     foreign = verifier_named("boxed", Letters(), Grader(), truncated="graded", phrases=True)
     assert (await verified(foreign, problem("5"), cut)).verdict is RIGHT
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "verdict"),
+    [("XIV", "XIV", RIGHT), ("XIV", "XVI", WRONG), ("a3b2", "b2a3", WRONG), ("007", "7", WRONG), ("Hi", "hi", WRONG)],
+)
+async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdict: Verdict) -> None:
+    verifier = verifier_named("boxed_text", Letters(), Grader())
+    found = await verified(verifier, problem(gold), attempt(turn(rf"\boxed{{\text{{{said}}}}}")))
+    assert (found.verdict, found.extracted) == (verdict, rf"\text{{{said}}}")
