@@ -86,17 +86,21 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
 
 
 @pytest.mark.parametrize(
-    ("template", "tokens"),
-    [(THINKING, ("<|im_start|>", "<|im_end|>")), (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))],
+    ("name", "template", "tokens"),
+    [
+        ("model", THINKING, ("<|im_start|>", "<|im_end|>")),
+        ("compact", THINKING, ("<|im_start|>", "<|im_end|>")),
+        ("model", LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
+    ],
 )
-def test_special_tokens_of_a_models_own_template_are_marked(
-    folder: Path, capsys: pytest.CaptureFixture[str], template: str, tokens: tuple[str, ...]
+def test_special_tokens_of_the_model_are_marked(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, template: str, tokens: tuple[str, ...]
 ) -> None:
     model = folder / "model"
     byte_level(*dict.fromkeys((*tokens, COMPACT.stop))).save(model, COMPACT)
     folder_of(model, template, eos_token=tokens[-1])
     (model / "config.json").write_text("{}")
-    command = ["data", "check", str(folder / "rows.jsonl"), "--template", "model", f"model.path='{model}'"]
+    command = ["data", "check", str(folder / "rows.jsonl"), "--template", name, f"model.path='{model}'"]
     assert run([*command, "rollout.max_turns=1", "--json"]) == 0
     prompt = json.loads(capsys.readouterr().out)["prompt"]
     for token in tokens:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rocstar.answers.caps import MAX_CHARS, MAX_SEARCHED, refusal
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
-from rocstar.answers.text import compare_text
+from rocstar.answers.text import compare_exactly, compare_text
 from rocstar.answers.tolerance import compare_within
 from rocstar.answers.wording import clean, is_running
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -23,7 +23,9 @@ from rocstar.types import Verdict
 
 T = TypeVar("T")
 
-AT_ONCE: dict[str, Callable[[str, str], Found | None]] = {"numbers": compare_numbers, "text": compare_text}
+AT_ONCE: dict[str, Callable[[str, str], Found | None]] = {
+    "exact": compare_exactly, "numbers": compare_numbers, "text": compare_text
+}  # fmt: skip
 """Graders that decide in microseconds, or not at all; what they say is final."""
 SYMBOLIC = ("prime", "math_verify", "math_verify_any_names")
 """Graders in the worker processes. The first that accepts decides; all must reject (release: either may accept)."""

@@ -31,7 +31,7 @@ from rocstar.protocols import TextCodec, Verifier
 from rocstar.support.plugins import raised_by
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
-NAMES = ("boxed", "boxed_strict", "tool_output")
+NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
 
 
@@ -52,6 +52,7 @@ def verifier_named(
         return ToolOutputVerifier(codec, truncated=truncated, calls=calls)
     if name in NAMES:
         strict = name == "boxed_strict"
+        grader = Grader(graders=("exact",)) if name == "boxed_text" else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
     reward = load_reward(name, folders)
     return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above)
@@ -130,8 +131,8 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
     ]  # fmt: skip
     if missing:
         raise ConfigError(
-            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, "
-            "and columns of the data with a default."
+            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, and a "
+            f"column of the data with a default, as {missing[0]}=None."
         )
     return reward
 

@@ -36,6 +36,11 @@ _SUBJECT = re.compile(
 )
 _NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emptyset", re.IGNORECASE)
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
+# What a formula would read as a difference, a ratio or a product: dates, versions and addresses, times of day.
+_PLACES = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}|\d+(?:\.\d+){2,}|(?=0|.*:0)\d{1,2}:\d\d(?::\d\d)?"
+)
+_NUMBERS = re.compile(r"\d+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(
     r"\b(?:yes|no|true|false|if|when|unless|only|but|or|except|however|though|maybe|sometimes|depends|wrong|unknown"
@@ -53,6 +58,8 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     option = _GOLD_OPTION.fullmatch(wanted)
     if wanted == given != "" or (option and option[2] == given):
         return Verdict.RIGHT, "text"
+    if found := _by_places(wanted, given.replace(" ", "")):
+        return found, "text"
     letters = [text.strip("()[]") for text in (wanted, given)]
     listed = all(map(_LETTERS.fullmatch, letters)) and not all(map(str.isalpha, letters))
     if listed and _capitals(wanted) == _capitals(given):
@@ -64,12 +71,38 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1]))
     ):
         return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
+    if _is_rearranged(wanted, given):
+        return Verdict.WRONG, "text"
     letter = _GOLD_CHOICE.fullmatch(wanted) or option
     if not letter or (chosen := chosen_letter(predicted)) is None:
         return (Verdict.WRONG, "choice") if letter and _SEVERAL.search(given) else None
     if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
         return None  # `(E) 25` for `(E) 24`
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
+
+
+def _by_places(wanted: str, given: str) -> Verdict | None:
+    """Dates, versions and times of day, number by number: 2026-03-04 is not 2019, 06:30 no ratio of 02:10. None where
+    neither is one, and for words (`4 March`). Two times without a zero in front (`12:30`) may be ratios."""
+    if not _PLACES.fullmatch(wanted) and not (":" in wanted and _PLACES.fullmatch(given)):
+        return None
+    if _NUMBERS.sub("", wanted) == _NUMBERS.sub("", given):
+        same = [*map(int, _NUMBERS.findall(wanted))] == [*map(int, _NUMBERS.findall(given))]
+        return Verdict.RIGHT if same else Verdict.WRONG
+    return None if any(map(str.isalpha, given)) else Verdict.WRONG
+
+
+def _is_rearranged(wanted: str, given: str) -> bool:
+    """Whether only the order of its letters is another than the word's. Rows of few different letters (abc, ABCD) may
+    be products or names of figures, whose order does not matter."""
+    row, other = (text.replace(" ", "").lower() for text in (wanted, given))
+    few = len(set(row)) == len(row) < (5 if wanted.isupper() else 4)
+    return row.isascii() and row.isalpha() and not few and row != other and sorted(row) == sorted(other)
+
+
+def compare_exactly(gold: str, predicted: str) -> tuple[Verdict, str]:
+    """(verdict, "text"): RIGHT for the same letters in the same case, whatever delimiters and \\text{} are around."""
+    return (Verdict.RIGHT if plain_text(gold) == plain_text(predicted) else Verdict.WRONG), "text"
 
 
 def is_words(text: str) -> bool:

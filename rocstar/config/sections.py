@@ -539,7 +539,7 @@ class EndSection(Section):
             yield "end.truncated_share is only looked at where the reward is flat; set end.reward_gain too"
 
 
-VERIFIERS = ("boxed", "boxed_strict", "tool_output")
+VERIFIERS = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 """Verifiers that come with rocstar."""
 
 
@@ -578,8 +578,9 @@ class EvaluateSection(Section):
     greedy: bool = True
     """Also make one greedy attempt at each problem."""
     verifier: str = "boxed"
-    """How attempts are judged, in training too. boxed: by the last balanced box anywhere; boxed_strict: by the box
-    inside <answer>; tool_output: by the last tool result; or a reward function of your own as `package.module:name`."""
+    """How attempts are judged, in training too. boxed: by the last balanced box anywhere, compared as mathematics;
+    boxed_strict: by the box inside <answer>; boxed_text: letter for letter; tool_output: by the last tool result; or a
+    reward function of your own as `package.module:name`."""
     right_above: float = 0.5
     """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
     where its reward is above this. Learning takes the reward itself."""

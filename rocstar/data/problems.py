@@ -41,7 +41,7 @@ class ProblemColumns:
     """Where a Problem is found in a row; a dot steps into a nested column."""
 
     layout: str
-    """Name of the layout, or `given` where a person named the columns."""
+    """Name of the layout, or `given` where the columns are named or are called as usual."""
     question: tuple[str, ...]
     """Columns joined by a space; those that are empty in a row are left out."""
     answer: str | None

@@ -64,7 +64,12 @@ def refuse_missing(paths: Iterable[str | Path]) -> None:
     """Raises DataError for the first path that does not exist; `hf:NAME@SPLIT` is not looked up."""
     for path in paths:
         if not str(path).startswith("hf:") and not Path(path).exists():
-            raise DataError(f"{path} does not exist; check the path.")
+            raise DataError(_missing(Path(path)))
+
+
+def _missing(path: Path) -> str:
+    """A path of a recipe begins where the command was started, not where the recipe lies."""
+    return f"{path} does not exist{'' if path.is_absolute() else f' in {Path.cwd()}'}; check the path."
 
 
 def output_folder(path: Path, setting: str) -> Path:
@@ -82,7 +87,7 @@ def _opened(file: Path) -> io.BufferedReader:
     try:
         return file.open("rb")
     except FileNotFoundError:
-        raise DataError(f"{file} does not exist; check the path.") from None
+        raise DataError(_missing(file)) from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from error
 

@@ -20,7 +20,8 @@ from rocstar.config.sections import (
     SftStage,
     StageRolloutSection,
 )
-from rocstar.data.sft.check import load_conversations
+from rocstar.data.sft.check import check_call, load_conversations
+from rocstar.data.sft.format import Chat, Refused
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -37,7 +38,7 @@ from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
-from rocstar.protocols import Task
+from rocstar.protocols import Task, ToolSpec
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
@@ -46,7 +47,7 @@ from rocstar.run.tasks import FileTask, heldout_problems, make_task, require_dem
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
-from rocstar.types import Problem
+from rocstar.types import Problem, SftRow
 
 TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
@@ -55,6 +56,7 @@ COVERED = 0.5
 SHORTEST = {
     "boxed": "\\boxed{0}",
     "boxed_strict": "<answer>\\boxed{0}</answer>",
+    "boxed_text": "\\boxed{0}",
     "rocstar.adapters.reasoning_gym:score": "\\boxed{0}",
 }
 """An answer that takes as little room as any, by `evaluate.verifier`."""
@@ -150,7 +152,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.facts.folder if pretrained else None)
-    layouts = _layouts(recipe, template, rows)
+    layouts, foreign = _layouts(recipe, template, rows)
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
@@ -166,7 +168,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*told, *foreign, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -178,11 +180,13 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
         material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
-        read = {
-            name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
+        shown_rows = {
+            name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
+        material = replace(material, notes=[*material.notes, *_long_demonstrations(recipe.rl_stages, shown_rows)])
+        read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
     else:
@@ -295,6 +299,33 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
     return told
 
 
+def _long_demonstrations(stages: Sequence[RlStage], rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
+    """Demonstrations that the first RL stage would cut: who imitates them is cut, too, and wrong."""
+    most = stages[0].rollout.max_response_tokens if stages and stages[0].rollout.truncated == "wrong" else None
+    for name, shown in rows.items() if most else ():
+        lengths = sorted(len(row.token_ids) - row.loss_mask.index(True) for row in shown if any(row.loss_mask))
+        if longer := sum(length > most for length in lengths):
+            yield (
+                f"stage {name}: {longer} of {plural(len(shown), 'demonstration')} take more than the {most} tokens of "
+                f"stage {stages[0].name} (rollout.max_response_tokens), half of all up to "
+                f"{lengths[len(lengths) // 2]}, the longest {lengths[-1]}; an attempt as long is cut, and wrong"
+            )
+
+
+def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[ToolSpec]) -> list[str]:
+    """Calls in demonstrations that the run's tools do not take, in words; rows that list tools of their own are
+    others'. Who shows failed calls on purpose may go on."""
+    tools, refused = {spec.name: spec for spec in specs}, []
+    for row, chat in enumerate(conversations, 1):
+        try:
+            for call in (call for message in chat.messages for call in message.calls if chat.tools is None):
+                check_call(call.name, call.arguments, tools)
+        except Refused as found:
+            refused.append(f"conversation {row}: {found.detail}")
+    told = f"{len(refused)} of {plural(len(conversations), 'demonstration')} call what the run's tools do not take"
+    return [f"stage {stage}: {told}, first {refused[0]}"] if refused else []
+
+
 def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
     """How the tokens of older weights are corrected where the recipe leaves it to us."""
     for stage in stages:
@@ -389,8 +420,12 @@ def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
-def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict[str, list[Layout] | None]:
+def _layouts(
+    recipe: Recipe, template: Template, names: Set[str] | None
+) -> tuple[dict[str, list[Layout] | None], list[str]]:
+    """What each SFT stage imitates, and what a person should know of it."""
     found: dict[str, list[Layout] | None] = {}
+    notes = []
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue
@@ -401,7 +436,8 @@ def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
             found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
-    return found
+            notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
+    return found, notes
 
 
 def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:

@@ -146,6 +146,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
+        (HERE + "greedy", "a column of the data with a default, as width=None"),
         ("math:hypot", "does not say what it takes"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
@@ -165,3 +166,13 @@ async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
         assert (found.verdict, found.method) == (WRONG, "truncated")
     foreign = verifier_named("boxed", Letters(), Grader(), truncated="graded", phrases=True)
     assert (await verified(foreign, problem("5"), cut)).verdict is RIGHT
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "verdict"),
+    [("XIV", "XIV", RIGHT), ("XIV", "XVI", WRONG), ("a3b2", "b2a3", WRONG), ("007", "7", WRONG), ("Hi", "hi", WRONG)],
+)
+async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdict: Verdict) -> None:
+    verifier = verifier_named("boxed_text", Letters(), Grader())
+    found = await verified(verifier, problem(gold), attempt(turn(rf"\boxed{{\text{{{said}}}}}")))
+    assert (found.verdict, found.extracted) == (verdict, rf"\text{{{said}}}")

@@ -35,6 +35,25 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         ("salt and pepper", "salt or pepper", (WRONG, "text")),
         ("no", "No, it diverges", (RIGHT, "text")),
         ("no", "No, unless n is even", None),
+        ("nretnal", "lantern", (WRONG, "text")),  # no product
+        ("stop", "tops", (WRONG, "text")),
+        ("BANANA", "NABANA", (WRONG, "text")),
+        ("New York", "York New", (WRONG, "text")),
+        ("hello", "Hello", (RIGHT, "text")),
+        ("abc", "cba", None),
+        ("ABCD", "BCDA", None),
+        ("stop", "start", None),
+        ("2026-04-03", "2026-03-04", (WRONG, "text")),  # no difference
+        ("2026-04-03", "2019", (WRONG, "text")),
+        ("2026-04-03", "2026-4-3", (RIGHT, "text")),
+        ("2026-04-03", "3 April 2026", None),
+        ("04/03/2026", "02/03/1013", (WRONG, "text")),
+        ("192.168.0.1", "192.168.0.10", (WRONG, "text")),
+        ("06:30", "02:10", (WRONG, "text")),  # no ratio
+        ("12:30", "06:15", (WRONG, "text")),
+        ("00:15", "0", (WRONG, "text")),
+        ("06:30", "6:30", (RIGHT, "text")),
+        ("1:2", "2:4", None),
     ],
 )
 def test_words_and_choices_are_settled_only_when_sure(

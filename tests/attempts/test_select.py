@@ -15,7 +15,7 @@ from rocstar.record.call_errors import failures
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import TOKEN_COLUMNS, AttemptRecord, write_attempts
 from rocstar.record.table import first, select
-from rocstar.types import Reason, Verdict
+from rocstar.types import Reason, Stop, Verdict
 from tests.record.examples import PROBLEM, choice, decode, run, trajectory
 
 
@@ -110,6 +110,15 @@ def test_a_graded_reward_is_shown_beside_the_verdict(tmp_path: Path) -> None:
     write_attempts(folder.rollout_file(1), 1, records, decode)
     shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
     assert " wrong     reward 0.5 " in shown and shown.count("reward") == 1
+
+
+def test_a_reply_that_had_no_room_is_told_beside_the_stop(tmp_path: Path) -> None:
+    folder, whole = run(tmp_path), trajectory(0)
+    cut = [replace(whole, stop=Stop.MAX_TOKENS, turns=turns) for turns in (whole.turns, whole.turns[:1])]
+    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in cut]
+    write_attempts(folder.rollout_file(1), 1, records, decode)
+    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+    assert "max_tokens:" in shown and shown.count("max_tokens (no room for the last reply):") == 1
 
 
 def test_those_with_most_come_first(files: list[Path]) -> None:

@@ -132,6 +132,12 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, name: str, conten
     assert wanted in message_of(write(tmp_path / name, content))
 
 
+def test_a_file_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"tran.jsonl does not exist in {tmp_path}; check the path" in message_of(Path("tran.jsonl"))
+    assert f"{tmp_path}/tran.jsonl does not exist; check the path" in message_of(tmp_path / "tran.jsonl")
+
+
 def test_a_missing_file_a_folder_and_a_broken_gzip_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     broken = tmp_path / "b.jsonl.gz"

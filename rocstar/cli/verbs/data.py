@@ -189,10 +189,9 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     chosen, counted = parts.template(folder), tokenizer or folder
     specs = parts.specs if recipe.has_tools else ()
     codec = Codec.load(counted) if counted else None
-    added = Codec.load(folder).added_tokens if folder and not isinstance(chosen, ChatMl) else ()
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
-        markers=chosen.markers if isinstance(chosen, ChatMl) else added,
+        markers=codec.added_tokens if codec else chosen.markers if isinstance(chosen, ChatMl) else (),
         length=(lambda prompt: len(codec.encode(prompt))) if codec else len,
         unit="characters" if counted is None else "tokens",
     )
@@ -232,7 +231,8 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     yield f"{report.file}: {plural(report.rows, 'row')}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
-        yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
+        layout = "columns" if report.columns.layout == "given" else f"layout {report.columns.layout}"
+        yield f"{layout}: question from {asked}, answer from {report.columns.answer}"
         yield f"not used: {', '.join(report.others) or 'nothing'}"
         yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
         yield f"its answer, as rewards compare with it: {report.answer}"

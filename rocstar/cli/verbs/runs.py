@@ -298,10 +298,12 @@ def _line(row: Mapping[str, Any]) -> str:
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
+    unread = row["stop"] == "max_tokens" and row["turns"] and row["turns"][-1]["results"]
+    stop = "max_tokens (no room for the last reply)" if unread else row["stop"]
     return visible(
         f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
         f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
-        f"tokens, {row['stop']}: {answer[:80]}"
+        f"tokens, {stop}: {answer[:80]}"
     ).replace("\n", " ")
 
 

@@ -133,7 +133,8 @@ def _texts(value: Any) -> list[str]:
 def check_call(name: str, arguments: Mapping[str, Any], tools: Mapping[str, ToolSpec]) -> None:
     """Raises Refused with what is wrong with a call, naming the argument."""
     if name not in tools:
-        raise Refused(Refusal.UNKNOWN_TOOL, "tool_calls", f"no tool is called {name!r}; the row lists {len(tools)}")
+        known = ", ".join(tools) or "none"
+        raise Refused(Refusal.UNKNOWN_TOOL, "tool_calls", f"no tool is called {name!r}; there is {known}")
     _check_object(f"tool_calls.{name}", arguments, {"additionalProperties": False, **tools[name].parameters})
 
 
