@@ -85,6 +85,19 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
 
 
+def test_data_check_tells_of_references_that_are_right_backwards(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "rows.jsonl"
+    answers = ["3, 5, 9", "abc", "stop", "12", "5, 5", "(1, 2)"]
+    file.write_text("".join(json.dumps({"question": f"q {each}", "answer": each}) + "\n" for each in answers))
+    assert run(["data", "check", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["reordered"]
+    assert told["examples"] == ['line 1: "9, 5, 3" for "3, 5, 9"', 'line 2: "cba" for "abc"']
+    assert run(["data", "check", str(file), "evaluate.verifier=boxed_text"]) == 0
+    assert "backwards" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "template", "tokens"),
     [

@@ -168,7 +168,12 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *foreign, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[
+            *told,
+            *foreign,
+            *_stale(recipe.rl_stages),
+            *(f"stage {name}: {left}" for name, left in leaving if left),
+        ],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question

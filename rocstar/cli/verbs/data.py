@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rocstar.data.pool.rules import Check
 
 BAR_COLUMNS = 40
-READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules")
+READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules", "evaluate.verifier")
 """The beginnings of the keys that `check` reads."""
 
 app = typer.Typer(**STYLE, help="Training problems: build a pool, look at a file.")
@@ -108,7 +108,7 @@ def check_problems(
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
     held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
-    with verifier(boxed_answer) as verify:
+    with verifier(boxed_answer, exact=chosen.evaluate.verifier == "boxed_text") as verify:
         report = check_file(
             file,
             lambda row, where: columns_of(row, where, asked, columns.answer),
@@ -123,15 +123,16 @@ def check_problems(
 
 
 @contextmanager
-def verifier(answer_of: Callable[[str], str | None]) -> Iterator[Check]:
-    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered."""
+def verifier(answer_of: Callable[[str], str | None], *, exact: bool = False) -> Iterator[Check]:
+    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered. exact: as
+    boxed_text does."""
     import asyncio
     from functools import lru_cache
 
-    from rocstar.answers.grade import Grader
+    from rocstar.answers.grade import DEFAULT, Grader
     from rocstar.types import Verdict
 
-    grader = Grader()
+    grader = Grader(graders=("exact",) if exact else DEFAULT)
     with asyncio.Runner() as runner:
 
         @lru_cache(maxsize=1 << 16)
@@ -253,6 +254,9 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     if not read:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
+    if report.reordered.rows:
+        title = "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text"
+        yield from _finding_lines(title, report.reordered)
     if report.held_out.rows:
         yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)
     yield from _finding_lines("same text, another answer", report.conflicts)

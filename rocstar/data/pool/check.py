@@ -91,6 +91,8 @@ class FileReport:
     bad: FindingCount = field(default_factory=FindingCount)
     refused: FindingCount = field(default_factory=FindingCount)
     """References that the verifier does not accept when they are fed back."""
+    reordered: FindingCount = field(default_factory=FindingCount)
+    """References that it accepts backwards, which a task about order must not."""
     held_out: FindingCount = field(default_factory=FindingCount)
     """Problems that the recipe holds out, so that training leaves them out."""
     conflicts: FindingCount = field(default_factory=FindingCount)
@@ -143,7 +145,7 @@ class FileReport:
         }
 
 
-FINDINGS = ("bad", "refused", "held_out", "conflicts", "duplicates", "near", "overlaps")
+FINDINGS = ("bad", "refused", "reordered", "held_out", "conflicts", "duplicates", "near", "overlaps")
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
@@ -170,12 +172,23 @@ def check_file(
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
                 report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
+            backwards = _backwards(problem.answer)
+            if backwards != problem.answer and check(problem.answer, f"\\boxed{{{backwards}}}")[0]:
+                report.reordered.add(f'line {problem.metadata["line"]}: "{backwards[:60]}" for "{problem.answer[:60]}"')
             if problem.id in held_out:
                 report.held_out.add(f"line {problem.metadata['line']}: {problem.question[:60]}")
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return report
+
+
+def _backwards(answer: str) -> str:
+    """The parts of a list, or the letters of a word, in the opposite order; anything else as it is."""
+    parts = [part.strip() for part in answer.split(",")]
+    if len(parts) > 1:
+        return ", ".join(reversed(parts))
+    return answer[::-1] if answer.isalnum() and not answer.isdigit() else answer
 
 
 def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Problem]:
