@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -59,6 +60,11 @@ def pytest_collection() -> Generator[None, object, object]:
     """What is collected, and what its modules import, stays."""
     with uncollected():
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """What is never freed, nanobind calls a leak as the process ends."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
