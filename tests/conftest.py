@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from rocstar.support.child import uncollected
 from rocstar.support.threads import quiet_torch
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -51,6 +53,18 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     """In the place of `--dist loadfile`, whose name pyproject.toml gives."""
     return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected, and what its modules import, stays."""
+    with uncollected():
+        return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """What is never freed, nanobind calls a leak as the process ends."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

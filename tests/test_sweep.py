@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.support import exits
-from tests.tiny_run import RECIPE, Command, rocstar_with, workplace
+from tests.tiny_run import GLANCE, RECIPE, Command, rocstar_with, workplace
 from tests.tutorials.session import commands
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'
@@ -204,7 +205,7 @@ def test_a_sweep_goes_on_where_it_stopped_and_a_failed_run_loses_none(tmp_path: 
     second = folder / "runs" / names[1]
     stopped = Command.start(folder, *arguments, act=act)
     while not (second / "metrics.jsonl").exists() and stopped.process.is_alive():
-        pass
+        time.sleep(GLANCE)
     stopped.interrupt()
     ended = stopped.wait()
     assert ended.code == exits.INTERRUPTED, ended.told

@@ -126,9 +126,9 @@ def test_engines_in_processes_share_the_threads(tmp_path: Path) -> None:
     assert [engine._settings.threads for engine in engines.values() if isinstance(engine, ProcessEngine)] == [2, 2, 2]
 
 
-async def test_an_engine_in_a_process_computes_with_its_threads() -> None:
+async def test_an_engine_in_a_process_computes_with_its_threads(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable):
-        await opened(EngineSettings(folder="none", rows=1, positions=1, vocab_size=1, threads=3))
+        await opened(EngineSettings(folder=str(tmp_path), rows=1, positions=1, vocab_size=1, threads=3))
     assert torch.get_num_threads() == 3
 
 

@@ -24,6 +24,7 @@ import pytest
 from rocstar.record.journal import read_journal
 from tests.tiny_run import (
     COLD_STEPS,
+    GLANCE,
     RL_STEPS,
     SFT_STEPS,
     Command,
@@ -209,7 +210,7 @@ def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
     recipe.write_text(recipe.read_text() + TWO_ENGINES)
     command = Command.start(folder, "train", "tiny.toml", *start)
     while len(metrics_lines(folder)) <= COLD_STEPS and command.process.is_alive():
-        time.sleep(0.002)
+        time.sleep(GLANCE)
     engines_of(command)[0].kill()
     ended = command.after_step(COLD_STEPS + 3, lambda: engines_of(command)[-1].kill())
     assert ended.code == 0, ended.told
@@ -294,6 +295,7 @@ def service() -> Iterator[str]:
     while running.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             break
+        time.sleep(GLANCE)
     yield f"http://127.0.0.1:{port}"
     running.terminate()
     assert running.wait(60) == 0

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
 COLD_STEPS = 2  # of a run that `begun` is given to
+GLANCE = 0.01  # seconds between two looks at what a run has written: to look takes CPU from the run
 RECIPE = """\
 [run]
 name = "tiny"
@@ -182,7 +183,7 @@ class Command:
     def after_step(self, step: int, act: Callable[[], None]) -> Ended:
         """Act once the run has recorded `step`, then wait for its end."""
         while len(metrics_lines(self.folder)) < step and self.process.is_alive():
-            time.sleep(0.002)
+            time.sleep(GLANCE)
         if self.process.is_alive():
             act()
         return self.wait()

@@ -18,7 +18,7 @@ import pytest
 from rocstar.record.journal import read_journal
 from tests.agents.test_agent_run import WANDERER, settings
 from tests.test_train import TWO_ENGINES, undisturbed
-from tests.tiny_run import Command, attempts, last_checkpoint, metrics, versions, workplace
+from tests.tiny_run import GLANCE, Command, attempts, last_checkpoint, metrics, versions, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def killed(place: Path, command: Command, after: int) -> list[dict[str, Any]]:
     seen: set[str] = set()
     while len(seen) < after and command.process.is_alive():
         seen |= {row["asked"] for row in calls(place)} - before
-        time.sleep(0.002)
+        time.sleep(GLANCE)
     command.process.kill()
     assert command.wait().code == -signal.SIGKILL
     return calls(place)

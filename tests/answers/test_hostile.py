@@ -113,14 +113,18 @@ def hostile(seed: int) -> Iterator[Pair]:
         yield Pair(gold=rng.choice(REFERENCES), predicted=text)
 
 
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    """One for all: its worker takes longer to start than to find most answers wrong."""
+    made = Grader(SymbolicChecker(deadline_seconds=0.3))
+    yield made
+    asyncio.run(made.close())
+
+
 @pytest.mark.slow
-def test_nothing_hostile_is_right_or_undecided() -> None:
+def test_nothing_hostile_is_right_or_undecided(grader: Grader) -> None:
     pairs = list(hostile(0))
-    grader = Grader(SymbolicChecker(deadline_seconds=0.3))
-    try:
-        grades = asyncio.run(_graded(grader, pairs))
-    finally:
-        asyncio.run(grader.close())
+    grades = asyncio.run(_graded(grader, pairs))
     escaped = [
         (pair, grade)
         for pair, grade in zip(pairs, grades, strict=True)
@@ -137,9 +141,5 @@ async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
     "predicted", ["false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx"]
 )
 @pytest.mark.parametrize("gold", ["42", "\\frac{1}{2}", "x+1", "e^e", "true"])
-def test_an_answer_that_cannot_be_computed_is_wrong(gold: str, predicted: str) -> None:
-    grader = Grader(SymbolicChecker(deadline_seconds=1.0, workers=1))
-    try:
-        assert asyncio.run(grader.grade(gold, predicted)).verdict is Verdict.WRONG
-    finally:
-        asyncio.run(grader.close())
+def test_an_answer_that_cannot_be_computed_is_wrong(gold: str, predicted: str, grader: Grader) -> None:
+    assert asyncio.run(grader.grade(gold, predicted)).verdict is Verdict.WRONG

@@ -67,15 +67,12 @@ async def one_by_one(name: str) -> list[Turns]:
     return turns
 
 
-async def together(name: str, rows: int, seed: int | None = None, kv_tokens: int | None = None) -> list[Turns]:
-    """All at once; with a seed in a shuffled order and with pauses between turns; with few tokens of cache evicted."""
+async def together(name: str, rows: int, seed: int, kv_tokens: int | None = None) -> list[Turns]:
+    """All at once, in a shuffled order and with pauses between turns; with few tokens of cache evicted."""
     engine = TorchEngine(made(name), rows=rows, positions=512, kv_tokens=kv_tokens)
-    order = list(range(REQUESTS))
-    pauses = [[0, 0, 0]] * REQUESTS
-    if seed is not None:
-        rng = random.Random(seed)
-        rng.shuffle(order)
-        pauses = [[rng.randrange(120) for _ in range(3)] for _ in range(REQUESTS)]
+    order, rng = list(range(REQUESTS)), random.Random(seed)
+    rng.shuffle(order)
+    pauses = [[rng.randrange(120) for _ in range(3)] for _ in range(REQUESTS)]
     tasks = {n: asyncio.create_task(session(engine, n, pauses[n])) for n in order}
     turns = [await tasks[n] for n in range(REQUESTS)]
     assert (engine.load().evictions > 0) == (kv_tokens is not None)
@@ -88,7 +85,8 @@ async def together(name: str, rows: int, seed: int | None = None, kv_tokens: int
 async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
     name: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With less room than the sequences take, some lose their cache while they decode or wait, and are fed again."""
+    """With fewer rows than requests some wait; with less room than the sequences take, some lose their cache while they
+    decode or wait, and are fed again."""
     if attention == "torch":
         monkeypatch.setattr("rocstar.engines.torch_cache._compiled", lambda: None)
     elif torch_cache._compiled() is None:
@@ -96,5 +94,4 @@ async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
     alone = await one_by_one(name)
     assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 200
     assert await together(name, rows=32, seed=1) == alone
-    assert await together(name, rows=4) == alone
     assert await together(name, rows=7, seed=2, kv_tokens=640) == alone

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +25,7 @@ from rocstar.learning.ranks import ALONE, Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
+from tests.tiny_run import Command, python
 
 SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
 LEADER = """
@@ -68,12 +67,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     ids=["at once", "while it meets", "never comes"],
 )
 def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
-    dies: str, patience: int, learners: int, told: str
+    dies: str, patience: int, learners: int, told: str, tmp_path: Path
 ) -> None:
     """Rank 0 waited in silence for half an hour. dies: what the last rank does; those before it live."""
-    command = [sys.executable, "-c", LEADER, dies, str(patience), str(learners)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert made.returncode == 0 and made.stdout.startswith(told), made.stdout + made.stderr
+    ended = Command.start(tmp_path, "-c", LEADER, dies, str(patience), str(learners), act=python).wait()
+    assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
 
 
 def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -231,3 +232,4 @@ def settled(client: TestClient, path: str, **query: Any) -> Any:
         value = found.json()
         if found.status_code != 200 or not (value.get("indexing") or value.get("searched", 0) < value.get("of", 0)):
             return value
+        time.sleep(0.005)  # what is waited for computes in this process
