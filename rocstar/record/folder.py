@@ -186,10 +186,6 @@ class RunFolder:
         """What an SFT stage imitates, as tokens."""
         return self.path / "sft_rows" / f"{stage}.parquet"
 
-    def made_for(self, stage: str) -> list[Path]:
-        """Files that are made when a stage begins or before, and follow from its settings."""
-        return [*self.path.glob(f"sft_rows/{stage}.parquet"), *self.path.glob(f"pools/{stage}.json*")]
-
     @property
     def changes(self) -> list[dict[str, Any]]:
         """Settings that changed where the run went on, rows `{step, setting, was, now}`. Raises DataError."""
