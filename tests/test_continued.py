@@ -74,6 +74,8 @@ def test_what_a_stage_has_begun_with_cannot_change_within_it(run: RunFolder, set
     told = refused(run, f"stage.one.{setting}", step=4)
     assert told.startswith(f"stage.one.{setting.partition('=')[0]} cannot change at step 4")
     assert continued(run, 4, ["stage.two.steps=1", f"stage.two.{setting}"], flag="--resume").goes_on
+    saved(run, 2, stage_step=0, stage_complete=True)  # of a stage that was skipped
+    assert continued(run, 2, [f"stage.one.{setting}"], flag="--resume").anew == {"one"}
 
 
 def test_the_first_checkpoint_is_what_makes_a_stage_begun(run: RunFolder) -> None:

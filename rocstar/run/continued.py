@@ -168,7 +168,7 @@ def _refuse_what_is_over(
             f"stage {stage.name} was over at step {step} under this very setting, {mine[0]!r}; change one"
         )
     for setting, was_set in ((row["setting"].removeprefix(own), row["was"]) for row in changes):
-        if setting.startswith(FIXED) or (setting == REFERENCE and not was_set):
+        if done and (setting.startswith(FIXED) or (setting == REFERENCE and not was_set)):  # none: it was skipped
             raise ConfigError(
                 f"{own}{setting} cannot change at step {step}, because stage {stage.name} has begun with it; leave it "
                 "out, or add a stage with stage.NAME.kind=rl and stage.NAME.steps=NUMBER"
