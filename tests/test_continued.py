@@ -74,6 +74,8 @@ def test_what_a_stage_has_begun_with_cannot_change_within_it(run: RunFolder, set
     told = refused(run, f"stage.one.{setting}", step=4)
     assert told.startswith(f"stage.one.{setting.partition('=')[0]} cannot change at step 4")
     assert continued(run, 4, ["stage.two.steps=1", f"stage.two.{setting}"], flag="--resume").goes_on
+    saved(run, 2, stage_step=0, stage_complete=True)  # of a stage that was skipped
+    assert continued(run, 2, [f"stage.one.{setting}"], flag="--resume").anew == {"one"}
 
 
 def test_the_first_checkpoint_is_what_makes_a_stage_begun(run: RunFolder) -> None:
@@ -105,10 +107,14 @@ def test_a_run_of_a_newer_version_does_not_go_on(run: RunFolder) -> None:
 
 
 def test_asked_twice_at_one_step_is_one_change(run: RunFolder) -> None:
+    run.pool("one").parent.mkdir()
+    for name in ("one.json", "two.json", "two.jsonl"):
+        write_json(run.pool("one").with_name(name), {})
     for steps in (12, 8):
         record(run, continued(run, 6, [f"stage.one.steps={steps}"], flag="--resume"))
     assert run.changes == [{"step": 6, "setting": "stage.one.steps", "was": 4, "now": 8}]
     assert not continued(run, 6, ["stage.one.steps=8"], flag="--resume").goes_on
+    assert [file.name for file in run.path.glob("pools/*")] == ["one.json"]  # two's was chosen by weights of step 6
 
 
 def test_a_stage_is_added_from_the_runs_own_sections(run: RunFolder) -> None:

@@ -144,11 +144,11 @@ class RunFolder:
 
     def request_end(self) -> str:
         """Ask the run to end its stage under way; the stage's name. Raises ConfigError when none is."""
-        begun = [event["name"] for event in read_journal(self.events) if event["event"] == "stage"]
-        if not begun or self.summary.exists():
+        told = [event for event in read_journal(self.events) if event["event"] in ("stage", "stage_end")]
+        if not told or told[-1]["event"] == "stage_end":
             raise ConfigError(f"run {self.name} has no stage under way that could end")
-        write_atomic(self.end_request, str(begun[-1]).encode())
-        return str(begun[-1])
+        write_atomic(self.end_request, str(told[-1]["name"]).encode())
+        return str(told[-1]["name"])
 
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
@@ -185,10 +185,6 @@ class RunFolder:
     def sft_rows(self, stage: str) -> Path:
         """What an SFT stage imitates, as tokens."""
         return self.path / "sft_rows" / f"{stage}.parquet"
-
-    def made_for(self, stage: str) -> list[Path]:
-        """Files that are made when a stage begins or before, and follow from its settings."""
-        return [*self.path.glob(f"sft_rows/{stage}.parquet"), *self.path.glob(f"pools/{stage}.json*")]
 
     @property
     def changes(self) -> list[dict[str, Any]]:

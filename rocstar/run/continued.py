@@ -39,6 +39,8 @@ class Continued:
     """All of the run until here, the new ones last."""
     goes_on: bool
     """Whether the new changes ask for more than the run was to do."""
+    begun: frozenset[str]
+    """Stages that have begun; the problems chosen for others are chosen anew, by the weights that come to be then."""
     anew: frozenset[str]
     """Stages that have not begun and whose settings changed; what was made for them is no longer valid."""
     unmade: frozenset[str] | None
@@ -74,6 +76,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
         # A branch from before a change has it from its own first step on.
         changes=_merged([*({**row, "step": min(row["step"], step or 0)} for row in run.changes), *fresh]),
         goes_on=bool(fresh),
+        begun=frozenset(begun),
         anew=anew,
         unmade=None if step is None else frozenset(n for n in rows if n in anew or not run.sft_rows(n).exists()),
     )
@@ -83,8 +86,9 @@ def record(run: RunFolder, made: Continued) -> None:
     """Record how the run goes on from here. Raises ConfigError while another process writes the run, OSError."""
     with run.locked():
         run.summary.unlink(missing_ok=True)
-        for file in (file for name in made.anew for file in run.made_for(name)):
-            file.unlink()
+        pools = (file for file in run.path.glob("pools/*") if file.stem not in made.begun)
+        for file in (*map(run.sft_rows, made.anew), *pools):
+            file.unlink(missing_ok=True)
         if run.problems.exists():
             noted = read_json(run.problems)
             write_json(run.problems, {name: noted[name] for name in noted if name not in made.anew})
@@ -164,7 +168,7 @@ def _refuse_what_is_over(
             f"stage {stage.name} was over at step {step} under this very setting, {mine[0]!r}; change one"
         )
     for setting, was_set in ((row["setting"].removeprefix(own), row["was"]) for row in changes):
-        if setting.startswith(FIXED) or (setting == REFERENCE and not was_set):
+        if done and (setting.startswith(FIXED) or (setting == REFERENCE and not was_set)):  # none: it was skipped
             raise ConfigError(
                 f"{own}{setting} cannot change at step {step}, because stage {stage.name} has begun with it; leave it "
                 "out, or add a stage with stage.NAME.kind=rl and stage.NAME.steps=NUMBER"

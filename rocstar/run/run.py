@@ -100,7 +100,6 @@ class Run:
         """Leave a stage out that has nothing to learn from."""
         self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
         self.tracker.event("stage_skipped", name=stage.name)
-        self.progress.stage_step = stage.steps
         self.save(learner, complete=True)
 
     # -- parts ------------------------------------------------------------------------------------------------------
