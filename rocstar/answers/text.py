@@ -37,9 +37,7 @@ _SUBJECT = re.compile(
 _NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emptyset", re.IGNORECASE)
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 # What a formula would read as a difference, a ratio or a product: dates, versions and addresses, times of day.
-_PLACES = re.compile(
-    r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}|\d+(?:\.\d+){2,}|(?=0|.*:0)\d{1,2}:\d\d(?::\d\d)?"
-)
+_PLACES = re.compile(r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}|\d+(?:\.\d+){2,}|(?=0|.*:0)\d{1,2}:\d\d(?::\d\d)?")
 _NUMBERS = re.compile(r"\d+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(

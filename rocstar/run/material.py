@@ -152,7 +152,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.facts.folder if pretrained else None)
-    layouts, foreign = _layouts(recipe, template, rows)
+    layouts, seen = _layouts(recipe, template, rows)
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
@@ -168,7 +168,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*told, *foreign, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*seen, *told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
