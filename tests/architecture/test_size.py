@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (2085, 12),
-    "run": (4291, 23),
+    "run": (4294, 23),
     "sandbox": (8821, 45),
     "serving": (842, 6),
     "support": (1704, 15),
