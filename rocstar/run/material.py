@@ -152,7 +152,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.facts.folder if pretrained else None)
-    layouts, foreign = _layouts(recipe, template, rows)
+    layouts, seen = _layouts(recipe, template, rows)
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
@@ -168,12 +168,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[
-            *told,
-            *foreign,
-            *_stale(recipe.rl_stages),
-            *(f"stage {name}: {left}" for name, left in leaving if left),
-        ],
+        notes=[*seen, *told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -190,7 +185,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
-        material = replace(material, notes=[*material.notes, *_long_demonstrations(recipe.rl_stages, shown_rows)])
+        first = next(iter(recipe.rl_stages), None)
+        material = replace(material, notes=[*material.notes, *_long_demonstrations(first, shown_rows)])
         read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
@@ -304,15 +300,17 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
     return told
 
 
-def _long_demonstrations(stages: Sequence[RlStage], rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
+def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
     """Demonstrations that the first RL stage would cut: who imitates them is cut, too, and wrong."""
-    most = stages[0].rollout.max_response_tokens if stages and stages[0].rollout.truncated == "wrong" else None
-    for name, shown in rows.items() if most else ():
+    if first is None or first.rollout.truncated != "wrong":
+        return
+    most = first.rollout.max_response_tokens
+    for name, shown in rows.items():
         lengths = sorted(len(row.token_ids) - row.loss_mask.index(True) for row in shown if any(row.loss_mask))
         if longer := sum(length > most for length in lengths):
             yield (
                 f"stage {name}: {longer} of {plural(len(shown), 'demonstration')} take more than the {most} tokens of "
-                f"stage {stages[0].name} (rollout.max_response_tokens), half of all up to "
+                f"stage {first.name} (rollout.max_response_tokens), half of all up to "
                 f"{lengths[len(lengths) // 2]}, the longest {lengths[-1]}; an attempt as long is cut, and wrong"
             )
 
@@ -430,7 +428,7 @@ def _layouts(
 ) -> tuple[dict[str, list[Layout] | None], list[str]]:
     """What each SFT stage imitates, and what a person should know of it."""
     found: dict[str, list[Layout] | None] = {}
-    notes = []
+    notes: list[str] = []
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue

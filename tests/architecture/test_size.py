@@ -17,11 +17,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2369, 18),
     "agents": (1055, 6),
     "analysis": (2141, 11),
-    "answers": (3563, 20),
-    "cli": (3456, 23),
+    "answers": (3597, 20),
+    "cli": (3462, 23),
     "cluster": (729, 8),
-    "config": (2101, 11),
-    "data": (4609, 24),
+    "config": (2108, 11),
+    "data": (4628, 24),
     "dialogue": (1480, 10),
     "engines": (4035, 20),
     "errors": (53, 1),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2927, 17),
     "rollout": (2085, 12),
-    "run": (4258, 23),
+    "run": (4297, 23),
     "sandbox": (8821, 45),
     "serving": (842, 6),
     "support": (1704, 15),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (576, 1),
     "view": (1974, 9),
 }
-CLASSES, FUNCTIONS = 604, 4177
+CLASSES, FUNCTIONS = 604, 4183
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9513
+BENCHMARK_LINES = 9514
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
