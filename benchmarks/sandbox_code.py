@@ -42,8 +42,8 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.launch import ENVIRONMENT
 
 T = TypeVar("T")
-HEAVY = ("numpy", "sympy", "mpmath", "networkx")
-NAMES_HEAVY = re.compile(rf"\b(?:{'|'.join(HEAVY)})\b")
+LOADED = ((), ("numpy",), ("numpy", "sympy", "mpmath", "networkx"))
+"""By the interpreters that programs are forked from; the first that has what a program names is taken."""
 CPU_SECONDS, AGAIN_CPU_SECONDS, WALL_SECONDS = 3, 20, 60  # a busy machine must not fail a right program
 MEMORY_BYTES = 4 * 2**30
 IN_FLIGHT = 8
@@ -204,7 +204,7 @@ class Bare:
         # A session each: kernels that group by sessions then give a program what they give one in a slot.
         self.workers = [
             stack.enter_context(Worker([*command, *loaded], env=environment, start_new_session=True))
-            for loaded in ((), filter(find_spec, HEAVY))
+            for loaded in LOADED
         ]
 
     def run(self, code: str, cpu_seconds: int, *, new: bool = False) -> End:
@@ -212,7 +212,9 @@ class Bare:
         file.write_text(code, encoding="utf-8", errors="surrogatepass")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
             asked = [str(file), empty, cpu_seconds, WALL_SECONDS, new or self.new]
-            status = int(self.workers[bool(NAMES_HEAVY.search(code))].ask(json.dumps(asked)))
+            named = {name for name in LOADED[-1] if name in code}
+            worker = next(worker for worker, loaded in zip(self.workers, LOADED, strict=True) if named <= {*loaded})
+            status = int(worker.ask(json.dumps(asked)))
         stdout, stderr = ((self.folder / name).read_bytes().decode(errors="replace") for name in ("out", "err"))
         if os.WIFEXITED(status):
             return end(stdout, stderr, str(os.WEXITSTATUS(status)))
