@@ -120,7 +120,7 @@ def thoughts() -> Iterator[str]:
         for row in read_rows(path):
             found = row.get("generated", [])
             for code in [found] if isinstance(found, str) else found:
-                yield f"{MATHS if 'solve_it' in code else ''}{code}\nprint(ans)\n"
+                yield f"{MATHS if 'solve_it' in code or 'Symbol' in code else ''}{code}\nprint(ans)\n"
 
 
 def functions() -> Iterator[str]:
@@ -176,15 +176,15 @@ def nodes(path: Path, *kinds: type[ast.AST]) -> Iterator[Any]:
 SOURCES: Mapping[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "HumanEval": (1, lambda: solutions("HumanEval.jsonl.gz")),
     "MBPP": (1, lambda: solutions("mbpp.jsonl.gz")),
+    "GSM-Hard, PAL": (1, functions),
     "MathCoder, ToRA": (1, recorded),
     "Program of Thoughts": (1, thoughts),
-    "GSM-Hard, PAL": (1, functions),
     "examples of Python": (1, lambda: examples("doctest", "*")),
     "examples of numpy": (1, lambda: examples("numpy", "import numpy as np")),
-    "examples of sympy": (4, lambda: examples("sympy")),
+    "examples of sympy": (3, lambda: examples("sympy")),
     "examples of mpmath": (1, lambda: examples("mpmath", "from mpmath import *")),
     "examples of networkx": (1, lambda: examples("networkx", "import networkx as nx")),
-    "tests of CPython": (13, cpython_tests),
+    "tests of CPython": (40, cpython_tests),
 }
 """One program in so many, and where they come from. There are more of some than an hour has room for."""
 
@@ -195,16 +195,17 @@ SOURCES: Mapping[str, tuple[int, Callable[[], Iterable[str]]]] = {
 class Bare:
     """Runs programs under bare Python, one after another."""
 
-    def __init__(self, stack: ExitStack, new: bool) -> None:
+    def __init__(self, stack: ExitStack, *, new: bool, loaded: Sequence[Sequence[str]] = LOADED) -> None:
         """new: whether each gets an interpreter of its own at the first try too."""
         self.new = new
+        self.loaded = loaded
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         command = [sys.executable, "-P", "-s", str(Path(__file__).with_name("bare_python.py"))]
         environment = {name: value for name, value in ENVIRONMENT.items() if name != "LD_BIND_NOW"}
         # A session each: kernels that group by sessions then give a program what they give one in a slot.
         self.workers = [
-            stack.enter_context(Worker([*command, *loaded], env=environment, start_new_session=True))
-            for loaded in LOADED
+            stack.enter_context(Worker([*command, *modules], env=environment, start_new_session=True))
+            for modules in loaded
         ]
 
     def run(self, code: str, cpu_seconds: int, *, new: bool = False) -> End:
@@ -212,8 +213,9 @@ class Bare:
         file.write_text(code, encoding="utf-8", errors="surrogatepass")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
             asked = [str(file), empty, cpu_seconds, WALL_SECONDS, new or self.new]
-            named = {name for name in LOADED[-1] if name in code}
-            worker = next(worker for worker, loaded in zip(self.workers, LOADED, strict=True) if named <= {*loaded})
+            named = {name for name in self.loaded[-1] if name in code}
+            pairs = zip(self.workers, self.loaded, strict=True)
+            worker = next(worker for worker, modules in pairs if named <= {*modules})
             status = int(worker.ask(json.dumps(asked)))
         stdout, stderr = ((self.folder / name).read_bytes().decode(errors="replace") for name in ("out", "err"))
         if os.WIFEXITED(status):
@@ -250,8 +252,9 @@ async def in_sandbox(client: SandboxClient, code: str, cpu_seconds: int) -> End:
 def end_of(response: Response) -> End:
     if response.outcome in (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT):
         ended = TIME
-    elif response.exit_code is None or response.kill_reason:
-        ended = response.signal or f"{response.outcome} {response.message}".strip()
+    elif response.exit_code is None:
+        of_itself = response.signal and not response.kill_reason
+        ended = str(response.signal if of_itself else response.outcome) + f" {response.message}".rstrip()
     else:
         ended = str(response.exit_code)
     return end(response.stdout, response.stderr, ended)
@@ -303,7 +306,7 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes
     with SandboxClient.start(slots=options.slots, preload=()) as client, ExitStack() as stack:
         level = client.info().isolation
-        bares = [Bare(stack, options.new) for _ in range(options.slots)]
+        bares = [Bare(stack, new=options.new) for _ in range(options.slots)]
         for name in options.only:
             every, programs = SOURCES[name]
             chosen = [code for code in dict.fromkeys(programs()) if code not in seen][:: every * options.every]
@@ -315,8 +318,6 @@ def main() -> None:
                     print(json.dumps(figures(name, found)), file=sys.stderr, flush=True)
             rows.append(figures(name, found))
             differ += [(name, each) for each in found if not each.varies and not each.here.is_like(each.bare)]
-            for each in found:
-                if each.again: print(name, each, file=open("/tmp/prog_again.txt","a"))
     print_rows(rows)
     for name, each in differ:
         print(f"{name}\n  {each.code!r:.1000}\n  here {each.here}\n  bare {each.bare}")
