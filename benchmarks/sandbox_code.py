@@ -26,13 +26,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from frame import Worker, at_once, data_folder, parser, print_rows, read_rows, report
 from sandbox_replay import traces
@@ -41,13 +39,10 @@ from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.launch import ENVIRONMENT
 
-T = TypeVar("T")
 LOADED = ((), ("numpy",), ("numpy", "sympy", "mpmath", "networkx"))
 """By the interpreters that programs are forked from; the first that has what a program names is taken."""
 CPU_SECONDS, AGAIN_CPU_SECONDS, WALL_SECONDS = 3, 20, 60  # a busy machine must not fail a right program
 MEMORY_BYTES = 4 * 2**30
-IN_FLIGHT = 8
-BATCH = 250
 PASSED = "every test passed"
 TIME = "time limit"
 # They build, install or start whole other Pythons, or need a debugger or a screen.
@@ -223,26 +218,6 @@ class Bare:
         name = signal.Signals(os.WTERMSIG(status)).name
         return end(stdout, stderr, TIME if name in ("SIGXCPU", "SIGKILL") else name)
 
-    def twice(self, code: str) -> tuple[End, End]:
-        return self.run(code, AGAIN_CPU_SECONDS, new=True), self.run(code, AGAIN_CPU_SECONDS, new=True)
-
-
-def bare_ends(bares: Sequence[Bare], work: Callable[[Bare, str], T], codes: Sequence[str]) -> list[T]:
-    """By whichever is free."""
-    free: SimpleQueue[Bare] = SimpleQueue()
-    for bare in bares:
-        free.put(bare)
-
-    def one(code: str) -> T:
-        bare = free.get()
-        try:
-            return work(bare, code)
-        finally:
-            free.put(bare)
-
-    with ThreadPoolExecutor(len(bares)) as pool:
-        return list(pool.map(one, codes))
-
 
 async def in_sandbox(client: SandboxClient, code: str, cpu_seconds: int) -> End:
     limits = Limits(wall_seconds=WALL_SECONDS, cpu_seconds=cpu_seconds, memory_bytes=MEMORY_BYTES)
@@ -260,19 +235,33 @@ def end_of(response: Response) -> End:
     return end(response.stdout, response.stderr, ended)
 
 
-def compare(client: SandboxClient, bares: Sequence[Bare], codes: Sequence[str]) -> list[Compared]:
-    def in_sandbox_all(of: Sequence[str], cpu_seconds: int) -> list[End]:
-        return asyncio.run(at_once(IN_FLIGHT, lambda code: in_sandbox(client, code, cpu_seconds), of))
+class Comparison:
+    """Both sides of a program; as many programs at once as there are interpreters."""
 
-    here = in_sandbox_all(codes, CPU_SECONDS)
-    there = bare_ends(bares, lambda bare, code: bare.run(code, CPU_SECONDS), codes)
-    pairs = {code: (end, bare) for code, end, bare in zip(codes, here, there, strict=True)}
-    unlike = [code for code, (end, bare) in pairs.items() if not end.is_like(bare)]
-    here, twice = in_sandbox_all(unlike, AGAIN_CPU_SECONDS), bare_ends(bares, Bare.twice, unlike)
-    found = {code: Compared(code=code, here=end, bare=bare) for code, (end, bare) in pairs.items()}
-    for code, end, (first, second) in zip(unlike, here, twice, strict=True):
-        found[code] = Compared(code=code, here=end, bare=first, again=True, varies=not first.is_like(second))
-    return list(found.values())
+    def __init__(self, client: SandboxClient, bares: Sequence[Bare], until: float) -> None:
+        """until: on the monotonic clock; what is not begun by then is left out."""
+        self.client = client
+        self.until = until
+        self.bares = list(bares)
+
+    async def of_all(self, codes: Sequence[str]) -> list[Compared]:
+        found = await at_once(len(self.bares), self.of, codes)
+        return [each for each in found if each is not None]
+
+    async def of(self, code: str) -> Compared | None:
+        if time.monotonic() > self.until:
+            return None
+        bare = self.bares.pop()
+        try:
+            here = await in_sandbox(self.client, code, CPU_SECONDS)
+            there = await asyncio.to_thread(bare.run, code, CPU_SECONDS)
+            if here.is_like(there):
+                return Compared(code=code, here=here, bare=there)
+            here = await in_sandbox(self.client, code, AGAIN_CPU_SECONDS)
+            runs = [await asyncio.to_thread(bare.run, code, AGAIN_CPU_SECONDS, new=True) for _ in range(2)]
+            return Compared(code=code, here=here, bare=runs[0], again=True, varies=not runs[0].is_like(runs[1]))
+        finally:
+            self.bares.append(bare)
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------
@@ -298,25 +287,22 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES))
     arguments.add_argument("--every", type=int, default=1, help="one program in so many")
-    arguments.add_argument("--slots", type=int, default=2, help="of the sandbox, and programs under bare Python at once")
+    arguments.add_argument("--slots", type=int, default=2, help="of the sandbox; as many bare programs at once")
     arguments.add_argument("--minutes", type=float, default=1e9, help="end sooner, with the programs done by then")
     arguments.add_argument("--new", action="store_true", help="an interpreter for each program, which takes long")
     options = arguments.parse_args()
     rows, differ, seen = [], [], set[str]()
-    until = time.monotonic() + 60 * options.minutes
     with SandboxClient.start(slots=options.slots, preload=()) as client, ExitStack() as stack:
         level = client.info().isolation
         bares = [Bare(stack, new=options.new) for _ in range(options.slots)]
+        comparison = Comparison(client, bares, time.monotonic() + 60 * options.minutes)
         for name in options.only:
             every, programs = SOURCES[name]
             chosen = [code for code in dict.fromkeys(programs()) if code not in seen][:: every * options.every]
             seen |= {*chosen}
-            found: list[Compared] = []
-            for start in range(0, len(chosen), BATCH):
-                if time.monotonic() < until:
-                    found += compare(client, bares, chosen[start : start + BATCH])
-                    print(json.dumps(figures(name, found)), file=sys.stderr, flush=True)
+            found = asyncio.run(comparison.of_all(chosen))
             rows.append(figures(name, found))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             differ += [(name, each) for each in found if not each.varies and not each.here.is_like(each.bare)]
     print_rows(rows)
     for name, each in differ:

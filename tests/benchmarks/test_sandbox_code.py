@@ -46,12 +46,14 @@ def test_ends_are_alike_when_all_they_tell_is_equal_or_both_reached_a_time_limit
 
 
 def test_the_end_of_a_response_is_its_status_signal_or_limit() -> None:
-    told = "Traceback (most recent call last):\n  File \"<program>\", line 1\n    1 / 0\n    ~~^~~\nE: m\n"
+    told = 'Traceback (most recent call last):\n  File "<program>", line 1\n    1 / 0\n    ~~^~~\nE: m\n'
     failure = Failure(type="E", message="m", line=1)
     raised = Response(id="", outcome=ProgramOutcome.EXCEPTION, exit_code=1, exception=failure, stderr=told)
     assert end_of(raised) == End(stdout="", ended="1", said="E: m")
     killed = Response(id="", outcome=ProgramOutcome.SIGNAL, signal="SIGSEGV")
     assert end_of(killed).ended == "SIGSEGV"
-    assert end_of(Response(id="", outcome=ProgramOutcome.CPU_TIMEOUT, signal="SIGXCPU", kill_reason="cpu")).ended == TIME
+    assert (
+        end_of(Response(id="", outcome=ProgramOutcome.CPU_TIMEOUT, signal="SIGXCPU", kill_reason="cpu")).ended == TIME
+    )
     cut = Response(id="", outcome=ProgramOutcome.OUTPUT_LIMIT, signal="SIGKILL", kill_reason="output")
     assert end_of(cut).ended == "output_limit"
