@@ -10,7 +10,7 @@ Bare Python is `python -P -s FILE` in an empty folder, with the sandbox's enviro
 limits are one), and the exception as the end of stderr tells it. What differs is run again: twice under an interpreter
 started for it, once in the sandbox, all with more time. Programs whose two bare runs differ are set aside.
 
-    nice -n 10 python benchmarks/sandbox_code.py [--only MBPP ...] [--every 1] [--slots 2] [--new]
+    nice -n 10 python benchmarks/sandbox_code.py [--only MBPP ...] [--every 1] [--slots 2] [--minutes M] [--new]
 """
 
 from __future__ import annotations
