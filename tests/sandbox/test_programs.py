@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,20 @@ def test_syntax_error_names_its_line(bare: Daemon) -> None:
     assert "y = = 2" in seen.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        ("value = 1\nvalu", "NameError: name 'valu' is not defined. Did you mean: 'value'?"),
+        ("import math\nmath.sqroot", "AttributeError: module 'math' has no attribute 'sqroot'. Did you mean: 'sqrt'?"),
+        ("raise NameError('x. Did you mean: y')", "NameError: x. Did you mean: y"),
+        ("try:\n    valu\nexcept NameError:\n    nothing_like_it", "NameError: name 'nothing_like_it' is not defined"),
+    ],
+)
+def test_an_unknown_name_brings_the_suggestion_of_bare_python(bare: Daemon, code: str, last: str) -> None:
+    run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
+    assert bare.run(code).stderr.splitlines()[-1] == last == run.stderr.splitlines()[-1]
+
+
 def test_what_an_exception_tells_is_bounded(bare: Daemon) -> None:
     seen = bare.run("raise type('E' * 10**6, (Exception,), {})('m' * 10**6)", output_bytes=MAX_OUTPUT_BYTES)
     assert seen.exception == Failure(type="E" * 500, message="m" * 2000, line=1)
@@ -124,6 +140,24 @@ threading.Thread(target=late).start()
 print("main")
 """
     assert bare.run(code).stdout == "main\nthread\nhook\n"
+
+
+@pytest.mark.parametrize("lines", ["", "def f(): return kept", "raise ValueError"])
+def test_files_left_open_are_written_out_and_what_is_left_is_finalized(lines: str) -> None:
+    code = f"""
+import atexit
+class Kept:
+    def __del__(self):
+        print("deleted", helper())
+def helper(): return 1
+atexit.register(print, "hook")
+kept, file = Kept(), open("left", "w")
+file.write("text")
+{lines}
+"""
+    with Daemon(slots=1) as daemon:
+        seen = daemon.run(code, fetch=("left",))
+    assert (seen.stdout, seen.files) == ("hook\ndeleted 1\n", {"left": b"text"}), seen.stderr
 
 
 def test_limits_are_those_of_the_call(bare: Daemon) -> None:

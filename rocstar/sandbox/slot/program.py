@@ -10,6 +10,7 @@ import _ast as ast  # without the rest of `ast`, which no program should have to
 import _thread
 import atexit
 import builtins
+import gc
 import io
 import linecache
 import mmap
@@ -18,8 +19,8 @@ import resource
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import CodeType, ModuleType
+from contextlib import contextmanager, redirect_stderr, suppress
+from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rocstar.sandbox.slot import channel, files, seeds
@@ -34,6 +35,7 @@ MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
+WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
 
 
@@ -57,6 +59,7 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     status = 1
     try:
         enter(base, task.seed)
+        gc.freeze()  # so that what is not frozen at the end is the program's
         cpu = max(1, -int(-task.cpu_seconds // 1))  # the kernel knows no parts of a second: rounded up
         bounds = limits(base, task.memory_bytes, task.processes)
         status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
@@ -260,10 +263,20 @@ def explained(error: BaseException, frames: int) -> list[Any]:
     keep_own_frames(told)
     last = told.stack[-1].lineno if told.stack else None
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last
-    write_stderr("".join(told.format()))
+    write_stderr(f"{''.join(told.format())[:-1]}{suggestion(error, str(told))}\n")
     module, name = type(error).__module__, type(error).__qualname__
     shown = name if module in ("builtins", "__main__") else f"{module}.{name}"
     return [shown[:MAX_TYPE], str(told)[:MAX_MESSAGE], line]
+
+
+def suggestion(error: BaseException, message: str) -> str:
+    """`. Did you mean: 'x'?`, which before Python 3.12 only the interpreter's own printer has, else ""."""
+    if sys.version_info >= (3, 12) or not message or not isinstance(error, AttributeError | NameError):
+        return ""
+    with suppress(Exception), redirect_stderr(io.StringIO()) as written:  # the program may have replaced the printer
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return written.getvalue().rpartition(message)[2].partition("\n")[0]
+    return ""
 
 
 def exit_status(error: SystemExit) -> int:
@@ -304,8 +317,22 @@ def finish() -> None:
         if _thread._count():  # threads beside this one
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
+        flush_all()
+        finalize()
     finally:
         flush_all()
+
+
+def finalize() -> None:
+    """Write out files that the program left open, run `__del__` methods and end generators of what it still holds.
+    Nothing where it holds nothing of the kind, because a collection costs 0.4 ms."""
+    held = gc.get_objects()
+    if any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, held))):
+        # First, because a collection may close a file whose buffer is not empty.
+        flush(*(each for each in held if issubclass(type(each), WRITERS)))
+        del held
+        sys.modules.pop("__main__", None)
+        gc.collect()  # functions and their module hold each other
 
 
 def flush_all() -> None:
