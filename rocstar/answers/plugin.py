@@ -131,8 +131,8 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
     ]  # fmt: skip
     if missing:
         raise ConfigError(
-            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, and a "
-            f"column of the data with a default, as {missing[0]}=None."
+            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, and "
+            f"a column of the data with a default, as {missing[0]}=None."
         )
     return reward
 
