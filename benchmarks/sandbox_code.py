@@ -45,6 +45,8 @@ CPU_SECONDS, AGAIN_CPU_SECONDS, WALL_SECONDS = 3, 20, 60  # a busy machine must 
 MEMORY_BYTES = 4 * 2**30
 PASSED = "every test passed"
 TIME = "time limit"
+SUGGESTION = re.compile(r"\. Did you mean: '.*'\?$")
+"""Before Python 3.12 only the interpreter's own printer has it, so it is not compared."""
 # They build, install or start whole other Pythons, or need a debugger or a screen.
 LEFT_OUT = re.compile(r"regrtest|venv|gdb|cppext|peg_gen|multiproc|concurrent_f|tools|idle|ensurepip|tk|turtle|winreg")
 MATHS = "from sympy import *\ndef solve_it(*given):\n    return (solve(*given, dict=True) or [{}])[0]\n"
@@ -88,7 +90,8 @@ class Compared:
 def end(stdout: str, stderr: str, ended: str) -> End:
     lines = stderr.rstrip().splitlines()
     indented = (number for number, line in enumerate(lines, 1) if line.startswith(" "))
-    return End(stdout=stdout, ended=ended, said="\n".join(lines[max(indented, default=0) :]) if ended == "1" else "")
+    said = "\n".join(lines[max(indented, default=0) :]) if ended == "1" else ""
+    return End(stdout=stdout, ended=ended, said=said if sys.version_info >= (3, 12) else SUGGESTION.sub("", said))
 
 
 # -- programs --------------------------------------------------------------------------------------------------------

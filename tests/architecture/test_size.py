@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2927, 17),
     "rollout": (2085, 12),
     "run": (4297, 23),
-    "sandbox": (8848, 45),
+    "sandbox": (8838, 45),
     "serving": (842, 6),
     "support": (1704, 15),
     "tools": (969, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (576, 1),
     "view": (1974, 9),
 }
-CLASSES, FUNCTIONS = 604, 4185
+CLASSES, FUNCTIONS = 604, 4184
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9796
+BENCHMARK_LINES = 9799
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

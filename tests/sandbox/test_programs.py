@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,20 +77,6 @@ def test_syntax_error_names_its_line(bare: Daemon) -> None:
     seen = bare.run("x = 1\ny = = 2\n")
     assert seen.exception == Failure(type="SyntaxError", message="invalid syntax (<program>, line 2)", line=2)
     assert "y = = 2" in seen.stderr
-
-
-@pytest.mark.parametrize(
-    ("code", "last"),
-    [
-        ("value = 1\nvalu", "NameError: name 'valu' is not defined. Did you mean: 'value'?"),
-        ("import math\nmath.sqroot", "AttributeError: module 'math' has no attribute 'sqroot'. Did you mean: 'sqrt'?"),
-        ("raise NameError('x. Did you mean: y')", "NameError: x. Did you mean: y"),
-        ("try:\n    valu\nexcept NameError:\n    nothing_like_it", "NameError: name 'nothing_like_it' is not defined"),
-    ],
-)
-def test_an_unknown_name_brings_the_suggestion_of_bare_python(bare: Daemon, code: str, last: str) -> None:
-    run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
-    assert bare.run(code).stderr.splitlines()[-1] == last == run.stderr.splitlines()[-1]
 
 
 def test_what_an_exception_tells_is_bounded(bare: Daemon) -> None:

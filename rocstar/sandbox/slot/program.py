@@ -19,7 +19,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -263,20 +263,10 @@ def explained(error: BaseException, frames: int) -> list[Any]:
     keep_own_frames(told)
     last = told.stack[-1].lineno if told.stack else None
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last
-    write_stderr(f"{''.join(told.format())[:-1]}{suggestion(error, str(told))}\n")
+    write_stderr("".join(told.format()))
     module, name = type(error).__module__, type(error).__qualname__
     shown = name if module in ("builtins", "__main__") else f"{module}.{name}"
     return [shown[:MAX_TYPE], str(told)[:MAX_MESSAGE], line]
-
-
-def suggestion(error: BaseException, message: str) -> str:
-    """`. Did you mean: 'x'?`, which before Python 3.12 only the interpreter's own printer has, else ""."""
-    if sys.version_info >= (3, 12) or not message or not isinstance(error, AttributeError | NameError):
-        return ""
-    with suppress(Exception), redirect_stderr(io.StringIO()) as written:  # the program may have replaced the printer
-        sys.__excepthook__(type(error), error, error.__traceback__)
-        return written.getvalue().rpartition(message)[2].partition("\n")[0]
-    return ""
 
 
 def exit_status(error: SystemExit) -> int:
