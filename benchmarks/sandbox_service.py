@@ -80,11 +80,14 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def post(self, path: str, message: object) -> dict[str, Any]:
-        """Raises OSError, EOFError or ValueError where no whole answer comes."""
+    def send(self, path: str, message: object) -> None:
         body = json.dumps(message).encode()
         fields = f"Host: {HOST}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         self.writer.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
+
+    async def post(self, path: str, message: object) -> dict[str, Any]:
+        """Raises OSError, EOFError or ValueError where no whole answer comes."""
+        self.send(path, message)
         head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         answer: dict[str, Any] = json.loads(await self.reader.readexactly(length))
@@ -213,9 +216,7 @@ async def disturb(connection: Connection, first: int, port: int) -> None:
                 await asyncio.sleep(5)
             elif kind == 1:
                 connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
-                body = json.dumps({"code": "print('x' * 10**6)"}).encode()
-                head = f"POST /v1/run HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-                connection.writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                connection.send("/v1/run", {"code": "print('x' * 10**6)"})
                 await connection.writer.drain()
                 await asyncio.sleep(1)
             else:

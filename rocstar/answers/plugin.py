@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rocstar.answers.grade import Grade, Grader
+from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
 from rocstar.answers.rewards import VERL, Function, load_function, number_of, rewards_in, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
@@ -52,7 +52,7 @@ def verifier_named(
         return ToolOutputVerifier(codec, truncated=truncated, calls=calls)
     if name in NAMES:
         strict = name == "boxed_strict"
-        grader = Grader(graders=("exact",)) if name == "boxed_text" else grader  # owns no process
+        grader = Grader(graders=BY_VERIFIER[name]) if name in BY_VERIFIER else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
     reward = load_reward(name, folders)
     return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above)

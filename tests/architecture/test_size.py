@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2369, 18),
     "agents": (1055, 6),
     "analysis": (2141, 11),
-    "answers": (3597, 20),
+    "answers": (3599, 20),
     "cli": (3462, 23),
     "cluster": (729, 8),
     "config": (2108, 11),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9799
+BENCHMARK_LINES = 9800
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -108,7 +108,7 @@ def check_problems(
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
     held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
-    with verifier(boxed_answer, exact=chosen.evaluate.verifier == "boxed_text") as verify:
+    with verifier(boxed_answer, chosen.evaluate.verifier) as verify:
         report = check_file(
             file,
             lambda row, where: columns_of(row, where, asked, columns.answer),
@@ -123,16 +123,16 @@ def check_problems(
 
 
 @contextmanager
-def verifier(answer_of: Callable[[str], str | None], *, exact: bool = False) -> Iterator[Check]:
-    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered. exact: as
-    boxed_text does."""
+def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Iterator[Check]:
+    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered. name: of
+    `evaluate.verifier`, whose graders are used."""
     import asyncio
     from functools import lru_cache
 
-    from rocstar.answers.grade import DEFAULT, Grader
+    from rocstar.answers.grade import BY_VERIFIER, DEFAULT, Grader
     from rocstar.types import Verdict
 
-    grader = Grader(graders=("exact",) if exact else DEFAULT)
+    grader = Grader(graders=BY_VERIFIER.get(name, DEFAULT))
     with asyncio.Runner() as runner:
 
         @lru_cache(maxsize=1 << 16)
