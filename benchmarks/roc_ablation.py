@@ -1,10 +1,13 @@
-"""GRPO-RoC against its rivals on the quickstart's task: same cold starts, same held-out problems, same number of steps.
+"""GRPO-RoC against its rivals, on the quickstart's task or another: same cold starts, held-out problems and steps.
 
     python benchmarks/roc_ablation.py --out runs/ablation          # everything: about 45 minutes of CPU
     python benchmarks/roc_ablation.py --out runs/ablation --table  # only read what is there and print
     python benchmarks/roc_ablation.py --methods GRPO "RoC (paper)" --cold-seeds 0 --rl-seeds 10 11  # a part of it
     python benchmarks/roc_ablation.py --out runs/floor --methods "RoC (paper)" "RoC, no floor" --cold-seeds 0
                                                                    # at least one failure kept, or none (the paper)
+    python benchmarks/roc_ablation.py --out runs/gsm8k --cold-recipe recipes/smollm2/gsm8k.toml \
+        --recipe recipes/ablations/roc_gsm8k.toml --methods GRPO "RoC (paper)" --cold-seeds 0 --at-once 4
+                                                                   # a real model, on a GPU that has room for four
 
 Every cell is one `rocstar train` in a process of its own; cells that are done are not run again. A cell keeps its
 attempts (2 MB), and `rocstar analyze` reads them. Prints a table, the paper's Fig. 4 by step with its range over
@@ -14,6 +17,8 @@ runs, and last one JSON line; draws Fig. 4 and its neighbours into --out/picture
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -45,6 +50,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--out", type=Path, default=Path("runs/ablation"))
     options.add_argument("--table", action="store_true", help="run nothing")
+    options.add_argument("--cold-recipe", default="recipes/quickstart.toml", help="whose SFT the cold starts are")
+    options.add_argument("--recipe", default="recipes/ablations/roc.toml", help="of the cells: RL alone")
+    options.add_argument("--at-once", type=int, default=1, metavar="N", help="cells that run beside each other")
     options.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
     options.add_argument("--cold-seeds", nargs="+", type=int, default=[0, 1])
     options.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12])
@@ -54,7 +62,7 @@ def main() -> None:
     out: Path = given.out.resolve()
     seeds = list(product(given.cold_seeds, given.rl_seeds))
     if not given.table:
-        run_cells(out, given.methods, seeds, given.cold, given.rl)
+        run_cells(out, given, seeds)
     runs = {method: done(out, method, seeds) for method in given.methods}
     cells = {method: [read_json(run / "summary.json") for run in found] for method, found in runs.items()}
     baseline = read_json(out / "no-tool" / "summary.json") if (out / "no-tool" / "summary.json").exists() else None
@@ -63,14 +71,19 @@ def main() -> None:
     report(cells=cells, no_tool=baseline, methods=by_step)
 
 
-def run_cells(out: Path, methods: list[str], seeds: list[tuple[int, int]], cold: list[str], rl: list[str]) -> None:
-    for start_seed, seed in seeds:
-        run_cell(out / f"cold-{start_seed}", "sft", "recipes/quickstart.toml", [f"run.seed={start_seed}", *cold])
-        start = f"model.path={newest_model(out / f'cold-{start_seed}')}"
-        for method in methods:
-            settings = [start, f"run.seed={seed}", *METHODS[method], *rl]
-            run_cell(out / cell_name(method, start_seed, seed), "train", "recipes/ablations/roc.toml", settings)
-    if set(COMPARED) <= set(methods):
+def run_cells(out: Path, given: Namespace, seeds: list[tuple[int, int]]) -> None:
+    for seed in given.cold_seeds:
+        run_cell(out / f"cold-{seed}", "sft", given.cold_recipe, [f"run.seed={seed}", *given.cold])
+
+    def run_one(cell: tuple[tuple[int, int], str]) -> None:
+        (cold, seed), method = cell
+        start = f"model.path={newest_model(out / f'cold-{cold}')}"
+        settings = [start, f"run.seed={seed}", *METHODS[method], *given.rl]
+        run_cell(out / cell_name(method, cold, seed), "train", given.recipe, settings)
+
+    with ThreadPoolExecutor(given.at_once) as cells:
+        list(cells.map(run_one, product(seeds, given.methods)))
+    if set(COMPARED) <= set(given.methods):
         run_cell(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
 
 
@@ -94,7 +107,7 @@ def print_table(cells: dict[str, list[Cell]], baseline: Cell | None) -> None:
         "tool error in correct": lambda c: c["tool_error_share_in_correct_after"],
         "tokens": lambda c: c["tokens_after"],
     }
-    print("mean (range) over runs, on 400 held-out problems, at the end")
+    print("mean (range) over runs, on the held-out problems, at the end")
     table = Table("", "runs", *columns, first=18, width=24)
     for method, rows in cells.items():
         table.row(method, len(rows), *(spread([figure(row) for row in rows]) for figure in columns.values()))

@@ -19,17 +19,20 @@ from typing import Any
 import msgspec
 
 from rocstar.sandbox.call import DaemonSettings
+from rocstar.sandbox.walls.rootfs import package_folders
 
 WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
 ROOT = str(Path(__file__).resolve().parents[2])
-# They must run this very package, wherever it lies, without its folder staying ahead of the standard library.
+# They must run this very package, wherever it lies, without its folder staying ahead of the standard library. What a
+# user installed for himself, or PYTHONPATH names, is no longer told by the clean environment.
 # Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them. Until
 # they can say so, it is blocked.
 BOOT = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
-    "import rocstar.sandbox; del sys.path[0]; from {module} import main; main()"
+    "import rocstar.sandbox; del sys.path[0]; sys.path += [each for each in {packages!r} if each not in sys.path]; "
+    "from {module} import main; main()"
 )
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -53,7 +56,7 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
     """Run `module.main` in a new interpreter, which finds `settings` and `fd`, its end of a socket of this kind, as
     JSON in its first argument. Our end, not blocking, and the process. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    code = BOOT.format(root=ROOT, module=module)
+    code = BOOT.format(root=ROOT, module=module, packages=package_folders())
     with theirs, _without_ctrl_c():
         try:
             process = subprocess.Popen(

@@ -27,7 +27,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning import policy as policies
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
-from rocstar.learning.policy import Policy, layout_of_folder
+from rocstar.learning.policy import Policy, layout_of_folder, restore_moments
 from rocstar.learning.ranks import Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder
@@ -240,3 +240,16 @@ def test_optimizer_state_that_the_disk_refuses_is_an_oserror_too(tmp_path: Path)
     with pytest.raises(OSError) as caught, small_files():
         learner.save(tmp_path)
     assert caught.value.errno == errno.EFBIG
+
+
+def test_optimizer_state_goes_back_to_where_the_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused optimizer on a GPU takes no step count that lies in main memory."""
+    learner = SftLearner(policy(), SftSection(), steps=2)
+    learner.update(sft_rows(), seed=0)
+    learner.save(tmp_path)
+    elsewhere = model().to("meta")
+    optimizer = torch.optim.AdamW(elsewhere.parameters(), fused=False)
+    monkeypatch.setattr(policies, "load_state", lambda folder, tensors: None)  # nothing can be read into no memory
+    restore_moments(tmp_path, elsewhere, [optimizer])
+    kept = {(key, value.device.type) for state in optimizer.state.values() for key, value in state.items()}
+    assert kept == {("step", "meta"), ("exp_avg", "meta"), ("exp_avg_sq", "meta")}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,3 +262,17 @@ def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_
     with Daemon(slots=1) as daemon:
         seen = daemon.run("import sys\nname = 'num' 'py'\nname in sys.modules, int(__import__(name).eye(4).sum())")
         assert seen.value == "(False, 4)", seen
+
+
+def test_packages_that_only_pythonpath_names_are_there_and_a_checkout_is_not(
+    tmp_path: Path,
+) -> None:
+    """As a user's own installation, a module of a cluster or `pip install --target` have them."""
+    (tmp_path / "project.py").touch()
+    checkout = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(tmp_path), str(checkout), sysconfig.get_path("purelib")])
+    program = "import numpy\ntry:\n    import project\nexcept ImportError:\n    print(numpy.arange(3).sum())"
+    code = f"from rocstar.sandbox.client import run_once; print(run_once({program!r}).stdout)"
+    outside = [sys._base_executable, "-s", "-c", code]  # type: ignore[attr-defined]
+    done = subprocess.run(outside, env={"PYTHONPATH": path, "PATH": "/usr/bin"}, capture_output=True, text=True)
+    assert done.stdout == "3\n\n", done.stderr

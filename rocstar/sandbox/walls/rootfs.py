@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from rocstar.sandbox.walls import linux
 
@@ -33,9 +34,14 @@ INHERITED_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: linux.MS_NOATIME, 2048: linux.M
 READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 
 
+def package_folders() -> list[str]:
+    """Folders in which this process finds installed packages, such as a user's own; a checkout is none of them."""
+    return [folder for folder in sys.path if os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))]
+
+
 def sources() -> list[str]:
     """Folders that a program may read, none inside another."""
-    expected = {*SYSTEM}
+    expected = {*SYSTEM, *package_folders()}
     for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix):
         expected |= {prefix, os.path.realpath(prefix)}
     kept: list[str] = []
