@@ -371,10 +371,9 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
     for entry, shape in names_in(folder).items():
         name, _, key = entry.rpartition(".")
         if (parameter := parameters.get(name)) is not None:
-            like = torch.zeros(shape, device=parameter.device)
-            if shape == tuple(parameter.shape):
-                like = torch.zeros_like(parameter)
-            saved[entry] = owners[id(parameter)].state[parameter][key] = like
+            alike = shape == tuple(parameter.shape)
+            saved[entry] = torch.zeros_like(parameter) if alike else torch.zeros(shape, device=parameter.device)
+            owners[id(parameter)].state[parameter][key] = saved[entry]
     load_state(folder, saved)
 
 

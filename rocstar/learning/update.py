@@ -65,9 +65,8 @@ class Updater:
         """fp32 weights, optimizer state and counters, for any number of ranks to restore. Raises OSError, and RunHalted
         for weights that are not finite."""
         self._policy.require_finite()
-        counters = torch.tensor([self.updates, self._policy.version])
-        state = {**weights_of(self._policy.model), **moments(self._policy.model, self._optimizers)}
-        save_state(folder, {**state, "counters": counters})
+        model, counters = self._policy.model, torch.tensor([self.updates, self._policy.version])
+        save_state(folder, {**weights_of(model), **moments(model, self._optimizers), "counters": counters})
 
     @together
     def restore(self, folder: Path) -> None:

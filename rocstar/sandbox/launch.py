@@ -6,7 +6,6 @@ Settings go on the command line, where every user of the machine can read them: 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -16,23 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from rocstar.sandbox.call import DaemonSettings
 from rocstar.sandbox.walls.rootfs import package_folders
 
 WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
 ROOT = str(Path(__file__).resolve().parents[2])
-# They must run this very package, wherever it lies, without its folder staying ahead of the standard library. What a
-# user installed for himself, or PYTHONPATH names, is no longer told by the clean environment.
+# They must run this very package, wherever it lies, without its folder staying ahead of the standard library; and find
+# what a user installed for himself or PYTHONPATH names, which a clean environment does not tell.
 # Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them. Until
 # they can say so, it is blocked.
 BOOT = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
-    "import rocstar.sandbox; del sys.path[0]; sys.path += [each for each in {packages!r} if each not in sys.path]; "
-    "from {module} import main; main()"
+    "import rocstar.sandbox; del sys.path[0]; sys.path += {packages!r}; from {module} import main; main()"
 )
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -43,13 +38,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-
-
-def start_daemon(settings: DaemonSettings, workdirs: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a daemon whose slots work below the folder `workdirs`, which it makes; it ends when the socket is closed
-    or this process dies. Our end of the connection, not blocking, and the process. Raises OSError."""
-    values = {**msgspec.to_builtins(settings), "workdirs": workdirs, "parent": os.getpid()}
-    return start("rocstar.sandbox.daemon.main", values, socket.SOCK_STREAM)
 
 
 def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
