@@ -57,7 +57,7 @@ class DemonstratingTask(Task, Protocol):
     """A Task that can also show how it is done; an sft stage without `sft.rows_file` needs one."""
 
     def demonstrations(self, count: int) -> list[Demonstration]:
-        """`count` conversations to imitate; tool results in them are what the tools would give."""
+        """`count` conversations to imitate, or all there are; tool results in them are what the tools would give."""
         ...
 
 

@@ -496,11 +496,12 @@ def _memory(
 
 def _lengths(material: Material, stage: SftStage) -> list[int]:
     """Tokens of the stage's demonstrations, about, where there is no tokenizer yet: by bytes of text. Of a task's own a
-    step's are made, for all of them."""
+    step's are made, for all of them, unless it gives all that it has at once."""
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
         one = stage.model_copy(update={"steps": 1})
-        layouts, times = layouts_of(recipe, one, material.template, None, task_of(recipe, stage)), stage.steps
+        layouts = layouts_of(recipe, one, material.template, None, task_of(recipe, stage))
+        times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError, DataError
 from rocstar.run.material import Material, _unasked, fingerprint, read_material
+from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
 
 MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
@@ -131,6 +132,20 @@ def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkey
     told = r"up to \d\d\.\d GB \(.*weights \d\.\d GB, optimizer 1\d\.\d GB.*and 10\.0 GB of memory are avail"
     with pytest.raises(ConfigError, match=told):
         material(COLD, RL, **base)
+
+
+def test_a_task_that_shows_all_it_has_at_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one made from published solutions does, however many are asked for."""
+    whole, base = ArithmeticTask.demonstrations, {"model": {"device": "cpu"}, "sft": {"batch_rows": 8}}
+
+    def taken(steps: int) -> float:
+        memory = material({**COLD, "steps": steps}, RL, **base).memory
+        assert memory is not None
+        return memory.always["demonstrations"]
+
+    by_count = taken(100) / taken(10)
+    monkeypatch.setattr(ArithmeticTask, "demonstrations", lambda self, count: whole(self, 40))
+    assert by_count == 10 and taken(100) == taken(10) > 0
 
 
 @pytest.mark.parametrize(("kv_tokens", "fits"), [(96, False), (128, True)])
