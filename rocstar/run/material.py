@@ -444,8 +444,7 @@ def _layouts(
 
 
 def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
-    problems = training_problems(task, heldout)
-    if not problems:
+    if not (problems := training_problems(task, heldout)):
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
 
