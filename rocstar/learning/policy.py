@@ -134,16 +134,18 @@ class Policy:
 
     @contextmanager
     def head(self, temperature: float) -> Iterator[Head]:
-        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
+        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving, also by a rank that
+        had no token."""
         embeddings = self.model.get_output_embeddings()
         parts = weight, bias = embeddings.weight, embeddings.bias
         if self.ranks.mesh is not None:
-            learns = weight.requires_grad
+            learns = weight.requires_grad and torch.is_grad_enabled()
             weight, bias = (one if one is None else full(one, self.device).requires_grad_(learns) for one in parts)
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
         for parameter, whole in zip(parts, (weight, bias), strict=True):
-            if whole is not None and whole is not parameter and whole.grad is not None:
-                share = reduced(whole.grad, parameter).to(parameter.device)  # that of offloaded weights is another
+            if whole is not None and whole is not parameter and whole.requires_grad:
+                gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+                share = reduced(gradient, parameter).to(parameter.device)  # that of offloaded weights is another
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
     # -- leaving ----------------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
         choose(ranks)
+        spare(ranks)
         ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
         threading.Timer(0.5, ranks.children[0].kill).start()
         with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
@@ -130,6 +131,15 @@ def imitate(ranks: Ranks, policy: Policy) -> None:
     sharded, whole = SftLearner(policy, section, steps=9), SftLearner(twin, section, steps=9)
     for step in range(3):
         assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
+
+
+def spare(ranks: Ranks) -> None:
+    """A rank for which there is no row takes part in all exchanges of the others, which waited for it."""
+    batch = Batch(rows=rows((12,)))
+    alone, both = learner(ALONE), learner(ranks)
+    assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
+    for name, gradient in both.gradient().items():
+        torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
 
 
 def choose(ranks: Ranks) -> None:
