@@ -266,8 +266,8 @@ class Policy:
         return max(gaps_here, default=0.0)
 
     def require_finite(self) -> None:
-        """Raises RunHalted: weights that hold nan or inf are never written."""
-        if not all(local(parameter).isfinite().all() for parameter in self.parameters):
+        """Raises RunHalted, on all ranks: weights that hold nan or inf are never written. Collective."""
+        if not all(self.ranks.gather(all(bool(local(each).isfinite().all()) for each in self.parameters))):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:

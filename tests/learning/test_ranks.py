@@ -20,7 +20,7 @@ from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import Policy, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
@@ -119,6 +119,19 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
     later.restore(tmp_path)
     assert (later.version, len(load_file(tmp_path / "model" / "model.safetensors"))) == (3, len(published.tensors))
     assert close(course(later, range(3, 6)), whole[3:])
+
+
+def test_weights_that_are_broken_on_another_rank_are_told_as_such(tmp_path: Path) -> None:
+    """Rank 0 said that the other had ended, and to resume on as many ranks as there are."""
+    broken = model()
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
+    save_state(tmp_path, dict(weights_of(broken)))
+    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+        policy = Policy(model(), codec(), template_named("compact"), ranks=ranks)
+        policy.restore(tmp_path)
+        with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):
+            policy.save(tmp_path / "model")
 
 
 def imitate(ranks: Ranks, policy: Policy) -> None:
