@@ -142,6 +142,16 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
         assert f"; run folder: runs/{free}\n" in capsys.readouterr().err
 
 
+def test_code_that_a_recipe_names_loads_torch_in_the_environment_of_a_run(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MKL asks once in what order it sums, so a run whose loss had loaded torch before differed from its replay."""
+    monkeypatch.delenv("MKL_CBWR")
+    reward = 'import os\nassert "MKL_CBWR" in os.environ\ndef right(completions, answer, **columns): return [1.0]\n'
+    (workplace / "own.py").write_text(reward)
+    assert cli.run(["train", "tiny.toml", "evaluate.verifier=own.py:right", "--dry-run"]) == exits.OK
+
+
 def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "tiny.toml", "rollout.template=paper", "--dry-run"]) == exits.OK
     _, _, prompt = capsys.readouterr().err.partition("the first prompt, as the model will read it:\n")

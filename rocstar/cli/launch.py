@@ -1,5 +1,4 @@
-"""Starting a run in the right order: environment variables, machines, and only then anything that loads torch: the
-thread policy must be in the environment before torch reads it."""
+"""Starting a run in the right order: machines first, and only then what takes seconds to load."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from rocstar.cluster.start import opened_machines
 from rocstar.record.show import note_failure
 from rocstar.support.child import uncollected
 from rocstar.support.exits import failure
-from rocstar.support.threads import quiet_torch
 
 if TYPE_CHECKING:
     from rocstar.record.folder import RunFolder
@@ -25,7 +23,6 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
     after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
     recipe = material.recipe
-    quiet_torch()
     identity = folder.path.resolve() / "run.json"
     with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity, material.placement) as machines:
         with uncollected():
@@ -50,7 +47,6 @@ def _failure_noted(folder: RunFolder) -> Iterator[None]:
 
 def serve_rank() -> None:
     """Learn along with rank 0, as torchrun's variables say, until it ends. Raises RunHalted when it is gone."""
-    quiet_torch(int(os.environ.get("OMP_NUM_THREADS", "1")))
     from rocstar.learning.ranks import serve_rank as serve
 
     serve(os.environ)

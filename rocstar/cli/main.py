@@ -44,6 +44,7 @@ from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, 
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.support.signals import answered
+from rocstar.support.threads import quiet_torch
 
 if TYPE_CHECKING:
     from rocstar.config.origins import Provenance
@@ -112,6 +113,7 @@ def _leave(code: int) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Carry out one command line; the exit code. Errors of people and machines end in a sentence on stderr."""
+    quiet_torch()  # before anything loads torch, which may be the code that a recipe names
     show_traceback = TRACEBACK in arguments
     try:
         code = _exit_code([argument for argument in arguments if argument != TRACEBACK])

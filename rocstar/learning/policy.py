@@ -134,16 +134,18 @@ class Policy:
 
     @contextmanager
     def head(self, temperature: float) -> Iterator[Head]:
-        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
+        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving, also by a rank that
+        had no token."""
         embeddings = self.model.get_output_embeddings()
         parts = weight, bias = embeddings.weight, embeddings.bias
         if self.ranks.mesh is not None:
-            learns = weight.requires_grad
+            learns = weight.requires_grad and torch.is_grad_enabled()
             weight, bias = (one if one is None else full(one, self.device).requires_grad_(learns) for one in parts)
         yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
         for parameter, whole in zip(parts, (weight, bias), strict=True):
-            if whole is not None and whole is not parameter and whole.grad is not None:
-                share = reduced(whole.grad, parameter).to(parameter.device)  # that of offloaded weights is another
+            if whole is not None and whole is not parameter and whole.requires_grad:
+                gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+                share = reduced(gradient, parameter).to(parameter.device)  # that of offloaded weights is another
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
     # -- leaving ----------------------------------------------------------------------------------------------------
@@ -264,8 +266,8 @@ class Policy:
         return max(gaps_here, default=0.0)
 
     def require_finite(self) -> None:
-        """Raises RunHalted: weights that hold nan or inf are never written."""
-        if not all(local(parameter).isfinite().all() for parameter in self.parameters):
+        """Raises RunHalted, on all ranks: weights that hold nan or inf are never written. Collective."""
+        if not all(self.ranks.gather(all(bool(local(each).isfinite().all()) for each in self.parameters))):
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:

@@ -65,7 +65,8 @@ DEEPEST_SANDBOX_CHAIN = 7
 FOREIGN = ("trl", "verl", "inspect_ai", "verifiers", "openenv", "reasoning_gym")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "typer.core", "rocstar", "rocstar.errors", "rocstar.support.exits", "rocstar.support.signals",
-           "rocstar.evaluation.spec", "rocstar.sandbox.settings", "rocstar.serving.spec")  # fmt: skip
+           "rocstar.support.threads", "rocstar.evaluation.spec", "rocstar.sandbox.settings",
+           "rocstar.serving.spec")  # fmt: skip
 VERBS = "rocstar.cli.verbs"
 
 

@@ -20,7 +20,7 @@ from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import Policy, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
@@ -108,6 +108,7 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
         choose(ranks)
+        spare(ranks)
         ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
         threading.Timer(0.5, ranks.children[0].kill).start()
         with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
@@ -120,6 +121,19 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
     assert close(course(later, range(3, 6)), whole[3:])
 
 
+def test_weights_that_are_broken_on_another_rank_are_told_as_such(tmp_path: Path) -> None:
+    """Rank 0 said that the other had ended, and to resume on as many ranks as there are."""
+    broken = model()
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
+    save_state(tmp_path, dict(weights_of(broken)))
+    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+        policy = Policy(model(), codec(), template_named("compact"), ranks=ranks)
+        policy.restore(tmp_path)
+        with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):
+            policy.save(tmp_path / "model")
+
+
 def imitate(ranks: Ranks, policy: Policy) -> None:
     """SFT with Muon on sharded matrices follows SFT on one rank."""
     section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
@@ -130,6 +144,15 @@ def imitate(ranks: Ranks, policy: Policy) -> None:
     sharded, whole = SftLearner(policy, section, steps=9), SftLearner(twin, section, steps=9)
     for step in range(3):
         assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
+
+
+def spare(ranks: Ranks) -> None:
+    """A rank for which there is no row takes part in all exchanges of the others, which waited for it."""
+    batch = Batch(rows=rows((12,)))
+    alone, both = learner(ALONE), learner(ranks)
+    assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
+    for name, gradient in both.gradient().items():
+        torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
 
 
 def choose(ranks: Ranks) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, Runs, print_json, quiet
+from rocstar.cli.verbs.common import AsJson, Runs, print_json
 
 if TYPE_CHECKING:
     from rocstar.analysis.sources import Entropies, Source
@@ -74,7 +74,6 @@ def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
     if others:
         raise ConfigError("--swap is an analysis of its own; leave --entropy and --pictures out")
     need("train")
-    quiet()
     from rocstar.analysis.swap import swapped
 
     found = [one for name in names for one in swapped(name, runs)]
@@ -109,9 +108,6 @@ def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies |
 def entropies_of(folder: Path, temperature: float) -> Entropies:
     """Entropies in nats of the distribution at `temperature` under a model folder's weights, [T] for each row of ids, 0
     where a token is not counted. Raises ConfigError for a folder that is no model."""
-    from rocstar.support.threads import quiet_torch
-
-    quiet_torch(1)
     from rocstar.config.sections import LearningSection
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.template import COMPACT

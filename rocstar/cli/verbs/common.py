@@ -70,13 +70,6 @@ def tell_next(*commands: str) -> None:
     print(f"look at it with: {', '.join(commands)}", file=sys.stderr)
 
 
-def quiet() -> None:
-    """Before anything loads torch; how many threads it computes with is said later (`parts/threads.py`)."""
-    from rocstar.support.threads import quiet_torch
-
-    quiet_torch()
-
-
 @contextmanager
 def stoppable(sentence: str | Callable[[], str]) -> Iterator[None]:
     """Ctrl-C ends the command with its exit code and this sentence, which says what is kept and how to go on."""

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json, quiet
+from rocstar.cli.verbs.common import AsJson, print_json
 from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
@@ -37,7 +37,6 @@ def doctor(
     runs: Annotated[Path, typer.Option("--runs", help="Folder that would hold the runs.")] = Path("runs"),
 ) -> None:
     """Say what this machine can do: packages, GPUs, sandbox, disk, ports. Exit code 3 where training can't run."""
-    quiet()
     found = []
     for finding in findings(runs):
         found.append(finding)

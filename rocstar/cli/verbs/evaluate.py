@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json, quiet, stoppable, tell_next
+from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json, stoppable, tell_next
 from rocstar.evaluation.spec import RUNS, EvalSpec
 from rocstar.support.exits import need
 
@@ -20,7 +20,6 @@ def evaluate(spec: EvalSpec, as_json: AsJson = False) -> None:
     Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
     need("train")
     _refuse_absent(spec)
-    quiet()
     from rocstar.evaluation.command import evaluations
     from rocstar.support.screen import Screen
 

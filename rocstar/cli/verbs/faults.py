@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, print_json, quiet
+from rocstar.cli.verbs.common import AsJson, print_json
 from rocstar.support.exits import FAILED, OK
 from rocstar.support.signals import terminated_as_interrupted
 
@@ -32,7 +32,6 @@ def faults(
         for name in chosen:
             print(f"{name:24} {FAULTS[name]}")
         return
-    quiet()
     if trainer is None:
         from rocstar.faults.own import own_trainer
     with terminated_as_interrupted():  # else a trainer would outlive us

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rocstar.cli.verbs.common import STYLE, AsJson, print_json, quiet
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json
 
 app = typer.Typer(**STYLE, help="Small real models from packages; GGUF files as model folders.")
 MODELS = Path("models")
@@ -48,7 +48,6 @@ def get(
     """Write a known model as a Hugging Face folder; its package must be installed, and nothing is installed by this.
 
     Example: rocstar model get smollm2-135m"""
-    quiet()
     from rocstar.parts import gguf
 
     _told(gguf.get(name, to or MODELS / name))
@@ -60,7 +59,6 @@ def convert(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Is written; must not exist.")],
 ) -> None:
     """Write what a GGUF file holds as a Hugging Face folder, weights in bf16, and check that it computes the same."""
-    quiet()
     from rocstar.parts import gguf
 
     _told(gguf.convert(file, folder))

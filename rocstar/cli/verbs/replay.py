@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs.common import AsJson, Runs, print_json, quiet, stop
+from rocstar.cli.verbs.common import AsJson, Runs, print_json, stop
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
@@ -68,7 +68,6 @@ def replay(
     if model is not None:
         if bundle is not None:
             raise ConfigError("--bundle is of a run; leave it out with --model")
-        quiet()
         from rocstar.run.dumps import learnt, read_dump
 
         dump = read_dump(Path(name), model, step=step, log=log)
@@ -79,7 +78,6 @@ def replay(
     if step is None and (settings or bundle):
         what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
         raise ConfigError(f"{what} is of one step; say which with --step N")
-    quiet()
     from rocstar.record.folder import RunFolder
     from rocstar.record.replays import keep
     from rocstar.run.replay import span_of, spans_of, write_bundle

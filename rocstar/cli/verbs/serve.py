@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
-from rocstar.cli.verbs.common import options_of, quiet, stoppable
+from rocstar.cli.verbs.common import options_of, stoppable
 from rocstar.errors import ConfigError
 from rocstar.serving.spec import ChatSpec, ServeSpec
 from rocstar.support.exits import need
@@ -27,7 +27,6 @@ def chat(spec: ChatSpec) -> None:
         spec = replace(spec, prompt=sys.stdin.buffer.read().decode("utf-8", "replace"))
     if spec.prompt is not None and not spec.prompt.strip():
         raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
-    quiet()
     typed = Typed()
     if spec.prompt is None:
         typed.ask("; the model is loaded meanwhile")
@@ -86,7 +85,6 @@ def serve(spec: ServeSpec) -> None:
     from rocstar.parts.modelfolder import model_named
 
     model_named(spec.model, spec.runs)  # before anything that takes seconds is loaded
-    quiet()
     from rocstar.serving.app import serve as carry_out
 
     with stoppable("stopped"):
