@@ -18,9 +18,9 @@ _FOLDED = {
     0x2248: "\\approx ", 0x2260: "\\ne ", 0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
     0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
     0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ", 0x66B: ".", 0x66C: ",", 0x3001: ", ", 0x2216: "\\setminus ",
-    0xFE0F: "",
+    0x2102: "\\mathbb{C}", 0x2115: "\\mathbb{N}", 0x211A: "\\mathbb{Q}", 0x211D: "\\mathbb{R}",
+    0x2124: "\\mathbb{Z}", 0xFE0F: "",
 }  # fmt: skip
-_FOLDED |= {ord(sign): f"\\mathbb{{{letter}}}" for sign, letter in zip("ℂℕℚℝℤ", "CNQRZ", strict=True)}
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
 _TAIL = re.compile(

@@ -244,7 +244,9 @@ def _answer_text(row: Row, name: str, where: str) -> str:
 def _text(value: Any, place: str, *, numbers: bool) -> str:
     if isinstance(value, str) and value.strip():
         if lone := _LONE_SURROGATE.search(value):
-            raise DataError(f"{place}: {as_written(lone[0])} is half a character, which no file can hold; mend the text.")
+            raise DataError(
+                f"{place}: {as_written(lone[0])} is half a character, which no file can hold; mend the text."
+            )
         return value.strip()
     if numbers and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         whole = isinstance(value, float) and value.is_integer()

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """Answers in other languages than English, by the graders that rewards use."""
 
 import pytest
