@@ -311,10 +311,12 @@ def unwritten(material: Material, codec: Codec) -> Iterator[str]:
     for name, of_name in texts.items():
         if lost := {letter for letter in set().union(*of_name) if not _is_written(letter, codec)}:
             first = ", ".join(map(repr, sorted(lost)[:SHOWN_CHARACTERS]))
+            more = ", ..." if len(lost) > SHOWN_CHARACTERS else ""
+            hold = sum(not lost.isdisjoint(text) for text in of_name)
             yield (
-                f"warning: the tokenizer has no token for {plural(len(lost), 'character')} of the {name} ({first}"
-                f"{', ...' if len(lost) > SHOWN_CHARACTERS else ''}), which "
-                f"{sum(not lost.isdisjoint(text) for text in of_name)} of {len(of_name)} hold; the model never sees them: write them otherwise, or take another model"
+                f"warning: the tokenizer has no token for {plural(len(lost), 'character')} of the {name} "
+                f"({first}{more}), which {hold} of {len(of_name)} hold; the model never sees them: write them "
+                "otherwise, or take another model"
             )
 
 
