@@ -129,7 +129,7 @@ _TRAILING_TEXT = re.compile(
 _LETTERS = "\u00c0-\U0010ffff"  # of which some are pictures or marks
 _WORDS_AFTER = re.compile(rf"(?<=[\d)}}%])\s*\\(?:text|mbox|textrm|mathrm)\{{([A-Za-z {_LETTERS}]+)\}}$")
 # Letters of which one at least is not ASCII, behind a plain number: a unit of another language.
-_BARE_UNIT = re.compile(rf"^([-+]?(?:\d[\d.,/ ]*)?\d)(\s*[A-Za-z ]*[{_LETTERS}][A-Za-z {_LETTERS}]*)\.?$")
+_BARE_UNIT = re.compile(rf"^([-+]?(?:\d[\d.,/ ]*)?\d)(\s*(?:[A-Za-z][A-Za-z ]*)?[{_LETTERS}][A-Za-z {_LETTERS}]*)\.?$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
 _UNIT_WORD = re.compile(
     r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
