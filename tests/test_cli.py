@@ -128,8 +128,9 @@ def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["train", "tiny.toml", "run.seed=4", "--dry-run"]) == exits.OK
+    assert cli.run(["train", "tiny.toml", "run.seed=4", "run.name=模型", "--dry-run"]) == exits.OK
     lines = capsys.readouterr().out.splitlines()
+    assert any(each.startswith('run.name = "模型"  (') for each in lines)
     assert "run.seed = 4  (default 0; command line: run.seed=4)" in lines
     line = 1 + Path("tiny.toml").read_text().splitlines().index("max_response_tokens = 64")
     told = rf"rollout\.max_response_tokens = 64  \(default \d+; tiny\.toml:{line}\)"

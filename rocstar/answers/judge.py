@@ -15,7 +15,7 @@ from typing import Any
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
-from rocstar.answers.wording import HEDGE, is_running, named_primes, undelimited
+from rocstar.answers.wording import ABROAD, HEDGE, is_running, named_primes, undelimited
 from rocstar.types import Verdict
 
 # math-verify as a grader. Whether two answers *should* count as equal is the library's business; which texts it may
@@ -72,6 +72,7 @@ BOUND = re.compile(
     r"|(?:\d\}?|\\text\{[^{}]*\})_(?:\{[^{}]*[^\d{}()\s]|[A-Za-z])"
     r"|(?:^|[^.\d])\d*\s*(?:\\[lcd]?dots(?![A-Za-z])|\.{3})"
 )
+_ABROAD = re.compile(rf"\\(?:text\w*|math\w+|mbox)\s*\{{[^{{}}]*(?:{ABROAD})")
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,
@@ -106,6 +107,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", sea
     reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
     lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
+    lossy = lossy or bool(_ABROAD.search(gold)) != bool(_ABROAD.search(predicted))
     if not said and lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     if not said and "math_verify_any_names" not in graders and _differ_in_case(gold, predicted):

@@ -27,7 +27,7 @@ _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
 PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
-_NOT_UNITS = re.compile(rf"\b(?:{NO_UNIT}|pi|i|e)\b", re.IGNORECASE)
+_NOT_UNITS = re.compile(rf"{NO_UNIT}|\b(?:pi|i|e)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>" + "|".join(SCALES) + r")s?\s*\}?$")
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from rocstar.answers.wording import HEDGE, loose_style, plain_text
 from rocstar.types import Verdict
@@ -38,6 +39,8 @@ _NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emp
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 # What a formula would read as a difference, a ratio or a product: dates, versions and addresses, times of day.
 _PLACES = re.compile(r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}|\d+(?:\.\d+){2,}|(?=0|.*:0)\d{1,2}:\d\d(?::\d\d)?")
+# Numbers of Chinese and Japanese, which are no words: another form of one may be right.
+_NUMERALS = re.compile("[〇零一二三四五六七八九十百千万亿萬億两兩半点分之负]+")
 _NUMBERS = re.compile(r"\d+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(
@@ -105,12 +108,12 @@ def compare_exactly(gold: str, predicted: str) -> tuple[Verdict, str]:
 
 def is_words(text: str) -> bool:
     """Whether an answer is words and nothing else."""
-    return bool(_said(plain_text(text)))
+    return bool(_said(plain_text(text))) and not _NUMERALS.fullmatch(text)
 
 
 def _are_products(gold: str, predicted: str) -> bool:
     """Whether only capitals tell two rows of letters apart that are no words: NK is not nk."""
-    is_row = gold.isalpha() and gold.lower() == predicted.lower()
+    is_row = gold.isascii() and gold.isalpha() and gold.lower() == predicted.lower()
     return is_row and gold != predicted and loose_style(gold) != loose_style(predicted)
 
 
@@ -126,10 +129,18 @@ def _said(text: str) -> str:
         return "none"
     if (found := _YES_NO.match(text)) and not _HEDGE.search(found["rest"]):
         return found["word"].lower()
-    if not _WORDS.fullmatch(text):
+    if not _WORDS.fullmatch("".join(map(_latin, text))):
         return ""
     words = _ARTICLE.sub("", " ".join(text.lower().split())).replace("dne", "does not exist")
     return _OR.join(sorted(_AND.join(sorted(_ANDS.split(part))) for part in words.split(_OR)))
+
+
+def _latin(letter: str) -> str:
+    """Letters for one that is not ASCII, its marks and pictures included; one that has capitals is no word alone."""
+    kind = unicodedata.category(letter)
+    if letter.isascii() or not (kind[0] in "LM" or kind == "So"):
+        return letter
+    return "x" if kind in ("Lu", "Ll") else "xx"
 
 
 def chosen_letter(text: str) -> str | None:

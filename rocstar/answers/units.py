@@ -107,7 +107,7 @@ _BEFORE = re.compile(
     re.DOTALL,
 )
 _DOLLAR_AFTER = re.compile(r"(?<![$\\])\\?\$$")
-_WORD = re.compile(r"[A-Za-z]+")
+_WORD = re.compile(r"[^\x00-@\[-`{-\x7f]+")  # letters, all that is not ASCII
 _ANY = {"unit", "u", "item", "piece", "time", "point"}
 _SCALE_WORDS = re.compile(r"degrees? (?=celsius|fahrenheit)", re.IGNORECASE)
 
@@ -203,6 +203,8 @@ def are_strangers(first: str, second: str) -> bool:
     """Whether words, not both known as units, name different things, cats and dogs or a loss and a
     profit: each has one that the other lacks. "units" may be anything."""
     ours, others = ({word.lower().removesuffix("s") for word in _WORD.findall(words)} for words in (first, second))
+    if first.isascii() != second.isascii() and (find_units(first) or find_units(second)):
+        return False  # one may translate the other
     return bool(ours - others and others - ours) and not (ours | others) & _ANY
 
 

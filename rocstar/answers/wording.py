@@ -17,7 +17,9 @@ _FOLDED = {
     0x222A: "\\cup ", 0x2229: "\\cap ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0x221A: "\\sqrt ",
     0x2248: "\\approx ", 0x2260: "\\ne ", 0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
     0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
-    0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ",
+    0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ", 0x66B: ".", 0x66C: ",", 0x3001: ", ", 0x2216: "\\setminus ",
+    0x2102: "\\mathbb{C}", 0x2115: "\\mathbb{N}", 0x211A: "\\mathbb{Q}", 0x211D: "\\mathbb{R}",
+    0x2124: "\\mathbb{Z}", 0xFE0F: "",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -51,13 +53,22 @@ HEDGE = (
     r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|(?:basis|percentage) points?"
 )
 """Words with which a number is no longer the answer."""
-NO_UNIT = rf"(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)"
+ABROAD = (
+    r"\b(?i:oder|ou|nicht|mehr|weniger|höchstens|mindestens|más|menos|moins|pas|mi[lo]|mrd|mill[ei]|mila|promille"
+    r"|(?:tausend|hundert|dutzend|halbe?|drittel|viertel)\w*|milli(?:on|ard)\w*|mili[oa]\w+|milh[aãoõ]\w+|mill[oó]n(?:es)?)\b"
+    "|[万亿萬億百十만억或半不]|千(?![米克瓦卡焦帕])|천|[以未][上下内满満]|左右|超过|至[少多]|[大小]于|分之"
+    "|이상|이하|미만|초과|тыс|миллион|миллиард|млн|млрд|или|не|более|менее"
+    "|ألف|آلاف|مليون|ملايين|مليار|أو|हज़ार|हजार|लाख|करोड|अधिक|कम"
+)
+"""Words of other languages that make another number of it; not all there are."""
+NO_UNIT = rf"(?:\b(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)\b|{ABROAD})"
 _LABEL = re.compile(rf"^\\text\{{(?![A-J]:|[^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f\u00ba]+|[\u2080-\u208b]+")
+_MICRO = re.compile("(\\d\\s*)\u00b5([A-Za-z]+)")
 _CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _MONEY = re.compile(r"\\pounds(?![A-Za-z])")
@@ -100,7 +111,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|m
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
-_LETTER = re.compile(r"^\s*([A-Za-z])\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
+_LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
@@ -113,9 +124,12 @@ _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
-    rf"\{{(?![^{{}}]*\b{NO_UNIT}\b|[\s(,;/]*\d)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
+    rf"\{{(?![^{{}}]*{NO_UNIT}|[^{{}}]*(?<![A-Za-z^-])\d)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
 )
-_WORDS_AFTER = re.compile(r"(?<=[\d)}%])\s*\\(?:text|mbox|textrm|mathrm)\{([A-Za-z ]+)\}$")
+_LETTERS = "\u00c0-\U0010ffff"  # of which some are pictures or marks
+_WORDS_AFTER = re.compile(rf"(?<=[\d)}}%])\s*\\(?:text|mbox|textrm|mathrm)\{{([A-Za-z {_LETTERS}]+)\}}$")
+# Letters of which one at least is not ASCII, behind a plain number: a unit of another language.
+_BARE_UNIT = re.compile(rf"^([-+]?(?:\d[\d.,/ ]*)?\d)(\s*(?:[A-Za-z][A-Za-z ]*)?[{_LETTERS}][A-Za-z {_LETTERS}]*)\.?$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
 _UNIT_WORD = re.compile(
     r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
@@ -127,7 +141,7 @@ _ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}")
 _EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
 _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
 _CASELESS = re.compile(
-    r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or))(?![A-Za-z])"
+    r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or|ja|oui|non))(?![A-Za-z])"
 )  # words outside of \text{}: NK is another product than nk
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
@@ -139,7 +153,9 @@ def clean(text: str) -> str:
     if text.isascii() and text.isdigit():
         return text
     if not text.isascii() or not text.isprintable():
+        text = _MICRO.sub(r"\1\\text{u\2}", unicodedata.normalize("NFC", text))
         text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
+        text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
     text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
     text = _E_POWER.sub("^{e}", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
@@ -289,6 +305,8 @@ def _has_several_names(text: str) -> bool:
 
 
 def _visible(letter: str) -> str:
+    if ord(letter) in _FOLDED:
+        return _FOLDED[ord(letter)]
     if unicodedata.decomposition(letter).startswith(("<wide>", "<font>", "<fraction>", "<compat>")):
         letter = unicodedata.normalize("NFKC", letter)
     if len(letter) > 1:

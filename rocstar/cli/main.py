@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -360,7 +361,7 @@ def _print_given(
     else:
         for one in given:
             before = "" if one.default in (ABSENT, None) else f"default {json.dumps(one.default)}; "
-            print(f"{one.key} = {json.dumps(one.value)}  ({before}{one.source})")
+            print(f"{one.key} = {json.dumps(one.value, ensure_ascii=False)}  ({before}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
         print(f"stages in order: {order or 'none'}; run folder: {place}", file=sys.stderr)
@@ -403,7 +404,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
 
 def _show_result(folder: RunFolder, *, as_json: bool) -> None:
     run_verbs.print_run(folder, as_json=as_json)
-    where = folder.name if _is_default(folder) else str(folder.path)
+    where = shlex.quote(folder.name if _is_default(folder) else str(folder.path))
     tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")
 
 

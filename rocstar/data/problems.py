@@ -11,6 +11,7 @@ import difflib
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ STORIES = ("Body", "body")
 """Columns of the story that a question asks about (SVAMP, ASDiv): without it the question is no problem."""
 
 SHOWN_CHARS = 40  # of a value that is complained about
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _GSM8K_MARK = "####"
 _BOX = "\\boxed{"
 
@@ -183,7 +185,7 @@ def _is_foreign(row: Row) -> bool:
 
 def _column(row: Row, where: str, role: str, wanted: str, synonyms: tuple[str, ...]) -> str:
     """The name of the column to read. Only a default name may be replaced by a synonym."""
-    if wanted in row:
+    if wanted in row or _has(row, wanted):
         return wanted
     usual = {name.casefold() for name in (role, *synonyms)}
     present = [name for name in synonyms if name in row] or [name for name in row if name.strip().casefold() in usual]
@@ -241,6 +243,10 @@ def _answer_text(row: Row, name: str, where: str) -> str:
 
 def _text(value: Any, place: str, *, numbers: bool) -> str:
     if isinstance(value, str) and value.strip():
+        if lone := _LONE_SURROGATE.search(value):
+            raise DataError(
+                f"{place}: {as_written(lone[0])} is half a character, which no file can hold; mend the text."
+            )
         return value.strip()
     if numbers and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         whole = isinstance(value, float) and value.is_integer()

@@ -151,6 +151,9 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
         for cells in reader:
             if header is None:
                 header = cells
+                if len(cells) == 1 and (found := re.search("[;\t|]", cells[0])):
+                    told = f"cells are parted by {found[0]!r}; write the file with commas."
+                    raise DataError(f"{file}, line 1: {told}")
             elif len(cells) == len(header):
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:

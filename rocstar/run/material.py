@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -53,6 +54,7 @@ TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
+SHOWN_CHARACTERS = 8  # of those that a tokenizer loses
 SHORTEST = {
     "boxed": "\\boxed{0}",
     "boxed_strict": "<answer>\\boxed{0}</answer>",
@@ -180,6 +182,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
         material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
+        material = replace(material, notes=[*material.notes, *unwritten(material, codec)])
         shown_rows = {
             name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()
@@ -298,6 +301,31 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
             if most < least:
                 told.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
     return told
+
+
+def unwritten(material: Material, codec: Codec) -> Iterator[str]:
+    """Problems and demonstrations with characters that the tokenizer drops or takes for its unknown token, in words."""
+    shown = {f"demonstrations of stage {name}": layouts for name, layouts in material.layouts.items() if layouts}
+    texts = {name: ["".join(piece.text for piece in layout) for layout in layouts] for name, layouts in shown.items()}
+    texts["problems"] = [problem.question + problem.answer for problem in material.questions]
+    for name, of_name in texts.items():
+        if lost := {letter for letter in set().union(*of_name) if not _is_written(letter, codec)}:
+            first = ", ".join(map(repr, sorted(lost)[:SHOWN_CHARACTERS]))
+            more = ", ..." if len(lost) > SHOWN_CHARACTERS else ""
+            hold = sum(not lost.isdisjoint(text) for text in of_name)
+            yield (
+                f"warning: the tokenizer has no token for {plural(len(lost), 'character')} of the {name} "
+                f"({first}{more}), which {hold} of {len(of_name)} hold; the model never sees them: write them "
+                "otherwise, or take another model"
+            )
+
+
+def _is_written(letter: str, codec: Codec) -> bool:
+    """Whether a character comes back from the tokens; spaces and signs that nobody sees may change."""
+    if letter not in "\n\t" and unicodedata.category(letter)[0] in "CZ":
+        return True
+    said = codec.decode(codec.encode(letter))
+    return unicodedata.normalize("NFKC", letter).casefold() in unicodedata.normalize("NFKC", said).casefold()
 
 
 def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:

@@ -41,6 +41,7 @@ from rocstar.run.material import (
     fresh_codec,
     layouts_at_first,
     positions_of,
+    unwritten,
     without_long_prompts,
 )
 from rocstar.run.meter import Meter
@@ -73,6 +74,7 @@ async def opened_run(
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
             material = replace(material, notes=[*material.notes, *cramped(material, made.codec)])
+            material = replace(material, notes=[*material.notes, *unwritten(material, made.codec)])
         for told in material.notes:
             screen.note(told)
         recipe = material.recipe

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import duckdb
 import msgspec
@@ -466,7 +466,7 @@ def serve(
     # Everywhere is no name under which a browser elsewhere may find this machine.
     reachable = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = url_of(reachable, place.getsockname()[1])
-    opened = f"{address}/?token={token}" if token else f"{address}/#{library.first}"
+    opened = f"{address}/?token={token}" if token else f"{address}/#{quote(library.first)}"
     config = uvicorn.Config(
         application(library, token=token, cache=cache),
         log_level="error",

@@ -17,11 +17,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2369, 18),
     "agents": (1055, 6),
     "analysis": (2141, 11),
-    "answers": (3599, 20),
-    "cli": (3440, 23),
+    "answers": (3632, 20),
+    "cli": (3446, 23),
     "cluster": (729, 8),
     "config": (2108, 11),
-    "data": (4628, 24),
+    "data": (4637, 24),
     "dialogue": (1480, 10),
     "engines": (4035, 20),
     "errors": (53, 1),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2927, 17),
     "rollout": (2085, 12),
-    "run": (4297, 23),
+    "run": (4327, 23),
     "sandbox": (8838, 45),
     "serving": (842, 6),
     "support": (1704, 15),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (576, 1),
     "view": (1974, 9),
 }
-CLASSES, FUNCTIONS = 604, 4183
+CLASSES, FUNCTIONS = 604, 4186
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BENCHMARK_LINES = 9_824
+BENCHMARK_LINES = 9824_824
 """Of benchmarks/, where frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

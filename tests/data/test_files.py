@@ -35,6 +35,13 @@ def message_of(path: Path, **columns: Any) -> str:
     return message
 
 
+def test_named_columns_may_be_nested(tmp_path: Path) -> None:
+    row = {"data": {"frage": "2+2?", "meta": {"lösung": 4}}}
+    path = write(tmp_path / "a.jsonl", json.dumps(row))
+    (problem,) = load_problems(path, question="data.frage", answer="data.meta.lösung")
+    assert (problem.question, problem.answer) == ("2+2?", "4")
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet", "a.parquet.gz"])
 def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -124,6 +131,8 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: l
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.csv", b"question,answer\na,b,c\n", "line 2: 3 cells where the header has 2"),
         ("a.csv", b'question,answer\na,"b\n', "not CSV"),
+        ("a.csv", b"question;answer\n2,5 + 1?;3,5\n", "line 1: cells are parted by ';'"),
+        ("a.jsonl", rb'{"question": "\ud83d?", "answer": "1"}', 'field "question": "\\ud83d" is half a character'),
         ("a.txt", b"question", "not a kind of file we read"),
         ("a.parquet", b"PAR1", "not a parquet file"),
     ],

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError, DataError
-from rocstar.run.material import Material, _unasked, fingerprint, read_material
+from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, read_material, unwritten
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
 
@@ -205,6 +205,18 @@ def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: P
     )
     with pytest.raises(ConfigError, match=r"leaves out 4 of 4 problems, .* so nothing is left; raise it"):
         material(imitating(tmp_path), RL, data={**data, "max_prompt_tokens": 1})
+
+
+def test_characters_that_the_tokenizer_loses_are_told(tmp_path: Path) -> None:
+    rows = [{"question": question, "answer": "2"} for question in ("1+1?", "小明有几个?", "小?\u200f\u00a0")]
+    made = material(
+        imitating(tmp_path), RL, data={"source": "files", "train_files": [write(tmp_path / "a.jsonl", *rows)]}
+    )
+    (told,) = unwritten(made, _codec_at_first(made))
+    assert told.startswith(
+        "warning: the tokenizer has no token for 5 characters of the problems ('个', '几', '小', '明', '有'), "
+        "which 2 of 3 hold; "
+    )
 
 
 def test_a_stage_may_leave_out_more_than_another(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -452,6 +453,18 @@ def test_the_list_shows_settings_in_which_runs_differ_and_a_sweep_its_figures(tm
         assert client.get("/api/sources?columns=none").json()["columns"] == []
         assert [len(row["runs"]) for row in client.get("/api/sweep/try").json()["settings"]] == [2, 2]
         assert client.get("/api/sweep/none").status_code == 400
+
+
+def test_the_address_of_a_run_can_be_copied_whatever_its_name(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs", "наш 100% run")
+    told: list[str] = []
+
+    def tell(said: str) -> None:
+        told.append(said.split(" is shown at ")[1].removesuffix(" (Ctrl-C ends)"))
+        signal.raise_signal(signal.SIGTERM)
+
+    serve(Library.open(str(run.path), run.path.parent), host="127.0.0.1", port=0, browser=False, tell=tell)
+    assert unquote(told[0].partition("#")[2]) == "/run/наш 100% run" and " " not in told[0] and "100%25" in told[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

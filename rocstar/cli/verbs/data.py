@@ -255,7 +255,10 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
     if report.reordered.rows:
-        title = "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text"
+        title = (
+            "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text, and "
+            "where a comma is a decimal one, write a point"
+        )
         yield from _finding_lines(title, report.reordered)
     if report.held_out.rows:
         yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)

@@ -3,6 +3,8 @@ the evaluations that were kept."""
 
 from __future__ import annotations
 
+import shlex
+
 import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json, stoppable, tell_next
@@ -30,7 +32,7 @@ def evaluate(spec: EvalSpec, as_json: AsJson = False) -> None:
             if not as_json:
                 screen.figures(result)
     for result in results:
-        name = result["evaluation"] if spec.runs == RUNS else result["saved"]
+        name = shlex.quote(result["evaluation"] if spec.runs == RUNS else result["saved"])
         tell_next(f"rocstar view {name}", f"rocstar runs rollouts {name} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
