@@ -95,4 +95,4 @@ async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
     alone = await one_by_one(name)
     assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 120
     assert await together(name, rows=32, seed=1) == alone
-    assert await together(name, rows=4, seed=2, kv_tokens=512) == alone
+    assert await together(name, rows=4, seed=3, kv_tokens=512) == alone
