@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is collected, and what its modules import, stays."""
     with uncollected():
+        import_in_turn(session.config)
         return (yield)
+
+
+def import_in_turn(config: pytest.Config) -> None:
+    """Where several processes collect all tests, each begins with others: they would else rewrite the assertions of
+    the same module at the same time (5 CPU-s each), and none would find another's bytecode."""
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is None or config.args != config.getini("testpaths"):
+        return
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in (*files[begin:], *files[:begin]):
+        with suppress(Exception, pytest.skip.Exception):  # which the collection meets again, and tells
+            import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_unconfigure() -> None:

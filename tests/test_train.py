@@ -201,27 +201,6 @@ def engines_of(command: Command) -> list[psutil.Process]:
     return [child for child in children if "rocstar.engines.torch_engine" in child.cmdline()]
 
 
-def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
-    plain: Path, start: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Engines in processes give the embedded engine's very tokens, and a death costs no attempt."""
-    folder = workplace(tmp_path / "w")
-    recipe = folder / "tiny.toml"
-    recipe.write_text(recipe.read_text() + TWO_ENGINES)
-    command = Command.start(folder, "train", "tiny.toml", *start)
-    while len(metrics_lines(folder)) <= COLD_STEPS and command.process.is_alive():
-        time.sleep(GLANCE)
-    engines_of(command)[0].kill()
-    ended = command.after_step(COLD_STEPS + 3, lambda: engines_of(command)[-1].kill())
-    assert ended.code == 0, ended.told
-    events = read_journal(folder / "runs" / "tiny" / "events.jsonl")
-    lost = [event for event in events if event["event"] == "engine_lost"]
-    assert lost and {event["reason"] for event in lost} == {"the engine process ended with SIGKILL"}
-    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(plain)]
-    assert sum(row.get("engine/lost", 0) for row in metrics(folder)) == len(lost)
-    assert attempts(folder) == attempts(plain)
-
-
 TWO_ENGINES = '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'
 DEADLY = """
 import os
@@ -254,6 +233,9 @@ def test_a_run_that_carries_attempts_over_while_engines_take_turns_is_killed_as_
     assert ended.code == 0 and not (folder / "armed").exists(), ended.told
     assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(carried)]
     assert attempts(folder) == attempts(carried) and versions(folder) == versions(carried)
+    lost = [each for each in read_journal(folder / "runs" / "tiny" / "events.jsonl") if each["event"] == "engine_lost"]
+    assert lost and {each["reason"] for each in lost} == {"the engine process ended with SIGKILL"}
+    assert sum(row.get("engine/lost", 0) for row in metrics(folder)) == len(lost)
     weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (folder, carried)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 

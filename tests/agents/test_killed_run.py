@@ -72,11 +72,10 @@ def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("more", "own", "engines", "kills"),
     [
-        ((), (), "", 2),
         (("run.checkpoint_seconds=1000",), ("rollout.refill=2",), "", 2),
         ((), ("cluster.learners=2",), TWO_ENGINES, 1),
     ],
-    ids=["each step saved", "several steps unsaved, with refill", "two ranks and two engines"],
+    ids=["several steps unsaved, with refill", "each step saved, two ranks and two engines"],
 )
 def test_every_finished_call_is_used_once_and_the_numbers_are_those_of_an_unkilled_run(
     more: tuple[str, ...],

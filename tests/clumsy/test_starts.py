@@ -6,6 +6,7 @@ the files are, is in tests/test_recipe.py."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,12 +27,12 @@ def ends(start: Start, place: Path, capsys: pytest.CaptureFixture[str], *more: s
     """In one sentence with its words, and leaves everything as it was."""
     start.spoil(place)
     before = sorted(place.rglob("*"))
-    code = cli.run([*start.arguments, *more])
+    code = cli.run([*shlex.split(start.command), *more])
     told = capsys.readouterr()
     assert code == exits.USAGE, told.err
     (sentence,) = told.err.splitlines()
     assert sentence.startswith("rocstar: ") and not told.out
-    assert [word for word in start.words if word not in sentence] == [], sentence
+    assert [words for words in start.words.split(" ... ") if words not in sentence] == [], sentence
     assert sorted(place.rglob("*")) == before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,18 @@ def model_config(**changes: Any) -> Spoil:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     name: str
-    arguments: Sequence[str]
-    words: Sequence[str]
-    """All of them stand in the sentence."""
-    spoil: Spoil = lambda place: None
+    command: str
+    """As it is typed after `rocstar`."""
+    words: str
+    """Parts of the sentence, with ` ... ` between them."""
+    spoil: Spoil
 
 
-def start(name: str, arguments: Sequence[str], words: Sequence[str], spoil: Spoil = lambda place: None) -> Start:
-    return Start(name=name, arguments=arguments, words=words, spoil=spoil)
+def given(command: str, words: str) -> Start:
+    """What is typed is wrong."""
+    return Start(name=command, command=command, words=words, spoil=lambda place: None)
+
+
+def spoilt(name: str, command: str, words: str, spoil: Spoil) -> Start:
+    """A file is wrong."""
+    return Start(name=name, command=command, words=words, spoil=spoil)

@@ -265,11 +265,16 @@ async def forked_command(folder: Path, *arguments: str) -> tuple[int, str]:
     return process.exitcode, said.read_text().strip().rpartition("\n")[2]
 
 
+async def test_a_command_of_a_run_is_told_by_its_code_and_its_last_words(tmp_path: Path) -> None:
+    """In the folder of the run, as a person starts it."""
+    program = "import os, sys; sys.exit(print('first', os.getcwd(), sep='\\n', file=sys.stderr) or 3)"
+    assert await own._command(tmp_path, "-c", program) == (3, str(tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 async def test_rocstar_makes_no_reward_of_a_slow_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name != "run-killed":  # one starts its commands as a person does
-        monkeypatch.setattr(own, "_command", forked_command)
+    monkeypatch.setattr(own, "_command", forked_command)
     found = await examined(own_trainer, name)
     assert found.as_promised, found
     assert found.lost == (ATTEMPTS if name.endswith("-gone") else 0)
