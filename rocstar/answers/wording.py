@@ -56,8 +56,8 @@ HEDGE = (
 ABROAD = (
     r"\b(?i:oder|ou|nicht|mehr|weniger|höchstens|mindestens|más|menos|moins|pas|mi[lo]|mrd|mill[ei]|mila|promille"
     r"|(?:tausend|hundert|dutzend|halbe?|drittel|viertel)\w*|milli(?:on|ard)\w*|mili[oa]\w+|milh[aãoõ]\w+|mill[oó]n(?:es)?)\b"
-    "|[万亿萬億百十만억或半不]|千(?![米克瓦卡焦帕])|천|[以未][上下内满満]|左右|超过|至[少多]|[大小]于|分之"
-    "|이상|이하|미만|초과|тыс|миллион|миллиард|млн|млрд|или|не|более|менее"
+    "|[万亿萬億百十兆打割多余만억백할或半不]|成(?![人员員年])|ダース|千(?![米克瓦卡焦帕])|천|[以未][上下内满満]|左右|超过|至[少多]|[大小]于|分之"
+    "|이상|이하|미만|초과|triệu|tỷ|nghìn|ngàn|אלף|מיליון|พัน|ล้าน|тисяч|мільй|мільяр|тыс|миллион|миллиард|млн|млрд|или|не|более|менее"
     "|ألف|آلاف|مليون|ملايين|مليار|أو|हज़ार|हजार|लाख|करोड|अधिक|कम"
 )
 """Words of other languages that make another number of it; not all there are."""
@@ -126,7 +126,7 @@ _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
     rf"\{{(?![^{{}}]*{NO_UNIT}|[^{{}}]*(?<![A-Za-z^-])\d)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
 )
-_LETTERS = "\u00c0-\U0010ffff"  # of which some are pictures or marks
+_LETTERS = "\u00c0-\u218f\u2300-\u27bf\u2b00-\U0010ffff"  # of which some are pictures or marks; no arrows and operators
 _WORDS_AFTER = re.compile(rf"(?<=[\d)}}%])\s*\\(?:text|mbox|textrm|mathrm)\{{([A-Za-z {_LETTERS}]+)\}}$")
 # Letters of which one at least is not ASCII, behind a plain number: a unit of another language.
 _BARE_UNIT = re.compile(rf"^([-+]?(?:\d[\d.,/ ]*)?\d)(\s*(?:[A-Za-z][A-Za-z ]*)?[{_LETTERS}][A-Za-z {_LETTERS}]*)\.?$")
