@@ -5,7 +5,7 @@
     python benchmarks/roc_ablation.py --methods GRPO "RoC (paper)" --cold-seeds 0 --rl-seeds 10 11  # a part of it
     python benchmarks/roc_ablation.py --out runs/floor --methods "RoC (paper)" "RoC, no floor" --cold-seeds 0
                                                                    # at least one failure kept, or none (the paper)
-    python benchmarks/roc_ablation.py --out runs/gsm8k --cold-recipe recipes/smollm2/gsm8k.toml \
+    python benchmarks/roc_ablation.py --out runs/gsm8k --cold-recipe recipes/smollm2/gsm8k.toml \\
         --recipe recipes/ablations/roc_gsm8k.toml --methods GRPO "RoC (paper)" --cold-seeds 0 --at-once 4
                                                                    # a real model, on a GPU that has room for four
 

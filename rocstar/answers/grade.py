@@ -30,9 +30,9 @@ AT_ONCE: dict[str, Callable[[str, str], Found | None]] = {
 SYMBOLIC = ("prime", "math_verify", "math_verify_any_names")
 """Graders in the worker processes. The first that accepts decides; all must reject (release: either may accept)."""
 DEFAULT = ("numbers", "text", "prime", "math_verify")
+"""Fused as the release fuses the last two, behind two exact ones; ("prime", "math_verify") is the release alone."""
 BY_VERIFIER = {"boxed_text": ("exact",)}
 """What verifiers use in place of the default, by `evaluate.verifier`."""
-"""Fused as the release fuses the last two, behind two exact ones; ("prime", "math_verify") is the release alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

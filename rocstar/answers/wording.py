@@ -305,9 +305,8 @@ def _has_several_names(text: str) -> bool:
 
 
 def _visible(letter: str) -> str:
-    if ord(letter) in _FOLDED:
-        return _FOLDED[ord(letter)]
-    if unicodedata.decomposition(letter).startswith(("<wide>", "<font>", "<fraction>", "<compat>")):
+    is_styled = unicodedata.decomposition(letter).startswith(("<wide>", "<font>", "<fraction>", "<compat>"))
+    if is_styled and ord(letter) not in _FOLDED:
         letter = unicodedata.normalize("NFKC", letter)
     if len(letter) > 1:
         top, _, bottom = letter.partition("\u2044")

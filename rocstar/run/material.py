@@ -181,8 +181,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
-        material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
-        material = replace(material, notes=[*material.notes, *unwritten(material, codec)])
+        told = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
+        material = replace(material, notes=[*material.notes, *told])
         shown_rows = {
             name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()

@@ -73,8 +73,8 @@ async def opened_run(
             made = _opened_model(material, folder, screen, checkpoints.newest)
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
-            material = replace(material, notes=[*material.notes, *cramped(material, made.codec)])
-            material = replace(material, notes=[*material.notes, *unwritten(material, made.codec)])
+            lacking = [*cramped(material, made.codec), *unwritten(material, made.codec)]
+            material = replace(material, notes=[*material.notes, *lacking])
         for told in material.notes:
             screen.note(told)
         recipe = material.recipe

@@ -6,6 +6,7 @@ Settings go on the command line, where every user of the machine can read them: 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from rocstar.sandbox.call import DaemonSettings
 from rocstar.sandbox.walls.rootfs import package_folders
 
 WORKDIRS = "rocstar-sandbox-"
@@ -38,6 +42,13 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+
+
+def start_daemon(settings: DaemonSettings, workdirs: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a daemon whose slots work below the folder `workdirs`, which it makes; it ends when the socket is closed
+    or this process dies. Our end of the connection, not blocking, and the process. Raises OSError."""
+    values = {**msgspec.to_builtins(settings), "workdirs": workdirs, "parent": os.getpid()}
+    return start("rocstar.sandbox.daemon.main", values, socket.SOCK_STREAM)
 
 
 def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:

@@ -18,8 +18,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.types import Completion, Sampling, seed_for
 from tests.engines.models import MODELS, VOCAB
 
-REQUESTS = (0, 1, 2, 6, 7, 8)
-"""Prompts of 75, 9 (two that are one), 200 and 30 tokens (two that are one), under all four settings."""
+REQUESTS = 9
 SETTINGS = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.8},
@@ -63,7 +62,7 @@ def made(name: str) -> Any:
 
 async def one_by_one(name: str) -> list[Turns]:
     engine = TorchEngine(made(name), rows=4, positions=512)
-    turns = [await session(engine, number) for number in REQUESTS]
+    turns = [await session(engine, number) for number in range(REQUESTS)]
     await engine.close()
     return turns
 
@@ -71,11 +70,11 @@ async def one_by_one(name: str) -> list[Turns]:
 async def together(name: str, rows: int, seed: int, kv_tokens: int | None = None) -> list[Turns]:
     """All at once, in a shuffled order and with pauses between turns; with few tokens of cache evicted."""
     engine = TorchEngine(made(name), rows=rows, positions=512, kv_tokens=kv_tokens)
-    order, rng = list(REQUESTS), random.Random(seed)
+    order, rng = list(range(REQUESTS)), random.Random(seed)
     rng.shuffle(order)
-    pauses = {n: [rng.randrange(120) for _ in range(3)] for n in REQUESTS}
+    pauses = [[rng.randrange(120) for _ in range(3)] for _ in range(REQUESTS)]
     tasks = {n: asyncio.create_task(session(engine, n, pauses[n])) for n in order}
-    turns = [await tasks[n] for n in REQUESTS]
+    turns = [await tasks[n] for n in range(REQUESTS)]
     assert (engine.load().evictions > 0) == (kv_tokens is not None)
     await engine.close()
     return turns
@@ -93,6 +92,6 @@ async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
     elif torch_cache._compiled() is None:
         pytest.skip("the attention was not compiled")
     alone = await one_by_one(name)
-    assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 120
+    assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 200
     assert await together(name, rows=32, seed=1) == alone
-    assert await together(name, rows=4, seed=3, kv_tokens=512) == alone
+    assert await together(name, rows=7, seed=2, kv_tokens=640) == alone

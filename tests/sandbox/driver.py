@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from msgspec import structs, to_builtins
+from msgspec import structs
 
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, Response, Usage
@@ -36,9 +35,8 @@ class Daemon:
 
     def __init__(self, folder: str = "/tmp", **settings: Any) -> None:
         self.workdirs = f"{folder}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
-        asked = DaemonSettings(**{"slots": 2, "preload": (), "min_isolation": Isolation.L1} | settings)
-        values = {**to_builtins(asked), "workdirs": self.workdirs, "parent": os.getpid()}
-        self.socket, self.process = launch.start("rocstar.sandbox.daemon.main", values, socket.SOCK_STREAM)
+        values = DaemonSettings(**{"slots": 2, "preload": (), "min_isolation": Isolation.L1} | settings)
+        self.socket, self.process = launch.start_daemon(values, self.workdirs)
         self.socket.settimeout(WAIT_SECONDS)
         self.reader = wire.FrameReader()
         self.frames: list[Frame] = []

@@ -264,9 +264,7 @@ def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_
         assert seen.value == "(False, 4)", seen
 
 
-def test_packages_that_only_pythonpath_names_are_there_and_a_checkout_is_not(
-    tmp_path: Path,
-) -> None:
+def test_packages_that_only_pythonpath_names_are_there_and_a_checkout_is_not(tmp_path: Path) -> None:
     """As a user's own installation, a module of a cluster or `pip install --target` have them."""
     (tmp_path / "project.py").touch()
     checkout = Path(__file__).resolve().parents[2]

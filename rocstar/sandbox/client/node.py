@@ -20,8 +20,6 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
-
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import DaemonInfo, DaemonSettings, Isolation, SandboxDown, Usage
 from rocstar.sandbox.client.dispatch import NodeFacts
@@ -69,8 +67,7 @@ class ChildConnection(Connection):
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
-        values = {**msgspec.to_builtins(settings), "workdirs": self._workdirs, "parent": os.getpid()}
-        connected, self.process = launch.start("rocstar.sandbox.daemon.main", values, socket.SOCK_STREAM)
+        connected, self.process = launch.start_daemon(settings, self._workdirs)
         super().__init__(connected)
 
     def close(self, seconds: float) -> None:

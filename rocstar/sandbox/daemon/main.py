@@ -4,7 +4,7 @@ A second kernel (gVisor, or a small virtual machine made to hold one workload) i
 leaves, never by the processor's hypervisor flag, which every rented machine has. Who else runs in the guest
 is not known: the second kernel does not protect them from the sandbox's programs.
 
-Started by `launch.start`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
+Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
 process that started it dies, and takes everything with it. Not here: serving (`queue`).
 """
 
