@@ -3,6 +3,7 @@
     python benchmarks/arena.py --out runs/arena                        # the quickstart's task: about an hour of CPU
     python benchmarks/arena.py --out runs/arena --task errors --methods RoC GRPO CISPO "RoC, 20% forks" --seeds 0 1 2
     python benchmarks/arena.py --out runs/arena --task errors --table  # only read what is there and print
+    python benchmarks/arena.py --out runs/arena --task words --methods RoC GRPO "RoC, RLOO" "RoC, Dr. GRPO" --seeds 0
     python benchmarks/arena.py --out runs/board --board                # CPU seconds until the quickstart is at 95%
 
 Every cell is one `rocstar train` in a process of its own that ends with the step in which its attempts have --tokens
@@ -14,28 +15,46 @@ table, writes it as data and, where matplotlib is installed, draws it into --out
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from frame import Table, newest_model, parser, read_rows, report, run_cell, slug
+from frame import Table, data_folder, newest_model, parser, read_rows, report, run_cell, slug
 
 from rocstar.evaluation.intervals import student_interval
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 
-TASKS: Mapping[str, Sequence[str]] = {
-    "quickstart": [],
-    "errors": ["data.demo_mix=majority_right"],  # half of the right attempts have a failed call at the start
-    "rare": ["stage.sft.steps=150"],  # so short a cold start that one attempt in twenty is right
+
+class Task(NamedTuple):
+    """What is learnt: a cold start, and RL from it."""
+
+    keep: int  # attempts of a group that RoC keeps, and that GRPO draws
+    sft: str = "recipes/quickstart.toml"
+    rl: str = "recipes/ablations/roc.toml"
+    cold: Sequence[str] = ()
+    both: Sequence[str] = ()
+
+
+WORDS = "recipes/smollm2/word_problems.toml"
+TASKS: Mapping[str, Task] = {
+    "quickstart": Task(16),
+    "errors": Task(16, cold=["data.demo_mix=majority_right"]),  # half of its right attempts have a failed call
+    "rare": Task(16, cold=["stage.sft.steps=150"]),  # so short a cold start that one attempt in twenty is right
+    "words": Task(  # a real language model: SmolLM2-135M, with so short a cold start that much is left to learn
+        *(6, WORDS, WORDS),
+        cold=["stage.sft.steps=10"],
+        both=["rollout.refill=0", "data.test_files=[]", "data.options.holdout=250", "evaluate.problems=250"],
+    ),
 }
-"""What each task changes of the quickstart's cold start."""
+LEARNT_FROM = "mawps_asdiv_a_train.csv.gz"  # by `words`, of $ROCSTAR_DATA/word_problems
 BASE = "RoC"
 METHODS: Mapping[str, Sequence[str]] = {
     BASE: [],
-    "GRPO": ["resample.method=all", "rollout.attempts_per_problem=16"],
+    "GRPO": ["resample.method=all", "rollout.attempts_per_problem={keep}"],
     "uniform from 2G": ["resample.method=uniform"],
     "RoC (release)": ["resample.method=roc_release"],
     "RoC, RLOO": ["learning.advantage=rloo"],
@@ -66,6 +85,7 @@ def main() -> None:
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     options.add_argument("--tokens", type=int, default=100_000, help="sampled tokens of each run")
+    options.add_argument("--settings", nargs="*", default=[], help="of all runs, such as model.dtype=bfloat16")
     options.add_argument("--table", action="store_true", help="run nothing")
     options.add_argument("--board", action="store_true", help="the quickstart's own run instead, to 95%%")
     given = options.parse_args()
@@ -75,7 +95,7 @@ def main() -> None:
         return
     if not given.table:
         for seed in given.seeds:
-            run_seed(out, given.task, seed, given.methods, given.tokens)
+            run_seed(out, given.task, seed, given.methods, given.settings, given.tokens)
     cells = {name: done(out, given.task, name, given.seeds) for name in given.methods}
     rows = [summary(name, found, cells.get(BASE, {})) for name, found in cells.items() if found]
     print_table(given.task, rows)
@@ -88,13 +108,19 @@ def main() -> None:
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def run_seed(out: Path, task: str, seed: int, methods: Sequence[str], tokens: int) -> None:
-    cold = out / f"{task}-cold-{seed}"
-    run_cell(cold, "sft", "recipes/quickstart.toml", [f"run.seed={seed}", *TASKS[task]])
+def run_seed(out: Path, name: str, seed: int, methods: Sequence[str], settings: Sequence[str], tokens: int) -> None:
+    task = TASKS[name]
+    both = [f"run.seed={seed}", *task.both, *settings]
+    if name == "words":
+        both.append(f"data.train_files={json.dumps([str(data_folder('word_problems') / LEARNT_FROM)])}")
+    cold = out / f"{name}-cold-{seed}"
+    run_cell(cold, "sft", task.sft, [*both, *task.cold])
+    only_rl = ["stage.sft.steps=0", "stage.stage2.steps=0", "stage.stage3.steps=0"]
     stage = [f"stage.stage1.steps={MOST_STEPS}", f"stage.stage1.end.sampled_tokens={tokens}"]
-    given = [f"model.path={newest_model(cold)}", f"run.seed={seed}", "learning.updates_per_step=4", *stage]
-    for name in methods:
-        run_cell(cell(out, task, name, seed), "train", "recipes/ablations/roc.toml", [*given, *METHODS[name]])
+    given = [f"model.path={newest_model(cold)}", *both, "learning.updates_per_step=4", *only_rl, *stage]
+    for method in methods:
+        own = [setting.format(keep=task.keep) for setting in METHODS[method]]
+        run_cell(cell(out, name, method, seed), "train", task.rl, [*given, *own])
 
 
 def cell(out: Path, task: str, method: str, seed: int) -> Path:
@@ -133,7 +159,7 @@ def summary(name: str, cells: Mapping[int, Cell], base: Mapping[int, Cell]) -> d
 
 def print_table(task: str, rows: Sequence[Mapping[str, Any]]) -> None:
     start = fmean(row["before"] for row in rows)
-    print(f"{task}: means over seeds on 400 held-out problems; {start:.1%} right before; gain is over RoC, paired")
+    print(f"{task}: means over seeds on held-out problems; {start:.1%} right before; gain is over RoC, paired")
     table = Table("", "runs", "sampled", "gain", "paired 95% interval", "greedy", "errors", "steps", "CPU s", first=18)
     for row in sorted(rows, key=lambda row: -row["sampled"]):
         between = "{:+.1%} to {:+.1%}".format(*row["interval"]) if row["interval"] else "-"

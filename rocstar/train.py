@@ -178,7 +178,7 @@ def ahead_of_learning(
 async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:
     """Take the attempts of a step of the stage, learn from them, give engines the new weights, record. Returns the
     step's metrics. Raises RunHalted when too many attempts ended by faults of ours."""
-    written_by = learner.version
+    written_by = run.policy.version
     with run.meter.phase("rollout"):
         rolled = await attempts.take(step)
         run.tell_calls(run.progress.step + 1)

@@ -278,11 +278,11 @@ Half of the credit, or a little of it for form, is no right answer, so no share 
 class FormatFacts:
     """What the text of a trajectory shows about its form; facts, not judgements."""
 
-    answer_tags: int
+    answer_tags: int = 0
     """Well-formed `<answer>...</answer>` blocks over all turns."""
-    reason_after_answer: bool
+    reason_after_answer: bool = False
     """A `<reason>` tag opens after the first answer block."""
-    boxed: bool
+    boxed: bool = False
     """At least one balanced `\\boxed{}` was found."""
     answer_asked: bool = True
     """The prompt speaks of an `<answer>` block; where it does not, nobody can miss one."""
@@ -488,6 +488,18 @@ class Resampled:
 # -- What an optimizer update learns from.
 
 
+class RowOrigin(NamedTuple):
+    """Which conversation of which attempt of a step a row is of, from 0. A problem may stand in a step twice, so its id
+    does not tell."""
+
+    group: int = 0
+    attempt: int = 0
+    conversation: int = 0
+
+
+FIRST = RowOrigin()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
     """One sequence to learn from, still in plain Python; `learning.pack` makes tensors of it."""
@@ -510,8 +522,7 @@ class BatchRow:
     energies: Sequence[float] = ()
     """[T] squared norm of the gradient of a token's log-probability by its logits; filled in by `Learner.score` where
     `learning.advantage` asks for it."""
-    identity: str = ""
-    """Which attempt of the step it is, and which of its conversations (`learning.advantages.identity`)."""
+    origin: RowOrigin = FIRST
 
     @property
     def token_advantages(self) -> Sequence[float]:

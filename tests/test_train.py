@@ -175,7 +175,7 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
 
 def second_rank(command: Command) -> psutil.Process:
     children = psutil.Process(command.process.pid).children()
-    return next(child for child in children if "rocstar.learning.ranks" in child.cmdline())
+    return next(child for child in children if "rocstar.cluster.here" in child.cmdline())
 
 
 def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(

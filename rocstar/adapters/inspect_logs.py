@@ -188,7 +188,7 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
         reward=0.0 if math.isnan(reward) else reward,
         extracted=score.answer if score else None,
         method=scorer or "none",
-        format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
+        format_facts=FormatFacts(),
     )
 
 

@@ -130,7 +130,7 @@ class GatewayAgent:
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:
         """The attempt with the outcome of what its agent gave back."""
         if not isinstance(given, str):
-            facts = FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False, answer_asked=False)
+            facts = FormatFacts(answer_asked=False)
             verdict = Verdict.RIGHT if given > self._right_above else Verdict.WRONG
             told = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
             return replace(made, outcome=told)

@@ -5,17 +5,22 @@ The sandbox is started before anything loads torch, while this process is still 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rocstar.errors import RocstarError, RunHalted
 from rocstar.sandbox.client import SandboxClient
+from rocstar.support.child import child_command, child_environment
 from rocstar.support.exits import need
 
 if TYPE_CHECKING:
-    from rocstar.config.places import SandboxSection
-    from rocstar.config.sections import Recipe
+    from rocstar.config.places import ClusterSection, SandboxSection
+    from rocstar.config.sections import ModelSection, Recipe
     from rocstar.engines.vllm_server import StartServer
     from rocstar.learning.ranks import Ranks
     from rocstar.parts.placement import Placement
@@ -38,18 +43,53 @@ def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
     from rocstar.engines.vllm_server import VllmServer
 
-    def start_ranks() -> Ranks:
-        from rocstar.learning.ranks import start
-
-        return start(recipe.cluster, recipe.model, os.environ, placement.local_ranks)
+    def start() -> Ranks:
+        return start_ranks(recipe.cluster, recipe.model, os.environ, placement.local_ranks)
 
     with started_sandbox(recipe.sandbox) as sandbox:
         yield Machines(
             sandbox=sandbox,
-            start_ranks=start_ranks,
+            start_ranks=start,
             start_server=VllmServer.start,
             engines_share_memory=True,
         )
+
+
+def start_ranks(
+    cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], gpus: Sequence[int] = ()
+) -> Ranks:
+    """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
+
+    gpus: number of each rank's GPU among those that this process sees; none: that of the rank. Close them at the end.
+    """
+    from rocstar.learning.ranks import ALONE, join, lead
+
+    if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
+        return join(environment, model, cluster)
+    if cluster.learners == 1 and not cluster.offload_optimizer:
+        return ALONE
+    return lead(cluster, model, RankProcess.begin, gpus=gpus)
+
+
+class RankProcess(subprocess.Popen[bytes]):
+    """A rank above 0 as a child of this process (`rocstar.learning.ranks.StartedRank`)."""
+
+    @classmethod
+    def begin(cls, variables: Mapping[str, str]) -> RankProcess:
+        """variables: torchrun's."""
+        command, environment = child_command("rocstar.cluster.here"), child_environment(variables)
+        return cls(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def ended(self, seconds: float) -> str | None:
+        try:
+            code = self.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
+
+    def end(self) -> None:
+        self.kill()
+        self.wait()
 
 
 @contextmanager
@@ -65,3 +105,17 @@ def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
         client = SandboxClient.start(slots=settings.slots, preload=settings.preload, min_isolation=level)
     with client:
         yield client
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Of a learner rank that is a child of rank 0 (`support/child.py`)."""
+    from rocstar.learning.ranks import serve_rank
+
+    try:
+        serve_rank(os.environ)
+    except RunHalted:  # rank 0 says it
+        return 1
+    except RocstarError as error:
+        print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
+        return 1
+    return 0

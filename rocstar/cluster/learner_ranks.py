@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from rocstar.cluster.here import start_ranks
 from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, gpus, own_address, sentence
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
@@ -90,12 +91,10 @@ def start(
     group: PlacementGroup | None,
     learners: Sequence[Placed],
 ) -> Ranks:
-    """As `rocstar.learning.ranks.start`, in the places of `wish`; without any, rank 0 is alone and needs none. Raises
-    ConfigError where this process does not see the GPU that Ray lends it, Unavailable where Ray fails."""
-    from rocstar.learning.ranks import start as start_here
-
+    """As `start_ranks`, in the places of `wish`; without any, rank 0 is alone and needs none. Raises ConfigError where
+    this process does not see the GPU that Ray lends it, Unavailable where Ray fails."""
     if group is None:
-        return start_here(cluster, model, environment)
+        return start_ranks(cluster, model, environment)
     try:
         return _placed(cluster, model, environment, group, learners)
     except (ray.exceptions.RayError, ConnectionError) as error:

@@ -23,8 +23,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
-from rocstar.learning.models import compute_dtype, device_of, load_model
-from rocstar.learning.threads import threads_in_use
+from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
 from rocstar.parts.build import (
     AttemptParts,
     OwnedEngine,

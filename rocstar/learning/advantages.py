@@ -15,10 +15,10 @@ from statistics import fmean
 from typing import Any
 
 from rocstar.config.sections import LearningSection
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, ContractBroken
 from rocstar.protocols import Advantage
 from rocstar.support.plugins import named, own_code
-from rocstar.types import Batch, BatchRow, Resampled
+from rocstar.types import Batch, BatchRow, Resampled, RowOrigin
 
 STD_FLOOR = 1e-6  # added to the deviation, as in the release; nothing beside the 0.24 of one success in sixteen
 GroupAdvantages = Callable[[Sequence[float]], Sequence[float]]
@@ -108,7 +108,7 @@ def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[Ba
             loss_mask=told.loss_mask,
             sampled_logprobs=told.sampled_logprobs,
             advantage=value,
-            identity=identity(number, place, part),
+            origin=RowOrigin(number, place, part),
         )
         for number, resampled in enumerate(groups)
         for place, value in kept_advantages(resampled, advantage).items()
@@ -116,33 +116,17 @@ def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[Ba
     )
 
 
-def identity(group: int, place: int, part: int = 0) -> str:
-    """Which attempt of a step a row is of, and which of its conversations; a problem may stand in a step twice, so its
-    id does not tell."""
-    return f"{group}/{place}/{part}" if part else f"{group}/{place}"
-
-
-def place_of(row: BatchRow) -> tuple[int, int]:
-    """The (group, place) that its identity was made of."""
-    group, place = row.identity.split("/")[:2]
-    return int(group), int(place)
-
-
-def part_of(row: BatchRow) -> int:
-    """Which conversation of the attempt it is."""
-    return int("".join(row.identity.split("/")[2:]) or 0)
-
-
 def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
     """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
     is; the mean over tokens is 1, and each weight is where tokens count alike. Source: paper, eq. 6, which divides by
     the tokens of each question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv
-    2402.03300)."""
+    2402.03300). Raises ContractBroken for two rows of one origin."""
     if mean == "tokens":
         return [1.0] * len(rows)
-    depth = 1 if mean == "questions" else 2
-    alike = ["/".join(row.identity.split("/")[:depth]) or str(n) for n, row in enumerate(rows)]
-    tokens: Counter[str] = Counter()
+    if len({row.origin for row in rows}) < len(rows):
+        raise ContractBroken("rows of an update have the same origin, so nobody knows which are of one question")
+    alike = [row.origin[: 1 if mean == "questions" else 2] for row in rows]
+    tokens: Counter[tuple[int, ...]] = Counter()
     for name, row in zip(alike, rows, strict=True):
         tokens[name] += sum(row.loss_mask)
     share = tokens.total() / sum(count > 0 for count in tokens.values())

@@ -24,16 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 PACKED_SDPA = "rocstar_packed_sdpa"
 LIKE_LENGTH = 1.15  # documents within this ratio share a call: at most a third more work, and far fewer calls
 SHORT = 32  # tokens; within so many, the call costs more than the arithmetic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """Where the tokens of a row lie in the sequence."""
-
-    parts: tuple[tuple[int, int], ...]
-    """(first token, how many) of each run of its tokens; the last is its own, those before it may be shared."""
-    new: int
-    """How many of the parts, the last ones, no earlier document has: they lie one behind the other in the sequence."""
+Document = Sequence[tuple[int, int]]
+"""Where the tokens of a row lie in the sequence: (first token, how many) of each run. All but the last may be shared
+with other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +38,22 @@ class DocumentLayout:
     tokens_S: torch.Tensor
     """Which token stands at each place."""
     places_T: torch.Tensor
-    """Where the output of each token is read."""
-    repeats: torch.Tensor
-    """Places whose token is read at another one."""
+    """Where the output of each token is read: in the first document that has it."""
 
 
 def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_side: bool = False) -> DocumentLayout:
     """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
-    lengths = [sum(count for _, count in document.parts) for document in documents]
+    lengths = [sum(count for _, count in document) for document in documents]
     calls = ((len(lengths), max(lengths)),) if side_by_side else _calls(lengths)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []
-    places: list[int] = []
-    repeats: list[int] = []
-    for document, width in zip(documents, widths, strict=True):
-        begin, old = len(tokens), len(document.parts) - document.new
-        for place, (first, count) in enumerate(document.parts):
-            (repeats if place < old else places).extend(range(len(tokens), len(tokens) + count))
-            tokens.extend(range(first, first + count))
-        tokens.extend([document.parts[-1][0]] * (width - (len(tokens) - begin)))
-    tensors = [torch.tensor(each).to(device) for each in (tokens, places, repeats)]
-    return DocumentLayout(calls=calls, tokens_S=tensors[0], places_T=tensors[1], repeats=tensors[2].long())
+    for document, length, width in zip(documents, lengths, widths, strict=True):
+        tokens.extend(token for first, count in document for token in range(first, first + count))
+        tokens.extend([document[-1][0]] * (width - length))
+    first_place = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))
+    places = [first_place[token] for token in range(len(first_place))]
+    tokens_S, places_T = (torch.tensor(each).to(device) for each in (tokens, places))
+    return DocumentLayout(calls=calls, tokens_S=tokens_S, places_T=places_T)
 
 
 def _calls(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -79,43 +67,6 @@ def _calls(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
             calls.append((1, length))
             shortest = length
     return tuple(calls)
-
-
-class _Spread(torch.autograd.Function):
-    """[T, ...] -> [S, ...]. Padding repeats a token: causal attention keeps it from every real one, so its gradient
-    is 0, and that of a token is read at its own place and added from its repeats."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
-        ctx.layout = layout
-        return tokens.index_select(0, layout.tokens_S)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        layout: DocumentLayout = ctx.layout
-        found = gradient.index_select(0, layout.places_T)
-        found.index_add_(0, layout.tokens_S[layout.repeats], gradient.index_select(0, layout.repeats))
-        return found, None
-
-
-class _Gather(torch.autograd.Function):
-    """[S, ...] -> [T, ...]; its gradient is a copy, where that of index_select would be a slow sum."""
-
-    @staticmethod
-    def forward(ctx: Any, places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
-        ctx.layout, ctx.size = layout, places.shape[0]
-        return places.index_select(0, layout.places_T)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        places_T = ctx.layout.places_T
-        return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, places_T, gradient.contiguous()), None
-
-
-def gathered(places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
-    """[S, ...] -> [T, ...]: what was computed for the documents' places, for the sequence's tokens."""
-    found: torch.Tensor = _Gather.apply(places, layout)  # type: ignore[no-untyped-call]
-    return found
 
 
 def packed_sdpa(
@@ -155,13 +106,13 @@ def packed_sdpa(
         parts = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]  # [T, heads, D]
         documents = [_documents(part, layout) for part in parts]
         outputs = [call(*qkv).transpose(1, 2).flatten(0, 1) for qkv in zip(*documents, strict=True)]
-        output = gathered(torch.cat(outputs), layout)
+        output = torch.cat(outputs).index_select(0, layout.places_T)
     return output.unsqueeze(0).to(query.dtype), None
 
 
 def _documents(tokens_THD: torch.Tensor, layout: DocumentLayout) -> list[torch.Tensor]:
     """[documents, heads, tokens, D] of each call."""
-    places_SHD = _Spread.apply(tokens_THD, layout)  # type: ignore[no-untyped-call]
+    places_SHD = tokens_THD.index_select(0, layout.tokens_S)  # padding repeats a token, and no real one sees it
     parts = torch.split(places_SHD, [count * length for count, length in layout.calls])
     shapes = [(*call, *tokens_THD.shape[1:]) for call in layout.calls]
     return [part.reshape(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from rocstar.errors import ConfigError, first_line
-from rocstar.learning.attention import PACKED_SDPA, gathered, packed_sdpa
+from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import PassShape
 from rocstar.learning.pack import MicroBatch, pack
@@ -147,7 +147,8 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
     """[T, D], after the last norm."""
     if not is_packed(model):
         ids = micro.ids_T[micro.layout.tokens_S].view(micro.layout.calls[0])
-        return gathered(model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1), micro.layout)
+        places: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        return places.index_select(0, micro.layout.places_T)
     documents: dict[str, Any] = {"layout": micro.layout}  # how the attention function is told where they begin
     if not shares(model):
         lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)

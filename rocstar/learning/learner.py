@@ -9,7 +9,7 @@ top_k: those only change what can be drawn."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +30,8 @@ from rocstar.learning.update import MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
-IMPORTANCE = ("importance_weight", "importance_capped")
-"""Metrics of an update with `learning.importance_cap`: mean weight of a token, share of tokens at the cap."""
+Gradient = Mapping[str, torch.Tensor]
+"""By parameter; what is missing is 0."""
 
 
 class GrpoLearner(Updater):
@@ -53,11 +53,6 @@ class GrpoLearner(Updater):
         super().__init__(policy, section, optimizers, warm_up(section.warmup_steps), temperature=temperature)
         self._section = section
         self._reference = Reference(policy.model) if section.kl_coefficient else None
-
-    @property
-    def version(self) -> int:
-        """Policy version: optimizer updates so far, SFT included."""
-        return self._policy.version
 
     @together
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
@@ -81,8 +76,9 @@ class GrpoLearner(Updater):
         if self._reference is not None:
             with self._reference.installed():
                 reference = self.numbers(ids, counted)[0]
-        names = ("loss", "clip_share", "kl") + (IMPORTANCE if section.importance_cap else ())
-        names += ("attempts_masked",) if section.masks_attempts else ()
+        names = ["loss", "clip_share", "kl"]
+        names += ["attempts_masked"] if section.masks_attempts else []
+        names += ["importance_weight", "importance_capped"] if section.importance_cap else []
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
         chosen: Sequence[int] = ()
         if choose := CHOICES.get(section.loss):
@@ -96,7 +92,7 @@ class GrpoLearner(Updater):
         return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies), carried=carried[0] if traced else ())
 
     @together
-    def gradient(self) -> dict[str, torch.Tensor]:
+    def gradient(self) -> Gradient:
         """That of the last update, clipped, as fp32 on the CPU, by parameter; empty where it was skipped."""
         there = ((name, one.grad) for name, one in trained(self._policy.model) if one.grad is not None)
         return {name: full(grad).float().cpu().clone() for name, grad in there}
@@ -239,20 +235,3 @@ def _scored(
         replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)
         for row, own, entropy, energy in found
     )
-
-
-def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
-    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats."""
-    gaps = [
-        abs(old - sampled)
-        for row in rows
-        for old, sampled, mine in zip(row.old_logprobs, row.sampled_logprobs, row.loss_mask, strict=True)
-        if mine
-    ]
-    return (sum(gaps) / len(gaps), max(gaps)) if gaps else (0.0, 0.0)
-
-
-def mean_entropy(rows: Sequence[BatchRow]) -> float:
-    """Mean entropy over policy tokens of scored rows, nats."""
-    values = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]
-    return sum(values) / len(values) if values else 0.0

@@ -3,31 +3,26 @@ as they are, merged for whoever needs a whole model, and kept in PEFT's own form
 
 Layers get them inside the model itself, so that all that computes with a model computes with its adapters. A layer's
 merged matrix is W + alpha / rank * B A in fp32, one matrix at a time. Not here: the other kinds of adapters that PEFT
-trains; those that it reads are merged by PEFT (`merge`)."""
+trains, which PEFT merges (`parts/modelfolder.py`)."""
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import ModelSection
-from rocstar.errors import ConfigError, first_line
-from rocstar.learning.models import load_model
+from rocstar.errors import ConfigError
 from rocstar.learning.ranks import full
 
 ADAPTER = "default"
 """PEFT's name of the only adapter there is."""
-TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
 BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
 
 
@@ -120,21 +115,3 @@ def widened(model: nn.Module) -> Iterator[None]:
                 hooks.enter_context(module.register_forward_pre_hook(widen))
                 hooks.enter_context(module.register_forward_hook(narrow))
         yield
-
-
-def merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
-    """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder
-    whose tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
-    from peft import PeftModel
-
-    model = load_model(base)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in words of before
-            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
-            merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
-        raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
-    merged.to(model.config.dtype).save_pretrained(folder)
-    for file in (file for pattern in TOKENIZER for source in (base, named) for file in source.glob(pattern)):
-        shutil.copyfile(file, folder / file.name)

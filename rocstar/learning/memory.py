@@ -1,5 +1,4 @@
-"""Main memory of a learner: what a forward pass keeps for its backward pass, how much that may be, and how it is given
-back. Loads no torch.
+"""Main memory of a learner: what a forward pass keeps for its backward pass, and how much that may be. Loads no torch.
 
 These are the numbers that each layer of a Llama-like decoder of transformers keeps for the backward pass (h hidden
 size, q and k widths of all queries and of all keys, i inner width of the MLP):
@@ -14,8 +13,6 @@ tests/learning/test_memory.py.
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import suppress
 from dataclasses import dataclass
 
 CPU_TOKENS = 4096  # of one pass: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
@@ -62,9 +59,3 @@ class PassShape:
     @property
     def _most(self) -> int:
         return max(CPU_BYTES, FP32 * self.parameters)
-
-
-def give_back() -> None:
-    """Give what was freed back to the system: glibc keeps it for the next pass, which other parts of a run may need."""
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)

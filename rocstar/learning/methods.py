@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.advantages import advantages, place_of
+from rocstar.learning.advantages import advantages
 from rocstar.protocols import PolicyLoss, PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
 from rocstar.types import Batch, BatchRow, seed_for
@@ -142,7 +142,7 @@ def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[in
     that is done again draws the same ones."""
     values = covariances(rows)
     band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
-    rng = random.Random(seed_for("clip_cov", rows[0].identity, *rows[0].token_ids))
+    rng = random.Random(seed_for("clip_cov", *rows[0].origin, *rows[0].token_ids))
     return rng.sample(band, min(len(band), max(1, int(settings.covariance_share * len(values)))))
 
 
@@ -181,18 +181,27 @@ def loss_of(
     """The function that `learning.loss` names, under its settings (the loss of each token, and whether a bound has
     taken its gradient; both [T]), and whether it wants all tokens of an attempt at once.
 
-    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be
-    learnt from: now on three tokens, later on those of a step."""
+    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where one of the user's
+    own cannot be learnt from: now on three tokens, later on those of a step."""
     takes = ("tokens", "settings")
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
-    said = f"learning.loss = {settings.loss!r}"
+    said, whole_attempts = f"learning.loss = {settings.loss!r}", bool(getattr(found, "whole_attempts", False))
+    if not is_reference(settings.loss):
+        return lambda tokens: found(tokens, settings), whole_attempts
 
     def checked(tokens: PolicyTokens) -> Losses:
         count = len(tokens.logprobs)
         with own_code(f"{said} failed on {count} tokens", found):
-            losses, bounded = _both(found(tokens, settings), said)
-            fits = losses.shape == bounded.shape == (count,) and losses.requires_grad
-        if not fits:
+            given = found(tokens, settings)
+        several = given if isinstance(given, tuple | list) else (given,)
+        if len(several) != 2 or not all(isinstance(one, torch.Tensor) for one in several):
+            raise ConfigError(
+                f"{said} returned {', '.join(type(one).__name__ for one in several) or 'nothing'}; let it return two "
+                "tensors: the loss of each token, and for each token whether a bound has taken its gradient (all False "
+                "without a bound)"
+            )
+        losses, bounded = several
+        if not (losses.shape == bounded.shape == (count,) and losses.requires_grad):
             raise ConfigError(
                 f"{said} gave losses of shape {tuple(losses.shape)}, {'with' if losses.requires_grad else 'without'} a "
                 f"gradient, and bounds of shape {tuple(bounded.shape)} for {count} tokens; give one of each for each "
@@ -201,16 +210,9 @@ def loss_of(
         return losses, bounded
 
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
-    same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
+    same, others = logprobs.detach(), {"advantages": torch.tensor([1.0, -1.0, 0.0]), "attempts": torch.arange(3)}
     losses, _ = checked(
-        PolicyTokens(
-            logprobs=logprobs,
-            old_logprobs=same,
-            sampled_logprobs=same,
-            advantages=advantages,
-            attempts=torch.arange(3),
-            chosen=same > 0,
-        )
+        PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, chosen=same > 0, **others)
     )
     with own_code(f"{said} has no gradient by logprobs", found):
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
@@ -219,19 +221,7 @@ def loss_of(
             f"{said} gave the losses {losses.tolist()} and the gradient {gradient.tolist()} for three tokens; give "
             "finite numbers"
         )
-    plain = checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
-    return plain, bool(getattr(found, "whole_attempts", False))
-
-
-def _both(given: object, said: str) -> Losses:
-    """What a loss of the user's own returned. Raises ConfigError."""
-    several = tuple(given) if isinstance(given, tuple | list) else (given,)
-    if len(several) == 2 and all(isinstance(one, torch.Tensor) for one in several):
-        return several
-    raise ConfigError(
-        f"{said} returned {', '.join(type(one).__name__ for one in several) or 'nothing'}; let it return two tensors: "
-        "the loss of each token, and for each token whether a bound has taken its gradient (all False without a bound)"
-    )
+    return checked, whole_attempts
 
 
 # -- what is told of tokens beside their loss --------------------------------------------------------------------------
@@ -308,11 +298,11 @@ def by_token(batches: Sequence[Batch], settings: LearningSection) -> list[Batch]
     """A step's batches, whose rows have rewards as advantages, with those of each token."""
     groups, found = defaultdict(list), {}
     for row in (row for batch in batches for row in batch.rows):
-        groups[place_of(row)[0]].append(row)
+        groups[row.origin.group].append(row)
     for rows in groups.values():
-        rows.sort(key=place_of)
+        rows.sort(key=lambda row: row.origin)
         for row, own in zip(rows, TOKEN_ADVANTAGES[settings.advantage](rows, settings), strict=True):
             values = iter(own)
             spread = [next(values) if mine else 0.0 for mine in row.loss_mask]
-            found[row.identity] = replace(row, advantages=spread, advantage=fmean(own or [0.0]), energies=())
-    return [replace(batch, rows=tuple(found[row.identity] for row in batch.rows)) for batch in batches]
+            found[row.origin] = replace(row, advantages=spread, advantage=fmean(own or [0.0]), energies=())
+    return [replace(batch, rows=tuple(found[row.origin] for row in batch.rows)) for batch in batches]

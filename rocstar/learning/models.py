@@ -1,16 +1,24 @@
 """transformers models for learning: made from random weights, loaded from a folder or the hub, checked; and what torch
-computes them with: GPUs and dtypes."""
+computes them with: GPUs, dtypes and threads."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
+
+TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
+use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
+"""The first is a setting of the whole process, so only the verbs that own one call it."""
 
 
 def random_model(shape: ModelSection, seed: int) -> Any:
@@ -42,10 +50,9 @@ def random_model(shape: ModelSection, seed: int) -> Any:
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.zero_()
-            elif parameter.ndim == 2 and "embed" not in name:
-                parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
             elif parameter.ndim == 2:
-                parameter.normal_(0, 0.02, generator=generator)
+                spread = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
+                parameter.normal_(0, spread, generator=generator)
     return model
 
 
@@ -118,3 +125,23 @@ def gpus() -> list[VisibleGpu]:
 def free_bytes(index: int) -> int:
     """What of a GPU's memory is free now."""
     return torch.cuda.mem_get_info(index)[0]
+
+
+def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:
+    """The best of some products of a feed-forward layer of these widths, for so many tokens, with so many threads."""
+    torch.set_num_threads(threads)
+    up, down, given = torch.ones(intermediate, hidden), torch.ones(hidden, intermediate), torch.ones(tokens, hidden)
+    took: list[float] = []
+    while len(took) < TRIES or (sum(took) < TIMED_SECONDS and len(took) < MOST_TRIES):
+        began = time.perf_counter()
+        linear(linear(given, up), down)
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def give_back() -> None:
+    """Give what was freed back to the system, and to who takes turns on a GPU: glibc and torch keep it for the next
+    pass."""
+    torch.cuda.empty_cache()
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -164,16 +164,15 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device,
     there: dict[tuple[int, ...], int] = {}
     common = _common([row.prefix for row in mine])
     for row in mine:
-        parts, new = [], 0
+        parts = []
         for begin, end in pairwise(sorted({0, common, len(row.prefix), row.length})):
             shared = tuple(row.ids[:end]) if end <= len(row.prefix) else None
             first = len(tokens) if shared is None else there.setdefault(shared, len(tokens))
             if first == len(tokens):
                 tokens.extend(row.ids[begin:end])
                 positions.extend(range(begin, end))
-                new += 1
             parts.append((first, end - begin))
-        documents.append(Document(parts=tuple(parts), new=new))
+        documents.append(parts)
         places_K.extend(len(tokens) - row.length + place for place in row.places)
     return MicroBatch(
         indices=indices,

@@ -39,8 +39,7 @@ from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
-from rocstar.learning.memory import give_back
-from rocstar.learning.models import compute_dtype, device_of
+from rocstar.learning.models import compute_dtype, device_of, give_back
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
 from rocstar.types import Canary, Weights, gaps
@@ -128,6 +127,10 @@ class Policy:
 
     # -- used by learners -------------------------------------------------------------------------------------------
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Its GPU is that of the thread inside it."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes run in the compute dtype inside it."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
@@ -172,14 +175,12 @@ class Policy:
         for parameter in self.parameters:
             parameter.grad = None
         give_back()
-        torch.cuda.empty_cache()  # for the engine that takes turns with this rank
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None), fingerprint=self.fingerprint())
         alone = self._adapts and not merged
         self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
         canary = self.canary()
         give_back()
-        torch.cuda.empty_cache()
         return Weights(version=self.version, folder=str(folder), canary=canary, fingerprint=self.fingerprint())
 
     def fingerprint(self) -> str:

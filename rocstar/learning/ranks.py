@@ -3,8 +3,8 @@
     rank 0          policy.save(folder)   ->  tells the others "policy.save", then does its own part
     ranks above 0   serve()               ->  do what they are told until rank 0 ends
 
-A method that is carried out by all is marked `@together`. Ranks are started in three ways: by rank 0 as child
-processes (`start`), by torchrun, or by rank 0 as something else that calls `serve_rank` (`lead`; Ray actors).
+A method that is carried out by all is marked `@together`. torchrun starts ranks, or rank 0 does (`lead`), as its
+children (`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
 
 Weights are sharded over them layer by layer (FSDP2: `shard`).
 
@@ -18,8 +18,6 @@ import copy
 import functools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -35,10 +33,9 @@ from torch.distributed.tensor import DTensor, Partial
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
-from rocstar.errors import RocstarError, RunHalted, first_line
+from rocstar.errors import RunHalted, first_line
 from rocstar.learning.forward import prepare
 from rocstar.learning.models import device_of
-from rocstar.support.child import child_command, child_environment
 
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
@@ -194,25 +191,11 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
     return on_all  # type: ignore[return-value]
 
 
-def start(
-    cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], gpus: Sequence[int] = ()
-) -> Ranks:
-    """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
-
-    gpus: number of each rank's GPU among those that this process sees; none: that of the rank. Close them at the end.
-    """
-    if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
-        return _join(environment, model, cluster)
-    if cluster.learners == 1 and not cluster.offload_optimizer:
-        return ALONE
-    return lead(cluster, model, _begin_process, gpus=gpus)
-
-
 def serve_rank(environment: Mapping[str, str]) -> None:
     """Life of a rank above 0, from torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides, and saves first
     torch.set_num_threads(int(environment.get("ROCSTAR_THREADS", "1")))
-    ranks = _join(environment)
+    ranks = join(environment)
     with ranks.guarded("waiting for rank 0"):
         ranks.serve()
     ranks.close()
@@ -244,7 +227,7 @@ def lead(
         for rank in range(1, size):
             children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(gpus[rank])}))
         own = {**shared, "RANK": "0", "LOCAL_RANK": str(gpus[0])}
-        return _join(own, model, cluster, store=store, children=children)
+        return join(own, model, cluster, store=store, children=children)
     except BaseException as error:
         for child in children:
             child.end()
@@ -273,29 +256,7 @@ def _await(children: Sequence[StartedRank], shared: Store) -> None:
             raise RunHalted(f"the {len(children) + 1} learner ranks did not meet within {START}; see what they printed")
 
 
-class ChildProcess(subprocess.Popen[bytes]):
-    def ended(self, seconds: float) -> str | None:
-        try:
-            code = self.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
-
-    def end(self) -> None:
-        self.kill()
-        self.wait()
-
-
-def _begin_process(variables: Mapping[str, str]) -> ChildProcess:
-    return ChildProcess(
-        child_command("rocstar.learning.ranks"),
-        env=child_environment(variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-
-
-def _join(
+def join(
     environment: Mapping[str, str],
     model: ModelSection | None = None,
     cluster: ClusterSection | None = None,
@@ -419,15 +380,3 @@ def reduced(whole: torch.Tensor, like: Any) -> Any:
     """This rank's shard of the sum over ranks of `whole`; collective."""
     summed = DTensor.from_local(whole, like.device_mesh, [Partial()], run_check=False)
     return summed.redistribute(placements=like.placements)
-
-
-def main(arguments: Sequence[str] = ()) -> int:
-    """Of a child of rank 0 (`support/child.py`)."""
-    try:
-        serve_rank(os.environ)
-    except RunHalted:  # rank 0 says it
-        return 1
-    except RocstarError as error:
-        print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
-        return 1
-    return 0

@@ -160,9 +160,8 @@ def release_quotas(positives: int, negatives: int, settings: ResampleSection) ->
 
     They are proportional, rounded half to even, with a minimum of each class. Where those roundings do not add up to G
     (14 to 7, 30 to 15) the release fails an assertion; here positives take the rest."""
-    kept_negatives, kept_positives = (
-        round(count * settings.keep / (positives + negatives)) for count in (negatives, positives)
-    )
+    total = positives + negatives
+    kept_negatives, kept_positives = (round(count * settings.keep / total) for count in (negatives, positives))
     if kept_negatives <= (least := min(settings.min_negative, negatives)):
         kept_negatives, kept_positives = least, settings.keep - least
     if kept_positives <= (least := min(settings.min_positive, positives)):
@@ -242,8 +241,7 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
 def _made_up() -> Group:
     """Two right and two wrong attempts, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
-    facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
-    right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=facts)
+    right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=FormatFacts())
     wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
     one = Trajectory(problem_id="", index=0, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=right)
     attempts = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))

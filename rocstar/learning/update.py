@@ -89,9 +89,8 @@ class Updater:
             for micro in self._pack(ids, counted):
                 with self._policy.autocast():
                     hidden = hidden_states(self._policy.model, micro)
-                    found.append(
-                        (micro, score_tokens(head, hidden[micro.places_K], micro.targets_K, energies=energies))
-                    )
+                    numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K, energies=energies)
+                found.append((micro, numbers))
         reshard(self._policy.model)
         return self._collected(ids, found)
 
@@ -170,7 +169,15 @@ class Updater:
         total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         rate = set_rates(self._optimizers, self._schedule(self.updates))
         if not (math.isfinite(total) and math.isfinite(loss)):
-            self._skip(total, loss)
+            for optimizer in self._optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            self._skipped += 1
+            if self._skipped >= MOST_SKIPPED:
+                self._policy.require_finite()
+                raise RunHalted(
+                    f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {total:g}"
+                    "); the weights were left as they were; lower the learning rate and resume from the last checkpoint"
+                )
             return {"grad_norm": total, "learning_rate": rate, "skipped": 1.0}
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
         self._skipped = 0
@@ -179,14 +186,3 @@ class Updater:
         for optimizer in self._optimizers:
             optimizer.step()
         return {"grad_norm": total, "learning_rate": rate, "skipped": 0.0}
-
-    def _skip(self, norm: float, loss: float) -> None:
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        self._skipped += 1
-        if self._skipped >= MOST_SKIPPED:
-            self._policy.require_finite()
-            raise RunHalted(
-                f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {norm:g}); "
-                "the weights were left as they were before; lower the learning rate and resume from the last checkpoint"
-            )

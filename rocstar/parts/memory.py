@@ -21,8 +21,6 @@ DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250
 """Python's objects for a token of an attempt: its id and its numbers."""
-MUON_BYTES = 12
-"""Bytes for a parameter in the matrices that Muon makes orthogonal at once: momentum, and the products in bf16."""
 TOLD_BYTES = 5e7
 """Smaller parts are left out of messages."""
 
@@ -151,7 +149,7 @@ def _attempts_at_once(recipe: Recipe, load: Load) -> Iterator[tuple[int, int]]:
 
 
 def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> float:
-    """Bytes of the stage's largest pass, and of the logits of its chunks; of Muon's products where they are more."""
+    """Bytes of the stage's largest pass, and of the logits of its chunks."""
     lengths = load.rows.get(stage.name) or [load.positions]
     most = stage.update_rows * sum(lengths) // len(lengths)
     passes = PassShape(
@@ -166,8 +164,7 @@ def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> 
     )
     left = passes.largest(min(stage.learner.tokens_per_microbatch, most), max(lengths))
     logits = LOGITS * FP32 * min(CHUNK_ELEMENTS, left // passes.left(1, 1) * shape.vocabulary)
-    muon = stage.learner.optimizer == "muon"
-    return float(max(left + logits, muon * MUON_BYTES * shape.matrices))
+    return float(left + logits)
 
 
 def moments(stage: Stage, shape: Shape, model: ModelSection) -> float:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
@@ -23,6 +25,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
+TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys that say what is done to logits; at 1 nothing is."""
@@ -91,16 +94,35 @@ def _merged(named: Path, adapter: Path) -> Path:
 
     def make(folder: Path) -> Path:
         need("lora")
-        from rocstar.learning.lora import merge
-
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-            merge(adapter, model, named, Path(scratch) / "model")
+            _merge(adapter, model, named, Path(scratch) / "model")
             if not folder.exists():  # another process was first
                 os.replace(Path(scratch) / "model", folder)
         return folder
 
     return _made_of(adapter / ADAPTER[1], f"{named.resolve().parent.name}-{model.name}", make)
+
+
+def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
+    """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder
+    whose tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    from rocstar.learning.models import load_model
+
+    model = load_model(base)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in words of before
+            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
+            merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
+        raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
+    merged.to(model.config.dtype).save_pretrained(folder)
+    for file in (file for pattern in TOKENIZER for source in (base, named) for file in source.glob(pattern)):
+        shutil.copyfile(file, folder / file.name)
 
 
 def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
-from rocstar.learning.models import device_of
-from rocstar.learning.threads import seconds_of_product, use_threads
+from rocstar.learning.models import device_of, seconds_of_product, use_threads
 from rocstar.parts.shape import shape_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder

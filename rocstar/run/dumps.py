@@ -34,11 +34,12 @@ from rocstar.learning.advantages import advantage_of, rows_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
-from rocstar.learning.step import Tried, learn_rows
+from rocstar.learning.step import learn_rows
 from rocstar.record.folder import read_json
 from rocstar.record.journal import read_journal
 from rocstar.record.rollouts import read_table
 from rocstar.run.report import mean_of_updates
+from rocstar.run.tried import Tried
 from rocstar.types import (
     RIGHT_ABOVE,
     Choice,
@@ -453,8 +454,7 @@ def _group(
 
 def _outcome(score: float) -> Outcome:
     verdict = Verdict.RIGHT if score > RIGHT_ABOVE else Verdict.WRONG
-    form = FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False)
-    return Outcome(verdict=verdict, reward=float(score), extracted=None, method="verl", format_facts=form)
+    return Outcome(verdict=verdict, reward=float(score), extracted=None, method="verl", format_facts=FormatFacts())
 
 
 def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:

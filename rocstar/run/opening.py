@@ -22,9 +22,8 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
-from rocstar.learning.models import compute_dtype, device_of, load_model, random_model
+from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use
 from rocstar.learning.policy import Policy
-from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
 from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json

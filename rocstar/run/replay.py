@@ -17,16 +17,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.answers.grade import Grader
+from rocstar.cluster.here import start_ranks
 from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.models import load_model
+from rocstar.learning.models import load_model, use_threads
 from rocstar.learning.policy import Policy
-from rocstar.learning.ranks import start as start_ranks
-from rocstar.learning.step import LearnedStep, Seen, Tried, learn_step, rl_learner
-from rocstar.learning.threads import use_threads
+from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
@@ -35,6 +34,7 @@ from rocstar.record.rollouts import attempts_table, problem_of, read_rollouts, r
 from rocstar.run.continued import THREADS
 from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
+from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
 from rocstar.types import Group, Outcome, Problem, Trajectory, seed_for

@@ -17,8 +17,6 @@ from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
-from rocstar.learning.advantages import part_of, place_of
-from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
 from rocstar.run.pools import is_solved
@@ -102,7 +100,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "len/tokens": summary.mean_response_tokens,
         "len/truncated": summary.truncation_share,
         "roc/attempts": summary.attempts,
-        "roc/kept": len(set(map(place_of, rows))),
+        "roc/kept": len({row.origin[:2] for row in rows}),
         "group/usable": sum(bool(r.kept) for r in groups),
         "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
         "policy/entropy": mean_entropy(rows) if rows else None,
@@ -205,8 +203,8 @@ def _by_age(
     fresh: list[BatchRow] = []
     stale: list[BatchRow] = []
     for row in rows:
-        number, place = place_of(row)
-        told = groups[number].group.trajectories[place].conversations[part_of(row)]
+        number, place, part = row.origin
+        told = groups[number].group.trajectories[place].conversations[part]
         completions = [turn.completion for turn in told.turns]
         spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
         if all(span.version == version for span in spans):
@@ -224,9 +222,9 @@ def attempt_records(
     groups: Sequence[Resampled], rows: Sequence[BatchRow], *, policy_version: int
 ) -> list[AttemptRecord]:
     """One record per attempt, kept or not; rows: of those that were learnt from."""
-    scored: dict[tuple[int, int], list[BatchRow]] = defaultdict(list)
-    for row in sorted(rows, key=part_of):
-        scored[place_of(row)].append(row)
+    scored: dict[tuple[int, ...], list[BatchRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.origin.conversation):
+        scored[row.origin[:2]].append(row)
     records = []
     for number, resampled in enumerate(groups):
         for choice in resampled.choices:
@@ -318,3 +316,20 @@ def _right(groups: Iterable[Resampled]) -> Iterator[Trajectory]:
 
 def _plain(text: str) -> str:
     return re.sub(r"[\s,$]", "", text)
+
+
+def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
+    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats."""
+    gaps = [
+        abs(old - sampled)
+        for row in rows
+        for old, sampled, mine in zip(row.old_logprobs, row.sampled_logprobs, row.loss_mask, strict=True)
+        if mine
+    ]
+    return (sum(gaps) / len(gaps), max(gaps)) if gaps else (0.0, 0.0)
+
+
+def mean_entropy(rows: Sequence[BatchRow]) -> float:
+    """Mean entropy over policy tokens of scored rows, nats."""
+    values = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]
+    return sum(values) / len(values) if values else 0.0

@@ -13,7 +13,6 @@ from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
 from rocstar.errors import RunHalted
 from rocstar.learning.policy import Policy
-from rocstar.learning.threads import in_thread
 from rocstar.parts.build import AttemptParts
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
@@ -22,6 +21,7 @@ from rocstar.record.show import summary_of
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
+from rocstar.run.beside import in_thread
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Learner, Progress
 from rocstar.run.material import Material
@@ -138,7 +138,7 @@ class Run:
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Do `work` of the learner in a thread while the event loop serves attempts under way."""
-        return await in_thread(work, device=self.policy.device, break_off=self.stopper.break_off)
+        return await in_thread(work, inside=self.policy.on_device(), break_off=self.stopper.break_off)
 
     def is_half_changed(self) -> bool:
         """Whether a step has changed the weights and is not done yet."""

@@ -11,7 +11,7 @@ from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.methods import CHOICES, LOSSES, counts_by_attempt
 from rocstar.protocols import PolicyTokens
-from rocstar.types import BatchRow
+from rocstar.types import BatchRow, RowOrigin
 
 LENGTHS = (1, 7, 40, 12, 25, 3)
 LARGEST: dict[tuple[str, str], tuple[float, float]] = {}
@@ -51,8 +51,8 @@ def ours(
     own = new.clone().requires_grad_()
     tokens, name = tokens_of(rows, own, sampled), str(settings.loss)
     batch = [
-        row(count, float(advantage), logprobs[:count].tolist())
-        for count, advantage, logprobs in zip(LENGTHS, advantages[:, 0], new, strict=True)
+        row(place, float(advantage), logprobs[: LENGTHS[place]].tolist())
+        for place, (advantage, logprobs) in enumerate(zip(advantages[:, 0], new, strict=True))
     ]
     if choose := CHOICES.get(name):
         chosen = torch.zeros_like(tokens.chosen).index_fill(0, torch.tensor(choose(batch, settings)), True)
@@ -64,13 +64,14 @@ def ours(
     return total.item(), gradient
 
 
-def row(count: int, advantage: float, logprobs: list[float]) -> BatchRow:
+def row(place: int, advantage: float, logprobs: list[float]) -> BatchRow:
     return BatchRow(
-        token_ids=[0] * count,
-        loss_mask=[True] * count,
-        sampled_logprobs=[0.0] * count,
+        token_ids=[0] * len(logprobs),
+        loss_mask=[True] * len(logprobs),
+        sampled_logprobs=[0.0] * len(logprobs),
         advantage=advantage,
         old_logprobs=logprobs,
+        origin=RowOrigin(place),
     )
 
 

@@ -130,8 +130,8 @@ def test_each_sampled_token_is_learnt_from_once_after_what_the_engine_saw(seed: 
     made = made_by(one)
     assert sorted(shown_and_learnt(made)) == sorted((ids, done.token_ids) for ids, done in engine.given)
     rows = rows_of([_kept(made)], lambda rewards: [1.0, -1.0])
-    own = [row for row in rows if row.identity.startswith("0/0")]
-    assert [row.identity for row in own] == ["0/0", *(f"0/0/{n}" for n in range(1, len(own)))]
+    own = [row for row in rows if row.origin[:2] == (0, 0)]
+    assert [row.origin for row in own] == [(0, 0, n) for n in range(len(own))]
     assert sum(sum(row.loss_mask) for row in own) == sum(len(done.token_ids) for _, done in engine.given)
     assert [token for row in own for token in row.token_ids] == list(made.token_ids)
     assert [value for row in own for value in row.sampled_logprobs] == list(made.sampled_logprobs)

@@ -17,37 +17,37 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2369, 18),
     "agents": (1055, 6),
     "analysis": (2141, 11),
-    "answers": (3632, 20),
+    "answers": (3631, 20),
     "cli": (3446, 23),
-    "cluster": (729, 8),
+    "cluster": (782, 8),
     "config": (2108, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
     "engines": (4035, 20),
     "errors": (53, 1),
-    "evaluation": (3666, 21),
+    "evaluation": (3665, 21),
     "faults": (659, 4),
     "forecast": (1954, 9),
-    "learning": (3582, 20),
-    "parts": (1650, 9),
+    "learning": (3200, 19),
+    "parts": (1668, 9),
     "protocols": (290, 1),
     "record": (2927, 17),
     "rollout": (2085, 12),
-    "run": (4327, 23),
+    "run": (4497, 25),
     "sandbox": (8846, 45),
     "serving": (842, 6),
     "support": (1704, 15),
     "tools": (969, 7),
     "train": (211, 1),
-    "types": (576, 1),
+    "types": (587, 1),
     "view": (1974, 9),
 }
-CLASSES, FUNCTIONS = 604, 4187
+CLASSES, FUNCTIONS = 601, 4172
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_824, "tests/**/*.py": 48_640}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_650}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -12,7 +12,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import random_model
 from rocstar.learning.policy import Policy
-from rocstar.types import BatchRow, SftRow
+from rocstar.types import BatchRow, RowOrigin, SftRow
 
 SHAPE = ModelSection(
     vocab_size=104,  # as many as `codec` has
@@ -57,7 +57,7 @@ def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[Bat
             loss_mask=[t >= 2 and not 5 <= t < 7 for t in range(length)],
             sampled_logprobs=[0.0] * length,
             advantage=rng.choice((-1.0, -0.5, 0.5, 1.5)),
-            identity=f"p/{place}",
+            origin=RowOrigin(0, place),
         )
         for place, length in enumerate(lengths)
     )

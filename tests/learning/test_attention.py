@@ -19,7 +19,7 @@ from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.learning import attention
-from rocstar.learning.attention import PACKED_SDPA, Document, DocumentLayout, layout_of, packed_sdpa
+from rocstar.learning.attention import PACKED_SDPA, DocumentLayout, layout_of, packed_sdpa
 from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
@@ -115,7 +115,7 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
 
     def as_on_a_gpu(module: Any, *given: Any, layout: DocumentLayout, **options: Any) -> Any:
         there = [tensor.detach().to("meta") for tensor in given[:3]]
-        whole = layout_of([Document(parts=((0, there[0].shape[2]),), new=1)], torch.device("meta"))
+        whole = layout_of([[(0, there[0].shape[2])]], torch.device("meta"))
         with monkeypatch.context() as patch:
             patch.setattr(torch, "autocast", lambda device, enabled: nullcontext())  # there is none for meta tensors
             patch.setattr(attention, "scaled_dot_product_attention", spy)
@@ -209,7 +209,7 @@ def test_siblings_take_less_work_than_rows_alone() -> None:
 
 def laid_out(lengths: list[int]) -> DocumentLayout:
     begins = [sum(lengths[:place]) for place in range(len(lengths))]
-    documents = [Document(parts=((b, n),), new=1) for b, n in zip(begins, lengths, strict=True)]
+    documents = [[(b, n)] for b, n in zip(begins, lengths, strict=True)]
     return layout_of(documents, torch.device("cpu"))
 
 

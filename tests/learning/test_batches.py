@@ -34,7 +34,7 @@ def test_fewer_than_two_kept_siblings_teach_nothing() -> None:
 
 def test_a_row_holds_the_whole_trajectory_and_learns_what_the_policy_wrote() -> None:
     rows = rows_of([resampled()], DIFFERENCES)
-    assert [row.identity for row in rows] == ["0/1", "0/2"]
+    assert [row.origin for row in rows] == [(0, 1, 0), (0, 2, 0)]
     assert list(rows[0].token_ids) == [1, 2, 11, 12, 7, 8, 9, 13]
     assert list(rows[0].loss_mask) == [False, False, True, True, False, False, False, True]
     assert list(rows[0].sampled_logprobs) == [0, 0, -0.5, -0.25, 0, 0, 0, -1.0]

@@ -18,10 +18,10 @@ from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.advantages import loss_weights, split
-from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
+from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
 from rocstar.learning.policy import Policy
-from rocstar.types import Batch, BatchRow
+from rocstar.types import Batch, RowOrigin
 from tests.learning import examples
 from tests.learning.examples import policy, rows
 
@@ -93,14 +93,16 @@ def test_tokens_of_another_policy_are_weighed_up_to_the_cap(scored_before: bool)
 def test_every_question_counts_alike_where_the_paper_says_so() -> None:
     """Two questions of 12 and 3 tokens, by hand: a token of the first weighs 15 / (2 * 12), one of the second 15 / (2 *
     3), so that each question has half of 15. A third without tokens is no question."""
-    masks = {"0/0": 8, "0/3": 4, "1/1": 3, "2/0": 0}
-    made = [replace(rows()[0], identity=name, loss_mask=[True] * n + [False] * (12 - n)) for name, n in masks.items()]
+    masks = {RowOrigin(0, 0): 8, RowOrigin(0, 3): 4, RowOrigin(1, 1): 3, RowOrigin(2, 0): 0}
+    made = [replace(rows()[0], origin=one, loss_mask=[True] * n + [False] * (12 - n)) for one, n in masks.items()]
     weights = loss_weights(made, "questions")
     assert weights[:3] == pytest.approx([0.625, 0.625, 2.5])
     assert sum(w * sum(row.loss_mask) for w, row in zip(weights, made, strict=True)) == pytest.approx(15)
     attempts = loss_weights(made, "attempts")  # of 8, 4 and 3 tokens: each has a third of 15
     assert attempts[:3] == pytest.approx([0.625, 1.25, 5 / 3])
     assert loss_weights(made, "tokens") == [1, 1, 1, 1]
+    with pytest.raises(ContractBroken, match="the same origin"):
+        loss_weights([*made, made[0]], "questions")
 
 
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
@@ -118,7 +120,10 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: s
     )
     rng = random.Random(0)
     siblings = zip(rows(), (0, 0, 1, 2, 1), (1.5, -1.0, 0.5, -0.5, 1.0), strict=True)
-    named = [replace(row, identity=f"{question}/0", advantage=advantage) for row, question, advantage in siblings]
+    named = [
+        replace(row, origin=RowOrigin(question, n), advantage=advantage)
+        for n, (row, question, advantage) in enumerate(siblings)
+    ]
     old = tuple(
         replace(row, old_logprobs=[logprob + rng.uniform(-0.7, 0.7) for logprob in row.old_logprobs])
         for row in mine.score(named)
@@ -126,7 +131,7 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: s
     metrics = mine.update(Batch(rows=old)).metrics
 
     model = examples.model().double()
-    terms: dict[str, list[torch.Tensor]] = {}
+    terms: dict[int, list[torch.Tensor]] = {}
     ratios: list[tuple[float, float]] = []
     for row in old:
         everything = torch.log_softmax(model(input_ids=torch.tensor([row.token_ids])).logits[0], -1)
@@ -139,7 +144,7 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: s
                 distance = logprob.detach() - logprob  # the reference has the same weights
                 kl = distance.exp() - distance - 1
                 entropy = -(everything[t - 1].exp() * everything[t - 1]).sum()
-                terms.setdefault(row.identity if mean == "questions" else "", []).append(
+                terms.setdefault(row.origin.group if mean == "questions" else 0, []).append(
                     -term + beta * kl - bonus * entropy
                 )
                 ratios.append((ratio.item(), a))
@@ -175,7 +180,7 @@ def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float) 
     other = learner(seed=1, kl_coefficient=kl, warmup_steps=5)
     other.restore(tmp_path)
     assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
-    assert other.version == 2
+    assert other._policy.version == 2
     assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(mine), strict=True))
 
 
@@ -256,7 +261,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     bad = tuple(replace(row, advantage=float("nan")) for row in rows())
     before = parameters(mine)
     metrics = mine.update(Batch(rows=bad)).metrics
-    assert metrics["skipped"] == 1 and mine.version == 0
+    assert metrics["skipped"] == 1 and mine._policy.version == 0
     assert all(torch.equal(a, b) for a, b in zip(parameters(mine), before, strict=True))
     assert mine.update(Batch(rows=rows())).metrics["skipped"] == 0
     mine.update(Batch(rows=bad)), mine.update(Batch(rows=bad))
@@ -318,23 +323,9 @@ def test_dropout_of_the_model_itself_is_in_no_pass(recomputed: bool) -> None:
         assert within.old_logprobs == pytest.approx(before.old_logprobs, abs=1e-5)
 
 
-def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:
-    row = BatchRow(
-        token_ids=[1, 2, 3],
-        loss_mask=[False, True, True],
-        sampled_logprobs=[9.0, -1.0, -2.0],
-        old_logprobs=[0.0, -1.5, -2.1],
-        entropies=[7.0, 1.0, 2.0],
-        advantage=1.0,
-    )
-    assert engine_gap([row]) == pytest.approx((0.3, 0.5))
-    assert mean_entropy([row]) == 1.5
-    assert engine_gap([]) == (0.0, 0.0) and mean_entropy([]) == 0.0
-
-
 def test_mini_batches_share_the_rows_out() -> None:
     parts = split(rows((5,) * 7), 3, seed=1)
     assert sorted(len(part.rows) for part in parts) == [2, 2, 3]
-    assert sorted(row.identity for part in parts for row in part.rows) == [f"p/{n}" for n in range(7)]
+    assert sorted(row.origin.attempt for part in parts for row in part.rows) == [*range(7)]
     assert split(rows((5,)), 4, seed=0)[0].rows == rows((5,))
     assert split((), 2, seed=0) == []

@@ -17,6 +17,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from rocstar.cluster.here import start_ranks
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
@@ -26,7 +27,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy, names_in
-from rocstar.learning.ranks import ALONE, Ranks, start
+from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import ADAPTER as FILES
 from rocstar.parts.modelfolder import find_model
@@ -187,7 +188,7 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
 
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     """In bf16 the model's own matrices are held in it, and layers are gathered in it on ranks."""
-    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
         for dtype, near in (("float32", 1e-6), ("bfloat16", 2e-2)):
             alone = adapted(base(tmp_path / dtype), dtype=dtype)
             whole = course(alone)

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rocstar.learning.forward import hidden_states, pass_shape, prepare
-from rocstar.learning.memory import give_back
+from rocstar.learning.models import give_back
 from rocstar.learning.pack import pack
 
 CPU = torch.device("cpu")

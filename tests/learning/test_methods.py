@@ -19,7 +19,7 @@ from rocstar.learning import head
 from rocstar.learning.learner import _by_row
 from rocstar.learning.methods import CHOICES, LOSSES, covariances, importance_weights, loss_of
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch, BatchRow
+from rocstar.types import Batch, BatchRow, RowOrigin
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner, rows
 
@@ -153,8 +153,8 @@ def test_tokens_are_chosen_by_covariance_over_the_whole_update() -> None:
     band = LearningSection(covariance_share=1, covariance_low=0.5, covariance_high=2)
     assert sorted(CHOICES["clip_cov"](made, band)) == [0, 2]
     assert CHOICES["clip_cov"](made, band.model_copy(update={"covariance_low": 1.9})) == []
-    assert {CHOICES["clip_cov"]([replace(made[0], identity=str(n)), made[1]], LearningSection(covariance_low=0.5))[0]
-            for n in range(20)} == {0, 2, 4}  # fmt: skip
+    others = ([replace(made[0], origin=RowOrigin(n)), made[1]] for n in range(20))
+    assert {CHOICES["clip_cov"](some, LearningSection(covariance_low=0.5))[0] for some in others} == {0, 2, 4}
     assert _by_row([4, 0], made) == [[False, True, False, False], [False, False, True, False]]
 
 

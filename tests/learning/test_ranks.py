@@ -15,13 +15,14 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
+from rocstar.cluster.here import start_ranks
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy, save_state, weights_of
-from rocstar.learning.ranks import ALONE, Ranks, start
+from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
@@ -33,14 +34,15 @@ import os, sys
 from datetime import timedelta
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
+from rocstar.cluster import here
 from rocstar.learning import ranks
 
-LIVES, learners = ranks._begin_process, int(sys.argv[3])
+LIVES, learners = here.RankProcess.begin, int(sys.argv[3])
 
 def begin(variables):
     if int(variables["RANK"]) + 1 < learners:
         return LIVES(variables)
-    return ranks.ChildProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
+    return here.RankProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
 
 ranks.START = timedelta(seconds=float(sys.argv[2]))
 try:
@@ -93,7 +95,7 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
     alone = learner(ALONE)
     whole = course(alone, range(6))
     scored = alone.score(rows())
-    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
         both = learner(ranks)
         assert close(course(both, range(3)), whole[:3])
         both.save(tmp_path)
@@ -117,7 +119,8 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
             both.score(rows())
     later = learner(ALONE, seed=5)
     later.restore(tmp_path)
-    assert (later.version, len(load_file(tmp_path / "model" / "model.safetensors"))) == (3, len(published.tensors))
+    assert later._policy.version == 3
+    assert len(load_file(tmp_path / "model" / "model.safetensors")) == len(published.tensors)
     assert close(course(later, range(3, 6)), whole[3:])
 
 
@@ -127,7 +130,7 @@ def test_weights_that_are_broken_on_another_rank_are_told_as_such(tmp_path: Path
     with torch.no_grad():
         broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
     save_state(tmp_path, dict(weights_of(broken)))
-    with closing(start(ClusterSection(learners=2), ModelSection(), {})) as ranks:
+    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
         policy = Policy(model(), codec(), template_named("compact"), ranks=ranks)
         policy.restore(tmp_path)
         with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):

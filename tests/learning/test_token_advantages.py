@@ -19,7 +19,7 @@ from rocstar.learning import head as head_module
 from rocstar.learning.advantages import advantage_of, advantages, split
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.methods import TOKEN_ADVANTAGES, by_token, covariances
-from rocstar.types import Batch, BatchRow
+from rocstar.types import Batch, BatchRow, RowOrigin
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner
 
@@ -28,7 +28,7 @@ ATTEMPTS = st.lists(
 )
 
 
-def attempt(reward: float, turns: Sequence[int], energies: Sequence[float] = (), identity: str = "0/0") -> BatchRow:
+def attempt(reward: float, turns: Sequence[int], energies: Sequence[float] = ()) -> BatchRow:
     """turns: tokens of each, with a reply of two tokens between them, after a prompt of one token."""
     mask = [False]
     for count in turns:
@@ -40,7 +40,6 @@ def attempt(reward: float, turns: Sequence[int], energies: Sequence[float] = (),
         sampled_logprobs=[0.0] * len(mask),
         advantage=reward,
         energies=[next(given, 0.0) if mine else 0.0 for mine in mask],
-        identity=identity,
     )
 
 
@@ -111,7 +110,7 @@ def test_energies_are_squared_norms_of_the_slopes_of_logits(tokens: int, monkeyp
 def rewarded() -> tuple[BatchRow, ...]:
     rewards = (1.0, 0.0, 1.0, 0.0, 0.0)
     return tuple(
-        replace(row, advantage=reward, identity=f"{n // 3}/{n % 3}")
+        replace(row, advantage=reward, origin=RowOrigin(n // 3, n % 3))
         for n, (row, reward) in enumerate(zip(examples.rows(), rewards, strict=True))
     )
 
@@ -121,8 +120,8 @@ def test_a_group_is_one_however_it_is_cut_into_updates() -> None:
     scored = learner(advantage="otb").score(rewarded())
     whole = by_token([Batch(rows=scored)], settings)[0].rows
     parts = by_token(split(scored, 3, seed=1), settings)
-    found = {row.identity: row for batch in parts for row in batch.rows}
-    assert [found[row.identity] for row in whole] == list(whole) and len(parts) == 3
+    found = {row.origin: row for batch in parts for row in batch.rows}
+    assert [found[row.origin] for row in whole] == list(whole) and len(parts) == 3
     first, *_ = TOKEN_ADVANTAGES["otb"](scored[:3], settings)
     assert [a for a, mine in zip(whole[0].advantages, whole[0].loss_mask, strict=True) if mine] == first
     assert whole[0].advantage == pytest.approx(sum(first) / len(first)) and not whole[0].energies

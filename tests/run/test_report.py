@@ -14,12 +14,14 @@ from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import advantages, rows_of
 from rocstar.run.report import (
     attempt_records,
+    engine_gap,
     faults_of,
+    mean_entropy,
     mean_of_updates,
     staleness_metrics,
     step_metrics,
 )
-from rocstar.types import Completion, Finish, Group, Reason, Resampled, Turn, Update, Verdict, VersionSpan
+from rocstar.types import BatchRow, Completion, Finish, Group, Reason, Resampled, Turn, Update, Verdict, VersionSpan
 from tests.record.examples import PROBLEM, choice, resampled, trajectory
 
 
@@ -191,3 +193,17 @@ def test_every_attempt_is_recorded_and_kept_ones_with_their_advantage() -> None:
     assert [record.advantage for record in records] == [None, -0.5, 0.5]
     assert [record.entropies is None for record in records] == [True, False, False]
     assert {record.policy_version for record in records} == {9}
+
+
+def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:
+    row = BatchRow(
+        token_ids=[1, 2, 3],
+        loss_mask=[False, True, True],
+        sampled_logprobs=[9.0, -1.0, -2.0],
+        old_logprobs=[0.0, -1.5, -2.1],
+        entropies=[7.0, 1.0, 2.0],
+        advantage=1.0,
+    )
+    assert engine_gap([row]) == pytest.approx((0.3, 0.5))
+    assert mean_entropy([row]) == 1.5
+    assert engine_gap([]) == (0.0, 0.0) and mean_entropy([]) == 0.0

@@ -93,15 +93,15 @@ def test_what_was_installed_before_is_there_again() -> None:
 
 def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
     pytest.importorskip("torch")
+    from rocstar.cluster.here import start_ranks
     from rocstar.config.places import ClusterSection
     from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.dialogue.templates import template_named
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.policy import Policy
-    from rocstar.learning.ranks import start
     from tests.learning.examples import codec, model, rows
 
-    ranks = start(ClusterSection(learners=2), ModelSection(), {})
+    ranks = start_ranks(ClusterSection(learners=2), ModelSection(), {})
     child: Any = ranks.children[0]
     in_vain = threading.Timer(60, child.kill)  # the wait ends, but not by a KeyboardInterrupt
     try:
