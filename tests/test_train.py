@@ -194,6 +194,9 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
     for mine, other in zip(metrics(killed), metrics(plain), strict=True):
         assert mine.pop("stage") == other.pop("stage")
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
+    last, two = metrics(killed)[-1]["step"], Command.start(killed, "replay", "tiny").wait()
+    assert two.code == 2 and re.search(r"made by 2 learners and step \d+ by 1, and a replay has one", two.told)
+    assert Command.start(killed, "replay", "tiny", "--step", str(last)).wait().code == 0
 
 
 def engines_of(command: Command) -> list[psutil.Process]:

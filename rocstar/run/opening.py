@@ -91,8 +91,8 @@ async def opened_run(
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
         _tell_isolation(machines.sandbox, tracker, screen)
-        if resume:
-            tracker.event("resumed", step=checkpoints.progress.step, pid=os.getpid())
+        start = "resumed" if resume else "begun"
+        tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
         patience = Patience.of_run(recipe.run)
         # before the engines, so that their start and end are watched too

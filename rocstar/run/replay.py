@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,8 @@ class Span:
     last: int
     recorded: Mapping[int, Mapping[str, Any]]
     """The run's rows of metrics, by step."""
+    learners: int
+    """How many processes learned these steps together; another number sums in another order."""
 
     @property
     def steps(self) -> range:
@@ -137,7 +140,34 @@ def _span(
                 f"{setting} is another one after step {change['step']} of run {run.name}, and the replay "
                 f"begins at step {begun}; replay a step that a later checkpoint comes before"
             )
-    return Span(run=run, recipe=recipe, stage=stage, stage_begun=stage_begun, begun=begun, last=last, recorded=recorded)
+    learners = _learners(run, recipe, range(begun + 1, last + 1))
+    return Span(
+        run=run,
+        recipe=recipe,
+        stage=stage,
+        stage_begun=stage_begun,
+        begun=begun,
+        last=last,
+        recorded=recorded,
+        learners=learners,
+    )
+
+
+def _learners(run: RunFolder, recipe: Recipe, steps: range) -> int:
+    """How many processes learned the steps together: each was made since the newest of the run's starts before it.
+    Raises ConfigError where they were several numbers."""
+    starts = [row for row in read_journal(run.events) if row["event"] in ("begun", "resumed") and "learners" in row]
+    found = {
+        step: next((row["learners"] for row in reversed(starts) if row["step"] < step), recipe.cluster.learners)
+        for step in steps
+    }
+    if len(set(found.values())) > 1:
+        other = next(step for step in steps if found[step] != found[steps[-1]])
+        raise ConfigError(
+            f"step {other} of run {run.name} was made by {plural(found[other], 'learner')} and step {steps[-1]} by "
+            f"{found[steps[-1]]}, and a replay has one number; replay a step that a checkpoint between them comes before"
+        )
+    return found[steps[-1]]
 
 
 def write_bundle(span: Span, target: Path) -> None:
@@ -150,7 +180,8 @@ def write_bundle(span: Span, target: Path) -> None:
     copy_metrics(run, RunFolder(target), span.last)
     parts = [run.resolved, *map(run.rollout_file, span.steps)]
     checkpoints = [step for step in run.checkpoint_steps() if span.begun <= step <= span.last]
-    for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # the last one makes it a run
+    shutil.copyfile(run.events, RunFolder(target).events)  # a copy, for the run may write more into its own
+    for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # which makes it a run
         share(part, target / part.relative_to(run.path))
 
 
@@ -162,7 +193,7 @@ class Replay:
         self.span, self.run, self.recipe, self.stage = span, span.run, span.recipe, span.stage
         self._variants = [(", ".join(settings), self._with(settings)) for settings in variants]
         use_threads(self.run.identity.get("threads", {}).get("count", 1))
-        cluster = self.recipe.cluster.model_copy(update={"launcher": "processes"})
+        cluster = self.recipe.cluster.model_copy(update={"launcher": "processes", "learners": self.span.learners})
         self._ranks = start_ranks(cluster, self.recipe.model, os.environ)
         try:
             self._open()

@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2927, 17),
     "rollout": (2085, 12),
-    "run": (4497, 25),
+    "run": (4528, 25),
     "sandbox": (8846, 45),
     "serving": (842, 6),
     "support": (1704, 15),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_650}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_656}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
