@@ -165,7 +165,7 @@ def _learners(run: RunFolder, recipe: Recipe, steps: range) -> int:
         other = next(step for step in steps if found[step] != found[steps[-1]])
         raise ConfigError(
             f"step {other} of run {run.name} was made by {plural(found[other], 'learner')} and step {steps[-1]} by "
-            f"{found[steps[-1]]}, and a replay has one number; replay a step that a checkpoint between them comes before"
+            f"{found[steps[-1]]}, and a replay has one number; replay one that a checkpoint between them comes before"
         )
     return found[steps[-1]]
 
