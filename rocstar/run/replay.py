@@ -140,7 +140,7 @@ def _span(
                 f"{setting} is another one after step {change['step']} of run {run.name}, and the replay "
                 f"begins at step {begun}; replay a step that a later checkpoint comes before"
             )
-    learners = _learners(run, recipe, range(begun + 1, last + 1))
+    learners = _learners(run, recipe.cluster.learners, range(begun + 1, last + 1))
     return Span(
         run=run,
         recipe=recipe,
@@ -153,14 +153,11 @@ def _span(
     )
 
 
-def _learners(run: RunFolder, recipe: Recipe, steps: range) -> int:
+def _learners(run: RunFolder, asked: int, steps: range) -> int:
     """How many processes learned the steps together: each was made since the newest of the run's starts before it.
-    Raises ConfigError where they were several numbers."""
+    asked: by the recipe, where no start tells. Raises ConfigError where they were several numbers."""
     starts = [row for row in read_journal(run.events) if row["event"] in ("begun", "resumed") and "learners" in row]
-    found = {
-        step: next((row["learners"] for row in reversed(starts) if row["step"] < step), recipe.cluster.learners)
-        for step in steps
-    }
+    found = {step: next((row["learners"] for row in reversed(starts) if row["step"] < step), asked) for step in steps}
     if len(set(found.values())) > 1:
         other = next(step for step in steps if found[step] != found[steps[-1]])
         raise ConfigError(

@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2927, 17),
     "rollout": (2085, 12),
-    "run": (4528, 25),
+    "run": (4525, 25),
     "sandbox": (8846, 45),
     "serving": (842, 6),
     "support": (1704, 15),
