@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Thread
 from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
-from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
 from rocstar.types import (
     Completion,
@@ -56,9 +55,7 @@ class AgentAttempt:
         self.problem = replace(problem, answer="", metadata={})
         """What the agent may know of it."""
         self._own = conversation.own_tools()
-        self._tools: Mapping[str, Tool] = {
-            name: tool for tool in (*conversation.tools, *self._own) for name in (*tool.spec.aliases, tool.spec.name)
-        }
+        self._tools = conversation.by_name(self._own)
         self._opening = conversation.ids(conversation.template.opening(problem.question, ()))
         self._said = Conversations(conversation)
         self._seen: Counter[tuple[int, ...]] = Counter()
@@ -86,10 +83,7 @@ class AgentAttempt:
         self._requests += 1
         thread = self._said.place(asked.chat)
         try:
-            return await self._continued(asked, thread)
-        except Exception as error:
-            self.blame(error)
-            raise
+            return await self._held(self._continued(asked, thread))
         finally:
             thread.asked = None
 
@@ -102,21 +96,17 @@ class AgentAttempt:
             raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
         asked = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
         self._calls += 1
-        try:
-            async with self._own_call:
-                result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
-        except Exception as error:
-            self.blame(error)
-            raise
+        async with self._own_call:
+            result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
 
     def blame(self, error: Exception) -> None:
-        """An outage makes the attempt a fault of ours, unless it is over; what is neither outage nor the agent's own
-        is a mistake in engine or tool, which ends the run."""
-        if isinstance(error, Unavailable) and not self.over:
+        """An outage makes the attempt a fault of ours; what is neither outage nor the agent's own is a mistake in engine
+        or tool, which ends the run."""
+        if isinstance(error, Unavailable):
             self.fault = self.fault or str(error)
-        if not isinstance(error, Unavailable | DataError | AttemptOver | AgentFailed):
+        elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
     def late(self, seconds: float) -> None:
@@ -131,12 +121,10 @@ class AgentAttempt:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
         unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
-        await self._forget(list(self._cached))
+        await self._forget(self._said.threads)  # what was broken off may have left any of them
         for error in unclosed:
-            if isinstance(error, Unavailable):
-                self.fault = self.fault or str(error)
-            elif isinstance(error, Exception):
-                self.broken = self.broken or error
+            if isinstance(error, Exception):
+                self.blame(error)
 
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
@@ -203,20 +191,23 @@ class AgentAttempt:
         self._cached.add(thread)
         names = {"request_id": f"{session}/{len(thread.turns)}", "session_id": session}
         try:
-            self._refuse_late()
-            return await self._held(self._roller.engine.generate(ids, sampling, **names))
+            return await self._roller.engine.generate(ids, sampling, **names)
         finally:
             if any(each.asked for each in self._said.threads if each is not thread):
                 await self._forget([thread])
 
     async def _held(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that `close` breaks off."""
+        """Wait for work that `close` breaks off. What it raises is blamed."""
         asking = asyncio.ensure_future(work)
         self._asking.add(asking)
         try:
             return await asking
         except asyncio.CancelledError:
             self._refuse_late()
+            raise
+        except Exception as error:
+            if not (self.over and isinstance(error, Unavailable)):  # that, the end itself brings about
+                self.blame(error)
             raise
         finally:
             self._asking.discard(asking)

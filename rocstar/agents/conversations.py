@@ -25,7 +25,7 @@ from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
-from rocstar.types import Completion, ToolCall, Turn
+from rocstar.types import ToolCall, Turn
 
 
 class AgentRequest(NamedTuple):
@@ -60,21 +60,13 @@ class Thread:
     """What a completion that is under way continues."""
 
 
-class _Given(NamedTuple):
-    """A completion that was given, with all that stands before it."""
-
-    thread: Thread
-    ids: tuple[int, ...]
-    completion: Completion
-
-
 class Conversations:
     """Those of one attempt."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._answers: dict[str, _Given] = {}
-        """By the messages up to it and with it."""
+        self._answers: dict[str, tuple[Thread, tuple[int, ...]]] = {}
+        """By the messages up to an answer and with it: its conversation, and all tokens up to its end."""
         self.threads: list[Thread] = []
         """In the order of their last answers."""
 
@@ -99,7 +91,7 @@ class Conversations:
         self.threads.remove(thread)
         self.threads.append(thread)
         *_, key = _keys(chat.tools, (*chat.messages, answer))
-        self._answers[key] = _Given(thread, thread.ids, turn.completion)
+        self._answers[key] = thread, thread.ids
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
@@ -115,9 +107,9 @@ class Conversations:
         keys = list(_keys(chat.tools, chat.messages))
         for said in range(len(chat.messages) - 1, 0, -1):
             if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
-                ids = (*answer.ids, *self._conversation.after(answer.completion, after))
-                goes_on = answer.thread.ids == answer.ids and answer.thread.asked is None
-                return ids, answer.thread if goes_on else None
+                thread, given = answer
+                goes_on = thread.ids == given and thread.asked is None
+                return (*given, *self._conversation.after(given, after)), thread if goes_on else None
         template = self._conversation.template
         laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
         return laid_out.token_ids, None

@@ -42,7 +42,7 @@ from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
 
-SHARED = "mcp-shared:"
+SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
 OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
@@ -64,11 +64,11 @@ def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
     asked for its tools."""
     specs = listed(name)
     starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would take each other's START_SECONDS
-    shared = _Server(name, limits, starts, specs) if name.startswith(SHARED) else None
+    first = _Server(name, limits, starts, specs)
 
     def made() -> Sequence[Tool]:
-        server = shared or _Server(name, limits, starts, specs)
-        return [(McpTool if shared else OwnMcpTool)(server, spec) for spec in specs]
+        server = first if first.is_shared else _Server(name, limits, starts, specs)
+        return [McpTool(server, spec) for spec in specs]
 
     return made
 
@@ -78,10 +78,9 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
     """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
     for package in ("mcp", "client"):  # it logs there what is raised and told here
         logging.getLogger(package).setLevel(logging.CRITICAL)
-    _place(name)
+    server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
     async def asked() -> tuple[ToolSpec, ...]:
-        server = _Server(name, Limits(), asyncio.Semaphore(), None)
         try:
             async with server.connection().used() as connection:
                 return await connection.specs()
@@ -93,11 +92,12 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
 
 
 class McpTool:
-    """Implements `Tool`: one of a server that all attempts share."""
+    """Implements `Tool`, and `AttemptTool` where the server is the attempt's own: `close` ends it with all its tools."""
 
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
-        self.spec = spec
-        self._server = server
+        self.spec, self._server = spec, server
+        if not server.is_shared:
+            self.close = server.close
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises Unavailable for an outage, see above."""
@@ -111,23 +111,19 @@ class McpTool:
             return await self._server.run(call.id, made, asked)  # by a server that is started anew
 
 
-class OwnMcpTool(McpTool):
-    """Implements `AttemptTool`: one of a server that the attempt has of its own."""
-
-    async def close(self) -> None:
-        """End the server, with all its tools. May be called twice."""
-        await self._server.close()
-
-
 class _Server:
     """A server, through restarts."""
 
     def __init__(
         self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None
     ) -> None:
-        """specs: what it has to list; None: whatever."""
-        self.name, self.limits, self.starts, self.specs = name, limits, starts, specs
-        self.is_shared = name.startswith(SHARED)
+        """specs: what it has to list; None: whatever. Raises ConfigError."""
+        kind, _, place = name.partition(":")
+        self.said, place = f"sandbox.tools = {name!r}", place.strip()
+        self.url = place if place.startswith(("http://", "https://")) else None
+        remedy = "write mcp:COMMAND ARGUMENTS or mcp:URL"
+        self.command = () if self.url else words_of(place, said=self.said, remedy=remedy)
+        self.limits, self.starts, self.specs, self.is_shared = limits, starts, specs, kind == SHARED
         self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
         self._is_closed = False
@@ -141,7 +137,7 @@ class _Server:
             self.made += [] if self.is_shared else [call]
             if status is not Status.OK and not await connection.is_well():
                 if self.is_shared:  # perhaps it hangs in a call of somebody else
-                    raise Unavailable(f"{_said(self.name)} no longer answers")
+                    raise Unavailable(f"{self.said} no longer answers")
                 connection.retired = True
                 if status is Status.TIMEOUT:
                     self.made, text = [], ENDED
@@ -162,7 +158,7 @@ class _Server:
 
     def connection(self) -> _Connection:
         if self._is_closed:
-            raise Unavailable(f"{_said(self.name)} is closed; each attempt has one of its own")
+            raise Unavailable(f"{self.said} is closed; each attempt has one of its own")
         if not self._connections or self._connections[-1].retired:
             self._connections = [*(one for one in self._connections if not one.task.done()), _Connection(self)]
         return self._connections[-1]
@@ -184,7 +180,7 @@ class _Connection:
         self._server, self._errors = server, b""
         self._users = self._garbled = 0
         self._begun = asyncio.Event()
-        self._failed: Unavailable | None = Unavailable(f"{_said(server.name)} was closed before it had started")
+        self._failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
     @asynccontextmanager
@@ -246,9 +242,8 @@ class _Connection:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    place = _place(self._server.name)
-                    server = place if isinstance(place, str) else self._started(place)
-                    self._client = await stack.enter_async_context(Client(server, cache=None))
+                    transport = self._server.url or self._started()
+                    self._client = await stack.enter_async_context(Client(transport, cache=None))
                     specs = await self.specs()
                 if self._server.specs not in (None, specs):
                     raise ValueError(OTHER_TOOLS)
@@ -265,12 +260,12 @@ class _Connection:
             self._begun.set()
 
     @asynccontextmanager
-    async def _started(self, command: Sequence[str]) -> AsyncIterator[TransportStreams]:
+    async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
-        async with process_group(*AS_A_GROUP, *command, **pipes) as process:
+        async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
             stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
@@ -311,19 +306,7 @@ class _Connection:
             return error
         last = self._errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
         wrote = f"; it last wrote: {last}" if last else ""
-        return Unavailable(f"{_said(self._server.name)} can't be asked: {first_line(error)}{wrote}")
-
-
-def _said(name: str) -> str:
-    return f"sandbox.tools = {name!r}"
-
-
-def _place(name: str) -> str | tuple[str, ...]:
-    """The URL, or the command. Raises ConfigError."""
-    place = name.partition(":")[2].strip()
-    if place.startswith(("http://", "https://")):
-        return place
-    return words_of(place, said=_said(name), remedy="write mcp:COMMAND ARGUMENTS or mcp:URL")
+        return Unavailable(f"{self._server.said} can't be asked: {first_line(error)}{wrote}")
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:
