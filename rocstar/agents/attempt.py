@@ -102,8 +102,8 @@ class AgentAttempt:
         return self._roller.conversation.feedback(result)
 
     def blame(self, error: Exception) -> None:
-        """An outage makes the attempt a fault of ours; what is neither outage nor the agent's own is a mistake in engine
-        or tool, which ends the run."""
+        """An outage makes the attempt a fault of ours. What is neither an outage nor the agent's own is a mistake in
+        engine or tool, which ends the run."""
         if isinstance(error, Unavailable):
             self.fault = self.fault or str(error)
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):

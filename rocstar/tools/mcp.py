@@ -92,7 +92,7 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
 
 
 class McpTool:
-    """Implements `Tool`, and `AttemptTool` where the server is the attempt's own: `close` ends it with all its tools."""
+    """Implements `Tool`; `AttemptTool` where the server is the attempt's own, which `close` ends with all its tools."""
 
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
         self.spec, self._server = spec, server
