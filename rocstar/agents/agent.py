@@ -37,8 +37,7 @@ from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
 END_SECONDS = 5.0  # for an agent to end once it is told to
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")
-"""Of the environment, for programs."""
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
 from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Thread
@@ -226,8 +225,7 @@ class AgentAttempt:
         if shown < 0:
             return completion, text
         tokens = bisect_left(range(len(ids)), shown + length, key=lambda n: len(codec.decode(ids[:n])))
-        versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
-        logprobs, spans = completion.logprobs[:tokens], spans_of(islice(versions, tokens))
+        logprobs, spans = completion.logprobs[:tokens], spans_of(completion.versions[:tokens])
         kept = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
         return kept, text[:shown]
 

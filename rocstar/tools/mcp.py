@@ -45,7 +45,6 @@ from rocstar.types import Status, ToolCall, ToolResult
 SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
-OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
 ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
@@ -220,15 +219,15 @@ class _Connection:
         """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                specs = await self.specs()
+                await self.specs()
+        except Unavailable:
+            raise
         except Exception:  # as above
             return False
-        if specs != self._server.specs:
-            raise self._outage(ValueError(OTHER_TOOLS))
         return True
 
     async def specs(self) -> tuple[ToolSpec, ...]:
-        """What it lists."""
+        """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
         page = await self._client.list_tools()
         tools = [*page.tools]
         while page.next_cursor is not None:
@@ -236,7 +235,10 @@ class _Connection:
             tools += page.tools
         if not tools:
             raise ValueError("it lists no tool")
-        return tuple(map(_spec, tools))
+        specs = tuple(map(_spec, tools))
+        if self._server.specs not in (None, specs):
+            raise self._outage(ValueError("it lists other tools than when it was first asked; start the run anew"))
+        return specs
 
     async def _live(self, made: Sequence[Made]) -> None:
         try:
@@ -244,9 +246,7 @@ class _Connection:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
                     transport = self._server.url or self._started()
                     self._client = await stack.enter_async_context(Client(transport, cache=None))
-                    specs = await self.specs()
-                if self._server.specs not in (None, specs):
-                    raise ValueError(OTHER_TOOLS)
+                    await self.specs()
                 for call in made:
                     await self.answer(call)
                 self._failed = None

@@ -32,7 +32,7 @@ from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.messages import as_text, mark_of, parsed, said_in, turns_of, written
-from rocstar.record.rollouts import attempts_schema
+from rocstar.record.rollouts import attempts_schema, utf8
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
@@ -67,13 +67,13 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
         dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
-        plain = _utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
+        plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
         made = _Dump(folder / str(number)).read(files, next(name for name in names if name not in taken))
         sources += [made] if made.about["attempts"] else []
         for said in made.refused:
             tell(f"left out: {said}")
-    shown = _utf8(str(place))
+    shown = utf8(str(place))
     if place.is_file() and not sources:
         raise ConfigError(f"{shown} holds no rollouts of TRL, verl, verifiers or inspect_ai that can be read")
     only = f"/run/{quote(sources[0].name, safe='')}/attempts" if len(sources) == 1 else "/"
@@ -111,7 +111,7 @@ class _Dump:
         (self._root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         first = [f"{self._left_out} of {self._rows + self._left_out} rows; these first:"] if self._left_out else []
         written = ", ".join(dict.fromkeys(row["stage"] for row in rows))
-        about = {"written by": written, "files": [_utf8(str(file)) for file in files], "attempts": self._rows}
+        about = {"written by": written, "files": [utf8(str(file)) for file in files], "attempts": self._rows}
         return RunSource(name=name, root=self._root, about={**self._about, **about}, refused=(*first, *self._refused))
 
     def _refuse(self, place: str, error: Exception, rows: int = 1) -> None:
@@ -121,7 +121,7 @@ class _Dump:
         elif not isinstance(error, DataError):
             said = f"all: it cannot be read ({said})"
         self._left_out += rows
-        self._refused += [_utf8(place + said)] if len(self._refused) < SHOWN else []
+        self._refused += [utf8(place + said)] if len(self._refused) < SHOWN else []
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
@@ -384,8 +384,3 @@ def _shown(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     size = len(value if isinstance(value, str) else written(value))
     return value if size <= LONGEST_FIELD else f"{size} characters, which stay in the file"
-
-
-def _utf8(text: str) -> str:
-    """The name of a file may be of other bytes."""
-    return text.encode("utf-8", "replace").decode()
