@@ -145,19 +145,18 @@ def agent_named(
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names, which has so many seconds for an attempt. at_once: programs, or threads of
     a function that is not async. right_above: a larger reward of it is RIGHT. Raises ConfigError."""
-    said, bound = f"rollout.agent = {reference!r}", at_once
+    said = f"rollout.agent = {reference!r}"
     if is_reference(reference) and " " not in reference.strip():
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=said)
-        bound = None if inspect.iscoroutinefunction(function) else at_once
-        runs = partial(by_function, function)
+        runs, bound = partial(by_function, function), None if inspect.iscoroutinefunction(function) else at_once
     else:
         remedy = "write a command ('python a.py'), package.module:name or a.py:name"
         words = words_of(reference, said=said, remedy=remedy)
         script = next((word for word in words if word.endswith(".py")), None)
         if script and not Path(script).is_file():
             raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
-        runs = partial(by_program, words)
+        runs, bound = partial(by_program, words), at_once
     return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
 
 

@@ -50,12 +50,12 @@ class Answer(NamedTuple):
 class Thread:
     """A conversation whose tokens only grow."""
 
-    number: int
-    prompt_ids: tuple[int, ...]
-    """Before its first completion."""
-    ids: tuple[int, ...]
+    session: str
+    """Its name for engines."""
+    ids: tuple[int, ...] = ()
     """All of it so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
+    """The first one has the prompt."""
     asked: tuple[int, ...] | None = None
     """What a completion that is under way continues."""
 
@@ -63,8 +63,8 @@ class Thread:
 class Conversations:
     """Those of one attempt."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
+    def __init__(self, conversation: Conversation, name: str) -> None:
+        self._conversation, self._name = conversation, name
         self._answers: dict[str, tuple[Thread, tuple[int, ...]]] = {}
         """By the messages up to an answer and with it: its conversation, and all tokens up to its end."""
         self.threads: list[Thread] = []
@@ -76,7 +76,7 @@ class Conversations:
         _check(chat.messages)
         ids, thread = self._matched(chat)
         if thread is None:
-            thread = Thread(number=len(self.threads), prompt_ids=ids, ids=ids)
+            thread = Thread(session=f"{self._name}/{len(self.threads)}")
             self.threads.append(thread)
         thread.asked = ids
         return thread
@@ -86,7 +86,7 @@ class Conversations:
         ids = thread.asked or ()
         if thread.turns:
             thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
-        thread.turns.append(turn)
+        thread.turns.append(turn if thread.turns else replace(turn, prompt_ids=ids))
         thread.ids = (*ids, *turn.completion.token_ids)
         self.threads.remove(thread)
         self.threads.append(thread)
@@ -95,12 +95,10 @@ class Conversations:
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
-        answered = [thread for thread in self.threads if thread.turns]
-        found: list[Turn] = []
-        for thread in answered:
-            first, *rest = thread.turns
-            found += [replace(first, prompt_ids=thread.prompt_ids) if found else first, *rest]
-        return (answered[0].prompt_ids if answered else ()), tuple(found)
+        turns = [turn for thread in self.threads for turn in thread.turns]
+        if not turns:
+            return (), ()
+        return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
 
     def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
         """(tokens to continue, the thread that they continue if any)."""
