@@ -20,13 +20,11 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool
 
 from rocstar.dialogue.calls import render_call
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.endpoint import CodePoints, chat_text
+from rocstar.evaluation.endpoint import CodePoints, chat_text, text_completion
 from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
 from rocstar.record.folder import RUNS
 from rocstar.record.messages import STATUS, mark_of
 from rocstar.types import (
-    Completion,
-    Finish,
     FormatFacts,
     Group,
     Outcome,
@@ -201,11 +199,9 @@ def turn_of(span: Sequence[ChatMessage], *, cut: bool) -> Turn:
         )
         for call in said.tool_calls or ()
     )
-    ids = tuple(CODEC.encode("\n".join(filter(None, [text_of(said), *(call.raw for call in calls)]))))
+    text = "\n".join(filter(None, [text_of(said), *(call.raw for call in calls)]))
     return Turn(
-        completion=Completion(
-            token_ids=ids, logprobs=(math.nan,) * len(ids), finish=Finish.LENGTH if cut else Finish.STOP
-        ),
+        completion=text_completion(CODEC, text, cut=cut),
         calls=calls,
         results=tuple(result_of(message) for message in following if isinstance(message, ChatMessageTool)),
         reply_ids=tuple(CODEC.encode("".join(f"\n{message.text}" for message in following))),

@@ -149,7 +149,8 @@ def agent_named(
     if is_reference(reference) and " " not in reference.strip():
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=said)
-        runs, bound = partial(by_function, function), None if inspect.iscoroutinefunction(function) else at_once
+        bound = None if inspect.iscoroutinefunction(function) else at_once
+        runs = partial(by_function, function)
     else:
         remedy = "write a command ('python a.py'), package.module:name or a.py:name"
         words = words_of(reference, said=said, remedy=remedy)
