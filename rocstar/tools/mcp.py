@@ -39,7 +39,7 @@ from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support.processes import process_group, words_of
-from rocstar.tools.arguments import bad_call, wrong_names
+from rocstar.tools.arguments import bad_call, ran_here, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
 
 SHARED = "mcp-shared"
@@ -140,20 +140,8 @@ class _Server:
                 connection.retired = True
                 if status is Status.TIMEOUT:
                     self.made, text = [], ENDED
-        whole = text.encode(errors="replace")
-        kept = whole[: self.limits.output_bytes].decode(errors="ignore")
-        if len(whole) > self.limits.output_bytes and status is Status.OK:
-            status = Status.OUTPUT_LIMIT
-        stdout, stderr = (kept, "") if status in (Status.OK, Status.OUTPUT_LIMIT) else ("", kept)
-        return ToolResult(
-            call_id=call_id,
-            status=status,
-            stdout=stdout,
-            stderr=stderr,
-            run_seconds=ended - began,
-            queue_seconds=began - asked,
-            truncated_bytes=len(whole) - len(kept.encode()),
-        )
+        most = self.limits.output_bytes
+        return ran_here(call_id, status, text, asked=asked, began=began, ended=ended, most=most)
 
     def connection(self) -> _Connection:
         if self._is_closed:

@@ -19,7 +19,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -125,7 +125,7 @@ class _Dump:
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, rows, found, place = STEP_FOLDER.findall(str(file)), list[tuple[str, Fields]](), list[Fields](), ""
+        folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
         try:
             for place, raw in _records(file):
                 try:
@@ -145,7 +145,8 @@ class _Dump:
         # In TRL's rows as JSONL a reward of 1.0 may stand as 1: what is a float in any row is one in all.
         of_trl = [row for _, row in rows if "advantage" in row]
         floats = {name for row in of_trl for name, value in row.items() if isinstance(value, float)}
-        for place, row in rows:
+        while rows:  # each is given up once it is read
+            place, row = rows.popleft()
             try:
                 row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
                 found += _read(row, int(folders[-1]) if folders else 0)
