@@ -95,6 +95,7 @@ class AgentAttempt:
         asked = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
         self._calls += 1
         async with self._own_call:
+            self._refuse_late()
             result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
