@@ -14,7 +14,7 @@ def bad_call(call: ToolCall, reason: str) -> ToolResult:
 
 
 def ran_here(
-    call_id: str, status: Status, text: str, *, asked: float, began: float, ended: float, most: int | None = None
+    call: ToolCall, status: Status, text: str, *, asked: float, began: float, ended: float, most: int | None = None
 ) -> ToolResult:
     """What a call came to. text: its output where the status is OK, else what went wrong. asked, began, ended: when, by
     `time.monotonic`. most: bytes of text that are kept; output that has more is an OUTPUT_LIMIT."""
@@ -23,7 +23,7 @@ def ran_here(
     stdout, stderr = (kept, "") if status is Status.OK else ("", kept)
     is_cut = most is not None and len(whole) > most
     return ToolResult(
-        call_id=call_id,
+        call_id=call.id,
         status=Status.OUTPUT_LIMIT if is_cut and status is Status.OK else status,
         stdout=stdout,
         stderr=stderr,

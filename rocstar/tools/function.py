@@ -71,7 +71,7 @@ class FunctionTool:
             began = time.monotonic()
             status, text = await self._outcome(arguments)
             ended = time.monotonic()
-        return ran_here(call.id, status, text, asked=asked, began=began, ended=ended)
+        return ran_here(call, status, text, asked=asked, began=began, ended=ended)
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._function if inspect.iscoroutinefunction(self._function) else self._threaded

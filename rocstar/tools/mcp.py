@@ -22,6 +22,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -51,9 +52,6 @@ CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may n
 MAX_LINE = 64 * 2**20  # bytes of one message
 AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
 """Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
-
-Made = tuple[str, Mapping[str, Any]]
-"""A call: tool and arguments."""
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
@@ -103,11 +101,11 @@ class McpTool:
         arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
-        made, asked = (self.spec.name, arguments), time.monotonic()
+        checked, asked = replace(call, tool=self.spec.name, arguments=arguments), time.monotonic()
         try:
-            return await self._server.run(call.id, made, asked)
+            return await self._server.run(checked, asked)
         except Unavailable:
-            return await self._server.run(call.id, made, asked)  # by a server that is started anew
+            return await self._server.run(checked, asked)  # by a server that is started anew
 
 
 class _Server:
@@ -123,11 +121,11 @@ class _Server:
         remedy = "write mcp:COMMAND ARGUMENTS or mcp:URL"
         self.command = () if self.url else words_of(place, said=self.said, remedy=remedy)
         self.limits, self.starts, self.specs, self.is_shared = limits, starts, specs, kind == SHARED
-        self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
+        self.made: list[ToolCall] = []  # calls of the one attempt, for a server that is started anew
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
         self._is_closed = False
 
-    async def run(self, call_id: str, call: Made, asked: float) -> ToolResult:
+    async def run(self, call: ToolCall, asked: float) -> ToolResult:
         """asked: when. Raises Unavailable for an outage; the next call has the server started anew."""
         async with self.connection().used() as connection:
             began = time.monotonic()
@@ -141,7 +139,7 @@ class _Server:
                 if status is Status.TIMEOUT:
                     self.made, text = [], ENDED
         most = self.limits.output_bytes
-        return ran_here(call_id, status, text, asked=asked, began=began, ended=ended, most=most)
+        return ran_here(call, status, text, asked=asked, began=began, ended=ended, most=most)
 
     def connection(self) -> _Connection:
         if self._is_closed:
@@ -187,12 +185,12 @@ class _Connection:
             if self.retired and not self._users:
                 self.task.cancel()
 
-    async def answer(self, call: Made) -> tuple[Status, str]:
+    async def answer(self, call: ToolCall) -> tuple[Status, str]:
         """Raises Unavailable."""
-        garbled, (tool, arguments) = self._garbled, call
+        garbled = self._garbled
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
-                answer = await self._client.call_tool(tool, dict(arguments))
+                answer = await self._client.call_tool(call.tool, dict(call.arguments))
         except Exception as error:  # of the package, whatever an answer makes it raise
             if isinstance(error, mcp.MCPError) and error.code == INVALID_PARAMS:
                 return Status.BAD_CALL, error.message
@@ -228,7 +226,7 @@ class _Connection:
             raise self._outage(ValueError("it lists other tools than when it was first asked; start the run anew"))
         return specs
 
-    async def _live(self, made: Sequence[Made]) -> None:
+    async def _live(self, made: Sequence[ToolCall]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
@@ -325,20 +323,14 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:
-    """All parts, one below the other; structured content too, where no text says it already."""
+    """All parts, one below the other; structured content too, where no text says it already, or says what the official
+    server wraps as `result` because it is no object."""
     text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
-    if structured is None or _says(text, structured):
-        return text
+    values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
+    with suppress(ValueError):  # of a text that is no JSON
+        if structured is None or text in values or json.loads(text) in values:
+            return text
     return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))
-
-
-def _says(text: str, structured: Any) -> bool:
-    """Also the value alone, which the official server wraps as `result` where it is no object."""
-    values = [structured, *(structured.values() if list(structured) == ["result"] else ())]
-    try:
-        return text in values or json.loads(text) in values
-    except ValueError:
-        return False
 
 
 def _part(part: Any) -> str:
