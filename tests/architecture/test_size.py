@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2343, 18),
-    "agents": (1009, 6),
+    "agents": (1010, 6),
     "analysis": (2141, 11),
     "answers": (3632, 20),
     "cli": (3446, 23),
@@ -37,17 +37,17 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (8846, 45),
     "serving": (843, 6),
     "support": (1712, 15),
-    "tools": (952, 7),
+    "tools": (944, 7),
     "train": (211, 1),
     "types": (580, 1),
     "view": (1956, 9),
 }
-CLASSES, FUNCTIONS = 601, 4182
+CLASSES, FUNCTIONS = 601, 4181
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_824, "tests/**/*.py": 48_640}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_824, "tests/**/*.py": 48_650}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
