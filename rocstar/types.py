@@ -155,15 +155,19 @@ class Completion:
     """Which policy versions wrote its tokens, in order; the token counts add up to n. A token's logprob is that of a
     forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """[n] of each token, or empty as the spans are."""
+        return tuple(chain.from_iterable(repeat(span.version, span.tokens) for span in self.version_spans))
+
 
 def joined(begun: Completion, rest: Completion) -> Completion:
     """A completion that was asked for in two pieces."""
-    spans = (*begun.version_spans, *rest.version_spans)
     return Completion(
         token_ids=begun.token_ids + rest.token_ids,
         logprobs=begun.logprobs + rest.logprobs,
         finish=rest.finish,
-        version_spans=spans_of(chain.from_iterable(repeat(span.version, span.tokens) for span in spans)),
+        version_spans=spans_of(begun.versions + rest.versions),
     )
 
 

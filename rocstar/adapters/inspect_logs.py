@@ -10,25 +10,21 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import groupby, pairwise
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log, resolve_sample_attachments
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool
-from inspect_ai.scorer import value_to_float
 
 from rocstar.dialogue.calls import render_call
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.endpoint import CodePoints, chat_text
+from rocstar.evaluation.endpoint import CodePoints, chat_text, text_completion
 from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
 from rocstar.record.folder import RUNS
-from rocstar.record.messages import STATUS
+from rocstar.record.messages import STATUS, mark_of
 from rocstar.types import (
-    Completion,
-    Finish,
     FormatFacts,
     Group,
     Outcome,
@@ -50,8 +46,6 @@ FEEDBACK = {"feedback_max_chars": 1 << 30, "feedback_truncate": "left", "feedbac
 CODEC = CodePoints()
 NAME_CHARACTERS = 100
 MOST_TOKENS = MOST_EPOCHS = 2**31
-WORDS = ("C", "I", "P", "N", "yes", "no", "true", "false")
-"""Scores that inspect_ai reads as numbers; any other word would be 0 to it."""
 
 
 def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None = None) -> Path:
@@ -79,28 +73,25 @@ def _folder_name(model: str) -> str:
 
 def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
     """Raises DataError."""
-    whole = (resolve_sample_attachments(sample, "core") for sample in log.samples or ())  # long texts lie apart
-    samples = sorted(whole, key=_place)
-    for before, after in pairwise(map(_place, samples)):
-        if before == after:
-            raise DataError(f"sample {after[0]} stands twice in epoch {after[1]}; leave one of them in the log")
+    samples = [resolve_sample_attachments(sample, "core") for sample in log.samples or ()]  # long texts lie apart
+    problems = defaultdict[str, dict[int, EvalSample]](dict)
+    for sample in samples:
+        siblings = problems[str(sample.id)]
+        if not 1 <= sample.epoch < MOST_EPOCHS:
+            raise DataError(f"sample {sample.id} is of epoch {sample.epoch:.6g}; epochs count from 1")
+        if sample.epoch in siblings:
+            raise DataError(f"sample {sample.id} stands twice in epoch {sample.epoch}; leave one of them in the log")
+        siblings[sample.epoch] = sample
     known = dict.fromkeys(name for sample in samples for name in sample.scores or ())
     if scorer is not None and scorer not in known:
         raise DataError(f"the log has no scorer {scorer}; it has {', '.join(known) or 'none'}")
     name = scorer or next(iter(known), None)
-    groups = [group_of(list(siblings), log, name) for _, siblings in groupby(samples, key=lambda one: str(one.id))]
+    groups = [group_of(siblings, log, name) for _, siblings in sorted(problems.items())]
     outcomes = [one.outcome for group in groups for one in group.trajectories]
     if not any(outcome and outcome.verdict is not Verdict.UNDECIDED for outcome in outcomes):
         raise DataError(f"none of the {len(outcomes)} samples has a score; score the log before it is imported")
     attempts = max(len(group.trajectories) for group in groups)
     return kept_evaluation({"samples": groups}, attempts, CODEC, setup_of(log, groups, name))
-
-
-def _place(sample: EvalSample) -> tuple[str, int]:
-    """Its problem, and which sibling it is. Raises DataError."""
-    if not 1 <= sample.epoch < MOST_EPOCHS:
-        raise DataError(f"sample {sample.id} is of epoch {sample.epoch:.6g}; epochs count from 1")
-    return str(sample.id), sample.epoch
 
 
 def setup_of(log: EvalLog, groups: Sequence[Group], scorer: str | None) -> dict[str, Any]:
@@ -120,7 +111,8 @@ def setup_of(log: EvalLog, groups: Sequence[Group], scorer: str | None) -> dict[
     }
 
 
-def group_of(samples: Sequence[EvalSample], log: EvalLog, scorer: str | None) -> Group:
+def group_of(epochs: Mapping[int, EvalSample], log: EvalLog, scorer: str | None) -> Group:
+    samples = [sample for _, sample in sorted(epochs.items())]
     first = samples[0]
     problem = Problem(
         id=str(first.id),
@@ -139,16 +131,16 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
     if not 0 <= tokens < MOST_TOKENS:
         raise DataError(f"sample {sample.id} is said to have {tokens:.3g} output tokens; mend the log's model_usage")
     first = next((n for n, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
-    turns = turns_of(sample.messages[first:], cut=was_cut(sample))
-    fault = fault_of(sample)
-    stop = Stop.ENVIRONMENT_FAILED if fault is not None else stop_of(sample)
+    cut = any(choice.stop_reason in CUT for choice in sample.output.choices)  # one that broke may have none
+    limit, fault = sample.limit.type if sample.limit else "token" if cut else None, fault_of(sample)
+    stop = LIMITS.get(limit, Stop.MAX_TOKENS) if limit else Stop.ANSWERED
     asked = chat_text((message.role, message.text) for message in sample.messages[:first])
     return Trajectory(
         problem_id=str(sample.id),
         index=sample.epoch - 1,
         prompt_ids=tuple(CODEC.encode(asked)),
-        turns=tuple(turns),
-        stop=stop,
+        turns=tuple(turns_of(sample.messages[first:], cut=cut)),
+        stop=stop if fault is None else Stop.ENVIRONMENT_FAILED,
         outcome=None if fault is not None else outcome_of(sample, scorer),
         fault=fault,
         seconds=seconds,
@@ -162,17 +154,6 @@ def fault_of(sample: EvalSample) -> str | None:
         return str(sample.error.message)
     errors = [message.error for message in sample.messages if isinstance(message, ChatMessageTool) and message.error]
     return next((str(error.message) for error in errors if error.type == OUTAGE), None)
-
-
-def stop_of(sample: EvalSample) -> Stop:
-    if sample.limit is not None:
-        return LIMITS.get(sample.limit.type, Stop.MAX_TOKENS)
-    return Stop.MAX_TOKENS if was_cut(sample) else Stop.ANSWERED
-
-
-def was_cut(sample: EvalSample) -> bool:
-    """Whether the last completion ended at a limit; a sample that broke may have none."""
-    return any(choice.stop_reason in CUT for choice in sample.output.choices)
 
 
 def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
@@ -194,14 +175,9 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
 
 def number_of(value: Any) -> float:
     """A score as inspect_ai reads it; NaN is none. Raises ValueError for what is no number to it, and for infinity."""
-    with suppress(OverflowError, ValueError):
-        if isinstance(value, str):
-            read = value in WORDS or value.lower() in WORDS or math.isfinite(float(value))
-        else:
-            read = isinstance(value, int | float) and not math.isinf(value)
-        if read:
-            return float(value_to_float()(value))
-    raise ValueError(f"the score {value!r:.60} is no number or letter")
+    if (number := mark_of(value)) is None:
+        raise ValueError(f"the score {value!r:.60} is no number or letter")
+    return number
 
 
 def turns_of(messages: Sequence[ChatMessage], *, cut: bool) -> list[Turn]:
@@ -223,11 +199,9 @@ def turn_of(span: Sequence[ChatMessage], *, cut: bool) -> Turn:
         )
         for call in said.tool_calls or ()
     )
-    ids = tuple(CODEC.encode("\n".join(filter(None, [text_of(said), *(call.raw for call in calls)]))))
+    text = "\n".join(filter(None, [text_of(said), *(call.raw for call in calls)]))
     return Turn(
-        completion=Completion(
-            token_ids=ids, logprobs=(math.nan,) * len(ids), finish=Finish.LENGTH if cut else Finish.STOP
-        ),
+        completion=text_completion(CODEC, text, cut=cut),
         calls=calls,
         results=tuple(result_of(message) for message in following if isinstance(message, ChatMessageTool)),
         reply_ids=tuple(CODEC.encode("".join(f"\n{message.text}" for message in following))),

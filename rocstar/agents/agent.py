@@ -37,8 +37,7 @@ from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
 END_SECONDS = 5.0  # for an agent to end once it is told to
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")
-"""Of the environment, for programs."""
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +145,20 @@ def agent_named(
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names, which has so many seconds for an attempt. at_once: programs, or threads of
     a function that is not async. right_above: a larger reward of it is RIGHT. Raises ConfigError."""
+    said = f"rollout.agent = {reference!r}"
     if is_reference(reference) and " " not in reference.strip():
-        said = f"rollout.agent = {reference!r}"
-        found = load(reference, folders=folders, setting="rollout.agent")
-        check_call(found, ("problem", "client"), said=said)
-        bound = None if inspect.iscoroutinefunction(found) else at_once
-        return GatewayAgent(partial(by_function, found), seconds=seconds, at_once=bound, right_above=right_above)
-    runs = partial(by_program, _words(reference))
-    return GatewayAgent(runs, seconds=seconds, at_once=at_once, right_above=right_above)
-
-
-def _words(command: str) -> tuple[str, ...]:
-    said = f"rollout.agent = {command!r}"
-    words = words_of(command, said=said, remedy="write a command ('python a.py'), package.module:name or a.py:name")
-    script = next((word for word in words if word.endswith(".py")), None)
-    if script and not Path(script).is_file():
-        raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
-    return words
+        function = load(reference, folders=folders, setting="rollout.agent")
+        check_call(function, ("problem", "client"), said=said)
+        bound = None if inspect.iscoroutinefunction(function) else at_once
+        runs = partial(by_function, function)
+    else:
+        remedy = "write a command ('python a.py'), package.module:name or a.py:name"
+        words = words_of(reference, said=said, remedy=remedy)
+        script = next((word for word in words if word.endswith(".py")), None)
+        if script and not Path(script).is_file():
+            raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
+        runs, bound = partial(by_program, words), at_once
+    return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
 
 
 def _gift(given: Any) -> str | float | None:

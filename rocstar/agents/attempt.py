@@ -13,13 +13,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
 from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Thread
 from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
-from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
 from rocstar.types import (
     Completion,
@@ -51,23 +49,20 @@ class AgentAttempt:
 
     def __init__(self, roller: Roller, problem: Problem, sampling: Sampling, name: str) -> None:
         """sampling: of every completion; its seed is the attempt's. name: of the attempt, for engines."""
-        self._roller, self._sampling, self._name = roller, sampling, name
+        self._roller, self._sampling = roller, sampling
         conversation = roller.conversation
         self.problem = replace(problem, answer="", metadata={})
         """What the agent may know of it."""
         self._own = conversation.own_tools()
-        self._tools: Mapping[str, Tool] = {
-            name: tool for tool in (*conversation.tools, *self._own) for name in (*tool.spec.aliases, tool.spec.name)
-        }
+        self._tools = conversation.by_name(self._own)
         self._opening = conversation.ids(conversation.template.opening(problem.question, ()))
-        self._said = Conversations(conversation)
+        self._said = Conversations(conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self._latest: Thread | None = None
         self._asking: set[asyncio.Future[Any]] = set()
-        self._cached: set[Thread] = set()
-        """Conversations of which engines may keep something."""
+        self._resting: Thread | None = None
+        """The conversation that engines keep, while no completion is under way."""
         self.stop = Stop.ANSWERED
         self.fault: str | None = None
         self.broken: Exception | None = None
@@ -86,10 +81,7 @@ class AgentAttempt:
         self._requests += 1
         thread = self._said.place(asked.chat)
         try:
-            return await self._continued(asked, thread)
-        except Exception as error:
-            self.blame(error)
-            raise
+            return await self._held(self._continued(asked, thread))
         finally:
             thread.asked = None
 
@@ -102,21 +94,18 @@ class AgentAttempt:
             raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
         asked = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
         self._calls += 1
-        try:
-            async with self._own_call:
-                result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
-        except Exception as error:
-            self.blame(error)
-            raise
+        async with self._own_call:
+            self._refuse_late()
+            result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
         self._note(asked, result)
         return self._roller.conversation.feedback(result)
 
     def blame(self, error: Exception) -> None:
-        """An outage makes the attempt a fault of ours, unless it is over; what is neither outage nor the agent's own
-        is a mistake in engine or tool, which ends the run."""
-        if isinstance(error, Unavailable) and not self.over:
+        """An outage makes the attempt a fault of ours. What is neither an outage nor the agent's own is a mistake in
+        engine or tool, which ends the run."""
+        if isinstance(error, Unavailable):
             self.fault = self.fault or str(error)
-        if not isinstance(error, Unavailable | DataError | AttemptOver | AgentFailed):
+        elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
     def late(self, seconds: float) -> None:
@@ -131,12 +120,11 @@ class AgentAttempt:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
         unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
-        await self._forget(list(self._cached))
+        for thread in self._said.threads:  # what was broken off may have left any of them
+            await self._roller.engine.close_session(thread.session)
         for error in unclosed:
-            if isinstance(error, Unavailable):
-                self.fault = self.fault or str(error)
-            elif isinstance(error, Exception):
-                self.broken = self.broken or error
+            if isinstance(error, Exception):
+                self.blame(error)
 
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
@@ -190,7 +178,6 @@ class AgentAttempt:
         )
         turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=time.monotonic() - sent)
         self._said.answered(thread, asked.chat, message, turn)
-        self._latest = thread
         cut = kept.finish is Finish.LENGTH
         self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
@@ -198,19 +185,20 @@ class AgentAttempt:
     async def _sampled(self, thread: Thread, ids: tuple[int, ...], sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep what they have computed of one that waits for its next request, so an
         attempt has one such at most: were it to wait for room while it holds some, all attempts could."""
-        await self._forget([each for each in self._cached if each.asked is None])
-        session = f"{self._name}/{thread.number}"
-        self._cached.add(thread)
-        names = {"request_id": f"{session}/{len(thread.turns)}", "session_id": session}
+        engine, rested, self._resting = self._roller.engine, self._resting, None
+        if rested not in (None, thread):
+            await engine.close_session(rested.session)
+        names = {"request_id": f"{thread.session}/{len(thread.turns)}", "session_id": thread.session}
         try:
-            self._refuse_late()
-            return await self._held(self._roller.engine.generate(ids, sampling, **names))
+            return await engine.generate(ids, sampling, **names)
         finally:
             if any(each.asked for each in self._said.threads if each is not thread):
-                await self._forget([thread])
+                await engine.close_session(thread.session)
+            else:
+                self._resting = thread
 
     async def _held(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that `close` breaks off."""
+        """Wait for work that `close` breaks off. What it raises is blamed."""
         asking = asyncio.ensure_future(work)
         self._asking.add(asking)
         try:
@@ -218,14 +206,12 @@ class AgentAttempt:
         except asyncio.CancelledError:
             self._refuse_late()
             raise
+        except Exception as error:
+            if not (self.over and isinstance(error, Unavailable)):  # that, the end itself brings about
+                self.blame(error)
+            raise
         finally:
             self._asking.discard(asking)
-
-    async def _forget(self, threads: Sequence[Thread]) -> None:
-        """Give back what engines keep of conversations."""
-        for thread in threads:
-            self._cached.discard(thread)
-            await self._roller.engine.close_session(f"{self._name}/{thread.number}")
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
@@ -235,21 +221,21 @@ class AgentAttempt:
         if shown < 0:
             return completion, text
         tokens = bisect_left(range(len(ids)), shown + length, key=lambda n: len(codec.decode(ids[:n])))
-        versions = (span.version for span in completion.version_spans for _ in range(span.tokens))
-        logprobs, spans = completion.logprobs[:tokens], spans_of(islice(versions, tokens))
+        logprobs, spans = completion.logprobs[:tokens], spans_of(completion.versions[:tokens])
         kept = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
         return kept, text[:shown]
 
     def _note(self, call: ToolCall, result: ToolResult) -> None:
         """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
-        if self._latest is None:
+        latest = next((thread for thread in reversed(self._said.threads) if thread.turns), None)
+        if latest is None:
             return
-        last = self._latest.turns[-1]
+        last = latest.turns[-1]
         done, calls = len(last.results), list(last.calls)
         left = range(done, len(calls))
         own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
         calls.insert(done, call if own is None else calls.pop(own))
-        self._latest.turns[-1] = replace(
+        latest.turns[-1] = replace(
             last,
             calls=tuple(calls),
             results=(*last.results, replace(result, call_id=calls[done].id)),

@@ -25,7 +25,7 @@ from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
-from rocstar.types import Completion, ToolCall, Turn
+from rocstar.types import ToolCall, Turn
 
 
 class AgentRequest(NamedTuple):
@@ -50,31 +50,23 @@ class Answer(NamedTuple):
 class Thread:
     """A conversation whose tokens only grow."""
 
-    number: int
-    prompt_ids: tuple[int, ...]
-    """Before its first completion."""
-    ids: tuple[int, ...]
+    session: str
+    """Its name for engines."""
+    ids: tuple[int, ...] = ()
     """All of it so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
+    """The first one has the prompt."""
     asked: tuple[int, ...] | None = None
     """What a completion that is under way continues."""
-
-
-class _Given(NamedTuple):
-    """A completion that was given, with all that stands before it."""
-
-    thread: Thread
-    ids: tuple[int, ...]
-    completion: Completion
 
 
 class Conversations:
     """Those of one attempt."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
-        self._answers: dict[str, _Given] = {}
-        """By the messages up to it and with it."""
+    def __init__(self, conversation: Conversation, name: str) -> None:
+        self._conversation, self._name = conversation, name
+        self._answers: dict[str, tuple[Thread, tuple[int, ...]]] = {}
+        """By the messages up to an answer and with it: its conversation, and all tokens up to its end."""
         self.threads: list[Thread] = []
         """In the order of their last answers."""
 
@@ -84,7 +76,7 @@ class Conversations:
         _check(chat.messages)
         ids, thread = self._matched(chat)
         if thread is None:
-            thread = Thread(number=len(self.threads), prompt_ids=ids, ids=ids)
+            thread = Thread(session=f"{self._name}/{len(self.threads)}")
             self.threads.append(thread)
         thread.asked = ids
         return thread
@@ -94,30 +86,28 @@ class Conversations:
         ids = thread.asked or ()
         if thread.turns:
             thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
-        thread.turns.append(turn)
+        thread.turns.append(turn if thread.turns else replace(turn, prompt_ids=ids))
         thread.ids = (*ids, *turn.completion.token_ids)
         self.threads.remove(thread)
         self.threads.append(thread)
         *_, key = _keys(chat.tools, (*chat.messages, answer))
-        self._answers[key] = _Given(thread, thread.ids, turn.completion)
+        self._answers[key] = thread, thread.ids
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
-        answered = [thread for thread in self.threads if thread.turns]
-        found: list[Turn] = []
-        for thread in answered:
-            first, *rest = thread.turns
-            found += [replace(first, prompt_ids=thread.prompt_ids) if found else first, *rest]
-        return (answered[0].prompt_ids if answered else ()), tuple(found)
+        turns = [turn for thread in self.threads for turn in thread.turns]
+        if not turns:
+            return (), ()
+        return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
 
     def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
         """(tokens to continue, the thread that they continue if any)."""
         keys = list(_keys(chat.tools, chat.messages))
         for said in range(len(chat.messages) - 1, 0, -1):
             if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
-                ids = (*answer.ids, *self._conversation.after(answer.completion, after))
-                goes_on = answer.thread.ids == answer.ids and answer.thread.asked is None
-                return ids, answer.thread if goes_on else None
+                thread, given = answer
+                goes_on = thread.ids == given and thread.asked is None
+                return (*given, *self._conversation.after(given, after)), thread if goes_on else None
         template = self._conversation.template
         laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
         return laid_out.token_ids, None

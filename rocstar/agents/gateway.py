@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,10 +23,10 @@ from starlette.routing import Route
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, Wire
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, key_in, models_of, object_in, refusal
+from rocstar.support.listen import body_of, key_in, models_of, object_in, quiet_server, refusal
 
 BODY_BYTES = 32 << 20
-KEEP_ALIVE_SECONDS = 86_400  # longer than attempts last: what is sent over a connection that we just closed is lost
+REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
 
 
 class Gateway:
@@ -43,7 +42,11 @@ class Gateway:
         """The key of an attempt, valid within the context."""
         key = f"rocstar-{secrets.token_urlsafe(24)}"
         if not self._attempts:
-            self._server, self._serving = self._started()
+            place = socket.create_server(("127.0.0.1", 0), backlog=1024)
+            self._server = quiet_server(app_of(self._attempts.get), lifespan="off", timeout_keep_alive=REST_SECONDS)
+            self._server.capture_signals = nullcontext
+            self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
+            self.origin = f"http://127.0.0.1:{place.getsockname()[1]}"
         self._attempts[key] = attempt
         try:
             yield key
@@ -52,17 +55,6 @@ class Gateway:
             if not self._attempts:
                 self._server.should_exit = self._server.force_exit = True
                 await self._serving
-
-    def _started(self) -> tuple[uvicorn.Server, asyncio.Task[None]]:
-        place = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        app = app_of(self._attempts.get)
-        config = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
-        )
-        server = uvicorn.Server(config)
-        server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
-        self.origin = f"http://127.0.0.1:{place.getsockname()[1]}"
-        return server, asyncio.create_task(server.serve(sockets=[place]))
 
 
 def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:

@@ -90,9 +90,6 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
     return {read: answer.read, written: answer.written, "total_tokens": answer.read + answer.written}
 
 
-# -- OpenAI's chat completions ---------------------------------------------------------------------------------------
-
-
 def read_chat(body: Body) -> AgentRequest:
     """A chat completion request. Raises DataError."""
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
@@ -132,9 +129,6 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
         yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
     if (body.get("stream_options") or {}).get("include_usage"):
         yield {**head, "usage": usage}
-
-
-# -- OpenAI's responses ----------------------------------------------------------------------------------------------
 
 
 def read_response(body: Body) -> AgentRequest:
@@ -201,9 +195,6 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
             yield "function_call_arguments.done", {**at, "arguments": item["arguments"], "name": item["name"]}
         yield "output_item.done", {**at, "item": item}
     yield found["status"], {"response": found}
-
-
-# -- Anthropic's messages --------------------------------------------------------------------------------------------
 
 
 BLOCKS: Mapping[str, tuple[str, ...]] = {

@@ -171,9 +171,7 @@ class EndpointAttempt:
         self.used_tokens = written.response_tokens or self.used_tokens
         text = said(written)
         self.turns += [ran_turn(self._solver.codec, ran, len(self.turns) + n) for n, ran in enumerate(written.ran)]
-        ids = tuple(self._solver.codec.encode(text))
-        finish = Finish.LENGTH if written.cut else Finish.STOP
-        completion = Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
+        completion = text_completion(self._solver.codec, text, cut=written.cut)
         self.turns.append(Turn(completion=completion, engine_seconds=engine_seconds))
         asked = time.monotonic()
         reply = await self.environment.reply(completion)
@@ -197,14 +195,20 @@ def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
     return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
 
 
+def text_completion(codec: Codec, text: str, *, cut: bool) -> Completion:
+    """A text that a model wrote elsewhere, with log-probabilities that nobody told. cut: by a limit of tokens."""
+    ids = tuple(codec.encode(text))
+    finish = Finish.LENGTH if cut else Finish.STOP
+    return Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
+
+
 def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:
     """A call that the endpoint ran itself, as if the model had written it in a turn of its own."""
     name, raw = f"call_{number}", render_call(ran.tool, ran.arguments)
-    ids = tuple(codec.encode(raw))
     printed, failed = (ran.output, "") if ran.status is Status.OK else ("", ran.output)
     result = ToolResult(call_id=name, status=ran.status, stdout=printed, stderr=failed, run_seconds=ran.seconds)
     return Turn(
-        completion=Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=Finish.STOP),
+        completion=text_completion(codec, raw, cut=False),
         calls=(ToolCall(id=name, tool=ran.tool, arguments=ran.arguments, raw=raw),),
         results=(result,),
         reply_ids=tuple(codec.encode(f"\n{ran.output}\n")),

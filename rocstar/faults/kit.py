@@ -195,12 +195,6 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
     return trainer
 
 
-class _Reward(msgspec.Struct):
-    """What a trainer prints of an attempt; other keys are its own."""
-
-    reward: float | None
-
-
 def trainer_of(command: str) -> Trainer:
     """A trainer that is a program. command: for the shell."""
 
@@ -209,8 +203,9 @@ def trainer_of(command: str) -> Trainer:
         rewards: list[float | None] = []
         for line in (line for line in re.split(r"[\r\n]", said) if line.startswith('{"reward"')):
             try:
-                rewards.append(msgspec.json.decode(line, type=_Reward).reward)
-            except msgspec.DecodeError:
+                printed = msgspec.json.decode(line, type=dict[str, msgspec.Raw])  # other keys are the trainer's own
+                rewards.append(msgspec.json.decode(printed["reward"], type=float | None))
+            except (msgspec.DecodeError, RecursionError):
                 rewards.append(float("nan"))
                 words += f"\n{line[:100]} on stdout holds neither a number nor null"
         return TrainerAnswer(rewards=rewards, halted=code != 0, words=words)

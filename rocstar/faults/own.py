@@ -143,8 +143,6 @@ def _agent(left: set[str]) -> GatewayAgent:
     return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
 
 
-# -- whole runs ------------------------------------------------------------------------------------------------------
-
 STEPS = 2
 RUN = f"""
 run.checkpoint_seconds=0 run.checkpoint_cost=1 data.pool=32 stage.sft.steps=1 stage.rl.steps={STEPS}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import isinf
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ WRITTEN = ("assistant", "code")
 RESULTS = ("tool", "function", "ipython", "execution")
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
 """inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
+MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "false": 0.0, "p": 0.5}
+"""Letters and words that inspect_ai reads as numbers."""
 Fields = dict[str, Any]
 
 
@@ -78,6 +81,17 @@ def _result(message: Mapping[str, Any]) -> Fields:
     else:
         told, status = as_text(error or None), Status.OK
     return {"status": status, "stdout": "" if told == text else text, "stderr": told}
+
+
+def mark_of(value: Any) -> float | None:
+    """A score as inspect_ai counts it, numbers in a text too; NaN where it is that, None for whatever else is no finite
+    number to it."""
+    with suppress(OverflowError, ValueError):
+        number = MARKS.get(value.lower()) if isinstance(value, str) else None
+        if number is None and isinstance(value, str | int | float):
+            number = float(value)
+        return None if number is None or isinf(number) else number
+    return None
 
 
 def said_in(message: Mapping[str, Any]) -> str:

@@ -353,13 +353,13 @@ def _arrow_type(kind: str) -> Any:
 
 def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, Any]:
     problem, trajectory = attempt.problem, attempt.trajectory
-    texts = [_utf8(decode(turn.completion.token_ids)) if decode else "" for turn in trajectory.turns]
+    texts = [utf8(decode(turn.completion.token_ids)) if decode else "" for turn in trajectory.turns]
     return {
         "step": step,
         "problem_id": problem.id,
-        "question": _utf8(problem.question),
-        "gold": _utf8(problem.answer),
-        "source": _utf8(problem.source),
+        "question": utf8(problem.question),
+        "gold": utf8(problem.answer),
+        "source": utf8(problem.source),
         "index": trajectory.index,
         "prompt_ids": trajectory.prompt_ids,
         "token_ids": trajectory.token_ids,
@@ -370,7 +370,7 @@ def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, 
         "turns": json.dumps([_turn(turn, text) for turn, text in zip(trajectory.turns, texts, strict=True)]),
         "text": texts,
         "stop": str(trajectory.stop),
-        "fault": trajectory.fault and _utf8(trajectory.fault),
+        "fault": trajectory.fault and utf8(trajectory.fault),
         "response_tokens": trajectory.num_response_tokens,
         "calls": trajectory.num_calls,
         "failed_calls": trajectory.num_failed_calls,
@@ -387,7 +387,7 @@ def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
     return {
         "verdict": outcome and str(outcome.verdict),
         "reward": outcome and outcome.reward,
-        "extracted": outcome and outcome.extracted and _utf8(outcome.extracted),
+        "extracted": outcome and outcome.extracted and utf8(outcome.extracted),
         "method": outcome and outcome.method,
         "format_facts": outcome and json.dumps(_fields(outcome.format_facts)),
         "penalty_errors": penalty and penalty.errors,
@@ -420,6 +420,6 @@ def _fields(noun: ToolCall | ToolResult | FormatFacts) -> Any:
     return plain({field.name: getattr(noun, field.name) for field in fields(noun)})
 
 
-def _utf8(text: str) -> str:
-    """`text` without lone surrogates, which parquet cannot hold and a model can make."""
+def utf8(text: str) -> str:
+    """`text` without lone surrogates, which parquet cannot hold, and a model can make and the name of a file have."""
     return text.encode("utf-8", "replace").decode()

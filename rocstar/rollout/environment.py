@@ -6,7 +6,7 @@ service leaves this file as an exception."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -48,13 +48,18 @@ class Conversation:
         """What stands around completions, as tokens."""
         return tuple(self.codec.encode_segments(segments, self.template.reserved))
 
+    def by_name(self, own: Sequence[AttemptTool]) -> Mapping[str, Tool]:
+        """The tools of an attempt with `own` ones, by all names that they answer to."""
+        return {name: tool for tool in (*self.tools, *own) for name in (*tool.spec.aliases, tool.spec.name)}
+
     def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
         return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
 
-    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
-        """A reply to a completion. One that ended with another token than the template's stop marker (an
-        end-of-sequence token of the model) gets the marker first, so that the conversation stays well formed."""
-        ended = completion.token_ids[-1:] == self.ids([ours(self.template.stop)])
+    def after(self, said: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
+        """A reply to what ends with a completion's tokens. Where these end with another token than the template's stop
+        marker (an end-of-sequence token of the model) the marker comes first, so that the conversation stays well
+        formed."""
+        ended = tuple(said[-1:]) == self.ids([ours(self.template.stop)])
         return self.ids(segments if ended else (ours(self.template.stop), *segments))
 
 
@@ -71,7 +76,7 @@ class ToolEnvironment:
         self._seed = seed
         self._own = conversation.own_tools()
         self._tools: tuple[Tool, ...] = (*conversation.tools, *self._own)
-        self._named = {name: tool for tool in self._tools for name in (*tool.spec.aliases, tool.spec.name)}
+        self._named = conversation.by_name(self._own)
         self._turn_of_own = asyncio.Lock()
         self._turns = 0
         self._calls = 0
@@ -101,7 +106,7 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
+        ids = self._conversation.after(completion.token_ids, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)

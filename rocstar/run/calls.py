@@ -15,6 +15,7 @@ import shutil
 from array import array
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from rocstar.protocols import Engine, ForwardingEngine
@@ -46,9 +47,7 @@ class FinishedCalls:
 
     def engine(self, step: int, engine: Engine) -> StepEngine:
         """The engine for the attempts of a step."""
-        path = self._folder.calls_file(step)
-        made = StepEngine(engine, Journal(path), read_journal(path, NEEDS), self._fingerprints)
-        self._engines[step] = made
+        self._engines[step] = made = StepEngine(engine, self._folder.calls_file(step), self._fingerprints)
         return made
 
     def taken(self, step: int) -> tuple[int, int]:
@@ -73,12 +72,11 @@ class FinishedCalls:
 class StepEngine(ForwardingEngine):
     """Answers what was asked before from the file of its step, each call once, and writes down what was not."""
 
-    def __init__(
-        self, engine: Engine, journal: Journal, rows: Sequence[Mapping[str, Any]], fingerprints: Mapping[int, str]
-    ) -> None:
-        """fingerprints: of the weights that the run has had, by version; it grows."""
+    def __init__(self, engine: Engine, path: Path, fingerprints: Mapping[int, str]) -> None:
+        """path: the file. fingerprints: of the weights that the run has had, by version; it grows."""
         super().__init__(engine)
-        self.journal, self.there, self.taken = journal, len(rows), 0
+        rows = read_journal(path, NEEDS)
+        self.journal, self.there, self.taken = Journal(path), len(rows), 0
         self._left = {row["asked"]: row for row in rows}
         self._fingerprints = fingerprints
 

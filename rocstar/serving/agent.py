@@ -196,12 +196,11 @@ class WatchedEnvironment:
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:
-    versions = (span.version for part in parts for span in part.version_spans for _ in range(span.tokens))
     return Completion(
         token_ids=tuple(token for part in parts for token in part.token_ids),
         logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
         finish=parts[-1].finish,
-        version_spans=spans_of(versions),
+        version_spans=spans_of(version for part in parts for version in part.versions),
     )
 
 

@@ -21,7 +21,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -36,7 +35,17 @@ from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
-from rocstar.support.listen import body_of, ended_by_signals, is_loopback, key_in, listener, models_of, refusal, url_of
+from rocstar.support.listen import (
+    body_of,
+    ended_by_signals,
+    is_loopback,
+    key_in,
+    listener,
+    models_of,
+    quiet_server,
+    refusal,
+    url_of,
+)
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
@@ -77,14 +86,7 @@ def serve(spec: ServeSpec, say: Callable[[str], None]) -> None:
     async def run() -> None:
         async with opened_agent(subject, positions=positions, rows=spec.rows) as roller:
             agent = Agent(name=name, roller=roller, specs=subject.specs, positions=positions, token=token)
-            config = uvicorn.Config(
-                app_of(agent),
-                log_level="error",
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=END_SECONDS,
-            )
-            server = uvicorn.Server(config)
+            server = quiet_server(app_of(agent), lifespan="off", timeout_graceful_shutdown=END_SECONDS)
             with ended_by_signals(server):
                 say(f"{name} at {url_of(spec.host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
                 await server.serve(sockets=[place])

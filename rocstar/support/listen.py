@@ -27,6 +27,7 @@ __all__ = [
     "listener",
     "models_of",
     "object_in",
+    "quiet_server",
     "refusal",
     "url_of",
 ]
@@ -43,6 +44,13 @@ def listener(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def quiet_server(app: Any, **more: Any) -> Any:
+    """A uvicorn.Server that logs nothing but errors. more: of its Config."""
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
 
 
 async def body_of(request: Request, most: int) -> bytes:

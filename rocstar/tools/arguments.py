@@ -1,4 +1,4 @@
-"""Checks of what the model passed to a tool, and the result that tells it what was wrong."""
+"""Checks of what the model passed to a tool, and results of calls that no sandbox ran."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ from rocstar.types import Status, ToolCall, ToolResult
 def bad_call(call: ToolCall, reason: str) -> ToolResult:
     """The call was not run. `reason`: one sentence for the model."""
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
+
+
+def ran_here(
+    call: ToolCall, status: Status, text: str, *, asked: float, began: float, ended: float, most: int | None = None
+) -> ToolResult:
+    """What a call came to. text: its output where the status is OK, else what went wrong. asked, began, ended: when, by
+    `time.monotonic`. most: bytes of text that are kept; output that has more is an OUTPUT_LIMIT."""
+    whole = text.encode(errors="replace")
+    kept = whole[:most].decode(errors="ignore")
+    stdout, stderr = (kept, "") if status is Status.OK else ("", kept)
+    is_cut = most is not None and len(whole) > most
+    return ToolResult(
+        call_id=call.id,
+        status=Status.OUTPUT_LIMIT if is_cut and status is Status.OK else status,
+        stdout=stdout,
+        stderr=stderr,
+        run_seconds=ended - began,
+        queue_seconds=began - asked,
+        truncated_bytes=len(whole) - len(kept.encode()),
+    )
 
 
 def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import ToolSpec
 from rocstar.support.plugins import begun_in_thread
-from rocstar.tools.arguments import bad_call
+from rocstar.tools.arguments import bad_call, ran_here
 from rocstar.types import Status, ToolCall, ToolResult
 
 AT_ONCE = 32  # calls of one function that run at the same time; further ones wait
@@ -71,15 +71,7 @@ class FunctionTool:
             began = time.monotonic()
             status, text = await self._outcome(arguments)
             ended = time.monotonic()
-        stdout, stderr = (text, "") if status is Status.OK else ("", text)
-        return ToolResult(
-            call_id=call.id,
-            status=status,
-            stdout=stdout,
-            stderr=stderr,
-            run_seconds=ended - began,
-            queue_seconds=began - asked,
-        )
+        return ran_here(call, status, text, asked=asked, began=began, ended=ended)
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._function if inspect.iscoroutinefunction(self._function) else self._threaded

@@ -22,6 +22,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,22 +40,18 @@ from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support.processes import process_group, words_of
-from rocstar.tools.arguments import bad_call, wrong_names
+from rocstar.tools.arguments import bad_call, ran_here, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
 
-SHARED = "mcp-shared:"
+SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
-OTHER_TOOLS = "it lists other tools than when it was first asked; start the run anew"
 ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
 AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
 """Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
-
-Made = tuple[str, Mapping[str, Any]]
-"""A call: tool and arguments."""
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
@@ -64,11 +61,11 @@ def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
     asked for its tools."""
     specs = listed(name)
     starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would take each other's START_SECONDS
-    shared = _Server(name, limits, starts, specs) if name.startswith(SHARED) else None
+    first = _Server(name, limits, starts, specs)
 
     def made() -> Sequence[Tool]:
-        server = shared or _Server(name, limits, starts, specs)
-        return [(McpTool if shared else OwnMcpTool)(server, spec) for spec in specs]
+        server = first if first.is_shared else _Server(name, limits, starts, specs)
+        return [McpTool(server, spec) for spec in specs]
 
     return made
 
@@ -78,10 +75,9 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
     """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
     for package in ("mcp", "client"):  # it logs there what is raised and told here
         logging.getLogger(package).setLevel(logging.CRITICAL)
-    _place(name)
+    server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
     async def asked() -> tuple[ToolSpec, ...]:
-        server = _Server(name, Limits(), asyncio.Semaphore(), None)
         try:
             async with server.connection().used() as connection:
                 return await connection.specs()
@@ -93,30 +89,23 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
 
 
 class McpTool:
-    """Implements `Tool`: one of a server that all attempts share."""
+    """Implements `Tool`; `AttemptTool` where the server is the attempt's own, which `close` ends with all its tools."""
 
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
-        self.spec = spec
-        self._server = server
+        self.spec, self._server = spec, server
+        if not server.is_shared:
+            self.close = server.close
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises Unavailable for an outage, see above."""
         arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
-        made, asked = (self.spec.name, arguments), time.monotonic()
+        checked, asked = replace(call, tool=self.spec.name, arguments=arguments), time.monotonic()
         try:
-            return await self._server.run(call.id, made, asked)
+            return await self._server.run(checked, asked)
         except Unavailable:
-            return await self._server.run(call.id, made, asked)  # by a server that is started anew
-
-
-class OwnMcpTool(McpTool):
-    """Implements `AttemptTool`: one of a server that the attempt has of its own."""
-
-    async def close(self) -> None:
-        """End the server, with all its tools. May be called twice."""
-        await self._server.close()
+            return await self._server.run(checked, asked)  # by a server that is started anew
 
 
 class _Server:
@@ -125,14 +114,18 @@ class _Server:
     def __init__(
         self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None
     ) -> None:
-        """specs: what it has to list; None: whatever."""
-        self.name, self.limits, self.starts, self.specs = name, limits, starts, specs
-        self.is_shared = name.startswith(SHARED)
-        self.made: list[Made] = []  # calls of the one attempt, for a server that is started anew
+        """specs: what it has to list; None: whatever. Raises ConfigError."""
+        kind, _, place = name.partition(":")
+        self.said, place = f"sandbox.tools = {name!r}", place.strip()
+        self.url = place if place.startswith(("http://", "https://")) else None
+        remedy = "write mcp:COMMAND ARGUMENTS or mcp:URL"
+        self.command = () if self.url else words_of(place, said=self.said, remedy=remedy)
+        self.limits, self.starts, self.specs, self.is_shared = limits, starts, specs, kind == SHARED
+        self.made: list[ToolCall] = []  # calls of the one attempt, for a server that is started anew
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
         self._is_closed = False
 
-    async def run(self, call_id: str, call: Made, asked: float) -> ToolResult:
+    async def run(self, call: ToolCall, asked: float) -> ToolResult:
         """asked: when. Raises Unavailable for an outage; the next call has the server started anew."""
         async with self.connection().used() as connection:
             began = time.monotonic()
@@ -141,28 +134,16 @@ class _Server:
             self.made += [] if self.is_shared else [call]
             if status is not Status.OK and not await connection.is_well():
                 if self.is_shared:  # perhaps it hangs in a call of somebody else
-                    raise Unavailable(f"{_said(self.name)} no longer answers")
+                    raise Unavailable(f"{self.said} no longer answers")
                 connection.retired = True
                 if status is Status.TIMEOUT:
                     self.made, text = [], ENDED
-        whole = text.encode(errors="replace")
-        kept = whole[: self.limits.output_bytes].decode(errors="ignore")
-        if len(whole) > self.limits.output_bytes and status is Status.OK:
-            status = Status.OUTPUT_LIMIT
-        stdout, stderr = (kept, "") if status in (Status.OK, Status.OUTPUT_LIMIT) else ("", kept)
-        return ToolResult(
-            call_id=call_id,
-            status=status,
-            stdout=stdout,
-            stderr=stderr,
-            run_seconds=ended - began,
-            queue_seconds=began - asked,
-            truncated_bytes=len(whole) - len(kept.encode()),
-        )
+        most = self.limits.output_bytes
+        return ran_here(call, status, text, asked=asked, began=began, ended=ended, most=most)
 
     def connection(self) -> _Connection:
         if self._is_closed:
-            raise Unavailable(f"{_said(self.name)} is closed; each attempt has one of its own")
+            raise Unavailable(f"{self.said} is closed; each attempt has one of its own")
         if not self._connections or self._connections[-1].retired:
             self._connections = [*(one for one in self._connections if not one.task.done()), _Connection(self)]
         return self._connections[-1]
@@ -184,7 +165,7 @@ class _Connection:
         self._server, self._errors = server, b""
         self._users = self._garbled = 0
         self._begun = asyncio.Event()
-        self._failed: Unavailable | None = Unavailable(f"{_said(server.name)} was closed before it had started")
+        self._failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
     @asynccontextmanager
@@ -204,12 +185,12 @@ class _Connection:
             if self.retired and not self._users:
                 self.task.cancel()
 
-    async def answer(self, call: Made) -> tuple[Status, str]:
+    async def answer(self, call: ToolCall) -> tuple[Status, str]:
         """Raises Unavailable."""
-        garbled, (tool, arguments) = self._garbled, call
+        garbled = self._garbled
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
-                answer = await self._client.call_tool(tool, dict(arguments))
+                answer = await self._client.call_tool(call.tool, dict(call.arguments))
         except Exception as error:  # of the package, whatever an answer makes it raise
             if isinstance(error, mcp.MCPError) and error.code == INVALID_PARAMS:
                 return Status.BAD_CALL, error.message
@@ -224,15 +205,15 @@ class _Connection:
         """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                specs = await self.specs()
+                await self.specs()
+        except Unavailable:
+            raise
         except Exception:  # as above
             return False
-        if specs != self._server.specs:
-            raise self._outage(ValueError(OTHER_TOOLS))
         return True
 
     async def specs(self) -> tuple[ToolSpec, ...]:
-        """What it lists."""
+        """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
         page = await self._client.list_tools()
         tools = [*page.tools]
         while page.next_cursor is not None:
@@ -240,18 +221,18 @@ class _Connection:
             tools += page.tools
         if not tools:
             raise ValueError("it lists no tool")
-        return tuple(map(_spec, tools))
+        specs = tuple(map(_spec, tools))
+        if self._server.specs not in (None, specs):
+            raise self._outage(ValueError("it lists other tools than when it was first asked; start the run anew"))
+        return specs
 
-    async def _live(self, made: Sequence[Made]) -> None:
+    async def _live(self, made: Sequence[ToolCall]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    place = _place(self._server.name)
-                    server = place if isinstance(place, str) else self._started(place)
-                    self._client = await stack.enter_async_context(Client(server, cache=None))
-                    specs = await self.specs()
-                if self._server.specs not in (None, specs):
-                    raise ValueError(OTHER_TOOLS)
+                    transport = self._server.url or self._started()
+                    self._client = await stack.enter_async_context(Client(transport, cache=None))
+                    await self.specs()
                 for call in made:
                     await self.answer(call)
                 self._failed = None
@@ -265,12 +246,12 @@ class _Connection:
             self._begun.set()
 
     @asynccontextmanager
-    async def _started(self, command: Sequence[str]) -> AsyncIterator[TransportStreams]:
+    async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
-        async with process_group(*AS_A_GROUP, *command, **pipes) as process:
+        async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
             stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
@@ -311,19 +292,7 @@ class _Connection:
             return error
         last = self._errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
         wrote = f"; it last wrote: {last}" if last else ""
-        return Unavailable(f"{_said(self._server.name)} can't be asked: {first_line(error)}{wrote}")
-
-
-def _said(name: str) -> str:
-    return f"sandbox.tools = {name!r}"
-
-
-def _place(name: str) -> str | tuple[str, ...]:
-    """The URL, or the command. Raises ConfigError."""
-    place = name.partition(":")[2].strip()
-    if place.startswith(("http://", "https://")):
-        return place
-    return words_of(place, said=_said(name), remedy="write mcp:COMMAND ARGUMENTS or mcp:URL")
+        return Unavailable(f"{self._server.said} can't be asked: {first_line(error)}{wrote}")
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:
@@ -354,20 +323,14 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:
-    """All parts, one below the other; structured content too, where no text says it already."""
+    """All parts, one below the other; structured content too, where no text says it already, or says what the official
+    server wraps as `result` because it is no object."""
     text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
-    if structured is None or _says(text, structured):
-        return text
+    values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
+    with suppress(ValueError):  # of a text that is no JSON
+        if structured is None or text in values or json.loads(text) in values:
+            return text
     return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))
-
-
-def _says(text: str, structured: Any) -> bool:
-    """Also the value alone, which the official server wraps as `result` where it is no object."""
-    values = [structured, *(structured.values() if list(structured) == ["result"] else ())]
-    try:
-        return text in values or json.loads(text) in values
-    except ValueError:
-        return False
 
 
 def _part(part: Any) -> str:

@@ -20,7 +20,6 @@ from urllib.parse import quote, urlsplit
 
 import duckdb
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -43,7 +42,7 @@ from rocstar.record.journal import Tail, read_journal
 from rocstar.record.replays import carried, replays_of
 from rocstar.record.rollouts import COLUMNS, SHORT_COLUMNS, problem_of
 from rocstar.record.table import BadFilter, Where
-from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
+from rocstar.support.listen import ended_by_signals, is_loopback, listener, quiet_server, url_of
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, by_piece, decoder_of
 from rocstar.view.curves import Curves
@@ -467,15 +466,9 @@ def serve(
     reachable = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = url_of(reachable, place.getsockname()[1])
     opened = f"{address}/?token={token}" if token else f"{address}/#{quote(library.first)}"
-    config = uvicorn.Config(
-        application(library, token=token, cache=cache),
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    app = application(library, token=token, cache=cache)
+    more = {"server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": GRACE_SECONDS}
+    server = quiet_server(app, **more)
     with ended_by_signals(server):
         tell(f"{library.base} is shown at {opened} (Ctrl-C ends)")
         if browser:

@@ -19,9 +19,8 @@ import math
 import re
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
@@ -32,8 +31,8 @@ import pyarrow
 from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.record.messages import as_text, parsed, said_in, turns_of, written
-from rocstar.record.rollouts import attempts_schema
+from rocstar.record.messages import as_text, mark_of, parsed, said_in, turns_of, written
+from rocstar.record.rollouts import attempts_schema, utf8
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
@@ -49,8 +48,6 @@ ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are told in words
 OF_ALL = ("header.json", "_journal/start.json", "log", "metadata.json")
 """Where a file says what holds of all its rows; metadata.json stands beside it."""
-MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "false": 0.0, "p": 0.5}
-"""Letters and words that inspect_ai reads as numbers."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
 """Of a message; what else one has is kept among the fields."""
 UNREAD = (DataError, *STRANGE, RuntimeError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
@@ -70,13 +67,13 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
         dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
-        plain = _utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
+        plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
         made = _Dump(folder / str(number)).read(files, next(name for name in names if name not in taken))
         sources += [made] if made.about["attempts"] else []
         for said in made.refused:
             tell(f"left out: {said}")
-    shown = _utf8(str(place))
+    shown = utf8(str(place))
     if place.is_file() and not sources:
         raise ConfigError(f"{shown} holds no rollouts of TRL, verl, verifiers or inspect_ai that can be read")
     only = f"/run/{quote(sources[0].name, safe='')}/attempts" if len(sources) == 1 else "/"
@@ -110,11 +107,11 @@ class _Dump:
                 self._write(file, self._attempts(file))
             except UNREAD as error:
                 self._refuse(f"{file}: ", error)
-        rows = [row for _, (_, row) in sorted(self._steps.items(), key=lambda one: one[0])]
+        rows = [self._steps[step][1] for step in sorted(self._steps)]
         (self._root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         first = [f"{self._left_out} of {self._rows + self._left_out} rows; these first:"] if self._left_out else []
         written = ", ".join(dict.fromkeys(row["stage"] for row in rows))
-        about = {"written by": written, "files": [_utf8(str(file)) for file in files], "attempts": self._rows}
+        about = {"written by": written, "files": [utf8(str(file)) for file in files], "attempts": self._rows}
         return RunSource(name=name, root=self._root, about={**self._about, **about}, refused=(*first, *self._refused))
 
     def _refuse(self, place: str, error: Exception, rows: int = 1) -> None:
@@ -124,11 +121,11 @@ class _Dump:
         elif not isinstance(error, DataError):
             said = f"all: it cannot be read ({said})"
         self._left_out += rows
-        self._refused += [_utf8(place + said)] if len(self._refused) < SHOWN else []
+        self._refused += [utf8(place + said)] if len(self._refused) < SHOWN else []
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, floats, found, place = STEP_FOLDER.findall(str(file)), _floats(file), list[Fields](), ""
+        folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
         try:
             for place, raw in _records(file):
                 try:
@@ -139,13 +136,22 @@ class _Dump:
                         raise DataError("all: it is no JSON object")
                     if place in OF_ALL:
                         self._about |= row
-                        continue
-                    row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
-                    found += _read(row, int(folders[-1]) if folders else 0)
+                    else:
+                        rows.append((place, row))
                 except UNREAD as error:
                     self._refuse(f"{file}: {place}, ", error)
         except UNREAD as error:  # of a packed file that is cut, what came before is shown
             self._refuse(f"{file}: after {place}, " if place else f"{file}: ", error)
+        # In TRL's rows as JSONL a reward of 1.0 may stand as 1: what is a float in any row is one in all.
+        of_trl = [row for _, row in rows if "advantage" in row]
+        floats = {name for row in of_trl for name, value in row.items() if isinstance(value, float)}
+        while rows:  # each is given up once it is read
+            place, row = rows.popleft()
+            try:
+                row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
+                found += _read(row, int(folders[-1]) if folders else 0)
+            except UNREAD as error:
+                self._refuse(f"{file}: {place}, ", error)
         return found
 
     def _write(self, file: Path, rows: Sequence[Fields]) -> None:
@@ -209,17 +215,6 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes | Exception:
         return error
 
 
-def _floats(file: Path) -> set[str]:
-    """Of TRL's rows as JSONL, what is a float in any: there a reward of 1.0 may stand as 1."""
-    found = set[str]()
-    with suppress(*UNREAD):  # which `_attempts` tells
-        for _, raw in _records(file) if ".jsonl" in file.suffixes else ():
-            with suppress(*UNREAD):
-                if b'"advantage"' in raw:
-                    found |= {name for name, value in parsed(raw).items() if isinstance(value, float)}
-    return found
-
-
 def _trl(row: Fields) -> Made:
     """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken, without
     NaN, as TRL takes it."""
@@ -258,7 +253,7 @@ def _traces(row: Fields) -> Made:
 
 
 def _sample(row: Fields) -> Made:
-    """The first scorer's mark is the reward; letters and words count as inspect_ai counts them."""
+    """The first scorer's mark is the reward."""
     if kept := row.pop("attachments", None):  # long texts, which a log keeps apart
         link = re.compile(r'"attachment://(\w+)"')
         row = parsed(link.sub(lambda at: written(kept[at[1]]) if at[1] in kept else at[0], written(row)))
@@ -267,10 +262,9 @@ def _sample(row: Fields) -> Made:
     scores: Mapping[str, Fields] = row.get("scores") or {}
     scorer = next(iter(scores), None)
     score = scores[scorer] if scorer else {}
-    mark, tokens = score.get("value"), [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
-    mark = MARKS.get(mark.lower()) if isinstance(mark, str) else mark
+    tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
-    told |= {"reward": mark if isinstance(mark, int | float) else None, "method": scorer}
+    told |= {"reward": mark_of(score.get("value")), "method": scorer}
     yield row, {**told, "response_tokens": sum(tokens) or None}
 
 
@@ -391,8 +385,3 @@ def _shown(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     size = len(value if isinstance(value, str) else written(value))
     return value if size <= LONGEST_FIELD else f"{size} characters, which stay in the file"
-
-
-def _utf8(text: str) -> str:
-    """The name of a file may be of other bytes."""
-    return text.encode("utf-8", "replace").decode()

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rocstar.agents.attempt import AgentAttempt
+from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.conversations import AgentRequest
 from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
-from rocstar.types import Completion, Finish, Status, Stop, ToolResult
+from rocstar.types import Completion, Finish, Status, Stop, ToolCall, ToolResult
 from tests.agents.examples import Told, attempt, chat, made_by
 from tests.rollout.examples import CODEC, program
 from tests.scripted import ScriptedTool
@@ -210,6 +210,23 @@ async def test_the_runs_tools_are_called_by_name_and_counted() -> None:
     assert [call.id for call in turn.calls] == [result.call_id for result in turn.results]
     assert turn.calls[0].id == first["choices"][0]["message"]["tool_calls"][0]["id"]
     assert made_by(one).num_failed_calls == 1 and made_by(one).num_calls == 2
+
+
+async def test_a_tool_call_that_waits_for_another_does_not_begin_once_the_attempt_has_ended() -> None:
+    begun: list[ToolCall] = []
+
+    class Endless(ScriptedTool):
+        async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+            begun.append(call)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    one = attempt(Told([]), Endless({}))
+    calls = [asyncio.ensure_future(one.call("python", {"code": "1"})) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(one.close(), 5.0)
+    done, _ = await asyncio.wait(calls, timeout=1.0)
+    assert [type(call.exception()) for call in done] == [AttemptOver, AttemptOver] and len(begun) == 1
 
 
 async def test_contents_that_are_nothing_are_empty_texts() -> None:

@@ -14,8 +14,8 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2369, 18),
-    "agents": (1055, 6),
+    "adapters": (2343, 18),
+    "agents": (1010, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
     "cli": (3446, 23),
@@ -25,29 +25,29 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1480, 10),
     "engines": (4035, 20),
     "errors": (53, 1),
-    "evaluation": (3665, 21),
-    "faults": (659, 4),
+    "evaluation": (3669, 21),
+    "faults": (652, 4),
     "forecast": (1954, 9),
     "learning": (3200, 19),
     "parts": (1668, 9),
     "protocols": (290, 1),
-    "record": (2927, 17),
-    "rollout": (2085, 12),
-    "run": (4525, 25),
+    "record": (2941, 17),
+    "rollout": (2090, 12),
+    "run": (4523, 25),
     "sandbox": (8846, 45),
-    "serving": (842, 6),
-    "support": (1704, 15),
-    "tools": (969, 7),
+    "serving": (843, 6),
+    "support": (1712, 15),
+    "tools": (944, 7),
     "train": (211, 1),
-    "types": (587, 1),
-    "view": (1974, 9),
+    "types": (591, 1),
+    "view": (1956, 9),
 }
-CLASSES, FUNCTIONS = 601, 4173
+CLASSES, FUNCTIONS = 598, 4167
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_656}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_664}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

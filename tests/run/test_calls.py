@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocstar.errors import DataError
-from rocstar.record.journal import Journal, read_journal
+from rocstar.record.journal import read_journal
 from rocstar.run.calls import NEEDS, StepEngine
 from rocstar.types import Completion, Finish, Sampling, VersionSpan
 
@@ -29,14 +29,14 @@ class Counted:
 
 
 async def asked_twice(path: Path, engine: Any, known: dict[int, str]) -> list[int]:
-    step = StepEngine(engine, Journal(path), read_journal(path, NEEDS), known)
+    step = StepEngine(engine, path, known)
     made = [await step.generate((1, 2), SAMPLING, request_id="r", session_id="s") for _ in range(2)]
     return [one.token_ids[0] for one in made]
 
 
 async def test_a_call_is_taken_once_and_made_anew_by_other_weights_or_unknown_ones(tmp_path: Path) -> None:
     path, engine = tmp_path / "step=000001.jsonl", Counted()
-    first = StepEngine(engine, Journal(path), [], {3: "these"})  # type: ignore[arg-type]
+    first = StepEngine(engine, path, {3: "these"})  # type: ignore[arg-type]
     await first.generate((1, 2), SAMPLING, request_id="r", session_id="s")
     before = path.read_text()
     for known, found in (({3: "these"}, [1, 2]), ({3: "others"}, [3, 4]), ({}, [5, 6])):
