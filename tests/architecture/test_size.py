@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1055, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3446, 23),
+    "cli": (3448, 23),
     "cluster": (782, 8),
     "config": (2108, 11),
     "data": (4637, 24),
