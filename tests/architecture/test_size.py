@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (587, 1),
     "view": (1974, 9),
 }
-CLASSES, FUNCTIONS = 601, 4172
+CLASSES, FUNCTIONS = 601, 4173
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_650}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_760}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
