@@ -212,7 +212,7 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
             result = own(group, rng)
             if not (isinstance(result, Resampled) and result.group is group and isinstance(result.choices, Sequence)):
                 kind = type(result).__name__
-                raise ConfigError(f"{said} made {kind} of a group; let it return a Resampled of this group and choices")
+                raise ConfigError(f"{said} made {kind} of a group; let it return Resampled(group=group, choices=(...))")
             if len(result.choices) != len(attempts) or len(result.kept) > settings.keep:
                 raise ConfigError(
                     f"{said} made {len(result.choices)} choices of {len(attempts)} attempts and kept "

@@ -197,8 +197,8 @@ def test_attempts_with_a_void_turn_are_left_out_of_the_comparison(method: str) -
         ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
         ("5", "made 5 of the settings"),
         ("lambda group, rng: 1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
-        ("lambda group, rng: None", "made NoneType of a group; let it return a Resampled"),
-        ("lambda group, rng: []", "made list of a group; let it return a Resampled"),
+        ("lambda group, rng: None", "made NoneType of a group; let it return Resampled(group"),
+        ("lambda group, rng: []", "made list of a group; let it return Resampled(group"),
     ],
 )
 def test_a_resampler_that_is_none_is_refused_before_a_run(modules: Path, made: str, said: str) -> None:
@@ -241,8 +241,8 @@ def resampler(settings):
         ("replace(each(group), choices=each(group).choices[1:])", "made 4 choices of 5 attempts"),
         ("each(group, index=0)", "index=0"),
         ("replace(each(group), choices=(one for one in each(group).choices))", "made Resampled of a group"),
-        ("replace(each(group), group=replace(group, trajectories=()))", "let it return a Resampled of this group"),
-        ("each(replace(group, trajectories=group.trajectories[::-1]))", "let it return a Resampled of this group"),
+        ("replace(each(group), group=replace(group, trajectories=()))", "let it return Resampled(group=group"),
+        ("each(replace(group, trajectories=group.trajectories[::-1]))", "let it return Resampled(group=group"),
         ("[attempt.outcome.reward for attempt in group.trajectories]", "'NoneType' object has no attribute 'reward'"),
         ("resampled(group, rng, lambda *_: [(Reason.KEPT_ALL, 1.0)], settings)", "chose 1 fates for 4 attempts"),
     ],
