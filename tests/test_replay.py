@@ -153,6 +153,8 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(place: Path) -> None:
     assert "a replay takes no 'learning.optimizer=muon'" in refused(place, *last, "learning.optimizer=muon")
     assert "a replay takes no 'rollout.temperature=2'" in refused(place, *last, "rollout.temperature=2")
     assert "is there already" in refused(place, *last, "--bundle", ".")
+    for more in ("learning.loss=gspo", "--json"):
+        assert "--bundle only writes a folder" in refused(place, *last, "--bundle", "new", more)
     for checkpoint in (place / "runs" / "tiny" / "checkpoints").iterdir():
         shutil.rmtree(checkpoint)
     assert "keeps no checkpoint of steps" in refused(place, *last)

@@ -72,14 +72,14 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
         *others, last = (f"{reward:g}" for reward in rewards_G)
         with own_code(f"{said} failed on the rewards {', '.join(others)} and {last}", found):
             given = _plain(found(rewards_G, settings))
-            if isinstance(given, Sequence) and not isinstance(given, str | bytes):
-                given = tuple(map(_plain, given))
-        finite = (isinstance(one, Real) and not isinstance(one, bool) and math.isfinite(one) for one in given)
-        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(finite):
+            several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+            values = tuple(map(_plain, given)) if several else ()
+            finite = [isinstance(one, Real) and not isinstance(one, bool) and math.isfinite(one) for one in values]
+        if len(values) != len(rewards_G) or not all(finite):
             raise ConfigError(
-                f"{said} made {given!r} of the rewards {tuple(rewards_G)}; give one finite number for each, in a list"
+                f"{said} made {values or given!r} of the rewards {tuple(rewards_G)}; give one finite number for each"
             )
-        return tuple(map(float, given))
+        return tuple(map(float, values))
 
     checked((1.0, 0.0))
     return checked

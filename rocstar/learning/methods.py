@@ -183,8 +183,7 @@ def loss_of(
 
     folders: where the user's modules are. Raises ConfigError where there is no such loss, and where one of the user's
     own cannot be learnt from: now on three tokens, later on those of a step."""
-    takes = ("tokens", "settings")
-    found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
+    found = named(settings.loss, LOSSES, setting="learning.loss", takes=("tokens", "settings"), folders=folders)
     said, whole_attempts = f"learning.loss = {settings.loss!r}", bool(getattr(found, "whole_attempts", False))
     if not is_reference(settings.loss):
         return lambda tokens: found(tokens, settings), whole_attempts
@@ -201,26 +200,27 @@ def loss_of(
                 "without a bound)"
             )
         losses, bounded = several
-        if not (losses.shape == bounded.shape == (count,) and losses.requires_grad):
+        if not (losses.shape == bounded.shape == (count,) and losses.requires_grad and bounded.dtype == torch.bool):
             raise ConfigError(
                 f"{said} gave losses of shape {tuple(losses.shape)}, {'with' if losses.requires_grad else 'without'} a "
-                f"gradient, and bounds of shape {tuple(bounded.shape)} for {count} tokens; give one of each for each "
-                "token, the losses with a gradient"
+                f"gradient, and bounds of shape {tuple(bounded.shape)} and {bounded.dtype} for {count} tokens; give "
+                "one of each for each token, the losses with a gradient, the bounds as torch.bool"
             )
         return losses, bounded
 
-    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
-    same, others = logprobs.detach(), {"advantages": torch.tensor([1.0, -1.0, 0.0]), "attempts": torch.arange(3)}
-    losses, _ = checked(
-        PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, chosen=same > 0, **others)
-    )
+    logprobs, places = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.arange(3)
+    others = {"advantages": 1.0 - places, "attempts": places, "chosen": places > 2}
+    others |= {name: logprobs.detach().clone() for name in ("old_logprobs", "sampled_logprobs")}
+    losses, _ = checked(PolicyTokens(logprobs=logprobs, **others))
     with own_code(f"{said} has no gradient by logprobs", found):
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
-    if not gradient.isfinite().all():
+    if not (losses + gradient).isfinite().all():
         raise ConfigError(
-            f"{said} gave the losses {losses.tolist()} and the gradient {gradient.tolist()} for three tokens; give "
-            "finite numbers"
+            f"{said} gave the losses {losses.tolist()} and the gradient {gradient.tolist()}; both have to be finite"
         )
+    changed = [f"tokens.{name}" for name, values in others.items() if values._version]
+    if changed:
+        raise ConfigError(f"{said} changed {' and '.join(changed)} in place; let it make new tensors instead")
     return checked, whole_attempts
 
 

@@ -1,8 +1,7 @@
 """Quality of one trajectory: the penalties that RoC prefers low. Facts in, numbers out.
 
-Not here: choosing trajectories (`resample.py`), and any reading of text. A failed call is `ToolResult.is_error` and
-an answer tag is one that the verifier counted; the release searches tool replies for the substring "error", which
-misses timeouts and calls that do not parse, and blames a program that prints the word.
+Not here: choosing trajectories (`resample.py`), and any reading of text: a failed call is `ToolResult.is_error`, an
+answer tag one that the verifier counted; the release searches tool replies for "error" (docs/roc.md).
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 ti
 
 def penalty(trajectory: Trajectory, settings: ResampleSection) -> Penalty:
     """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
-    block. Ours: p_format is 0 where the prompt does not ask for one. Else all attempts of a model whose template
-    asks for a box alone would have p_format 1, which makes clean and messy ones nearly alike.
+    block. Ours: p_format is 0 where the prompt does not ask for one (docs/roc.md).
 
-    Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
-    answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
-    trains, the number is for the record."""
+    Turns are all completions, as in the paper; the release misses the first one. A trajectory without an outcome shows
+    no answer tag, hence p_format 1; such a one never trains, the number is for the record."""
     facts = trajectory.outcome.format_facts if trajectory.outcome else None
     plain = penalty_of(
         calls=trajectory.num_calls,

@@ -1,21 +1,10 @@
 """RoC (Resample on Correct) and its rivals: which siblings of a group are trained on, and why.
 
-METHODS by their names in a recipe:
+All METHODS first set aside siblings that cannot be compared, then drop the whole group when fewer than two are left, or
+when their rewards, or those of the chosen ones, are equal. The paper names only perfect groups here; the release drops
+both kinds, and so do we. Groups that are left with no more than G are kept whole (the release drops those under G).
 
-    roc          failures thinned uniformly, successes drawn inversely to their penalty (paper §2.2.3)
-    roc_release  failures first in order, successes with the lowest penalty (microsoft/rStar, `down_sample/roc.py`)
-    uniform      any G of the siblings
-    all          plain GRPO
-
-All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones or those
-with a void turn where settings say so), then drop the whole group when fewer than two are left, or when their
-rewards, or those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups
-here; the release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are
-of rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release
-drops those under G). A dropped group is not replaced by another here (`rollout.refill` does so in the step).
-
-Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
-release does at this point and which leaves advantages over partial groups.
+Not here: the penalties themselves (`quality.py`), and cutting groups to suit learner ranks, as the release does.
 """
 
 from __future__ import annotations
@@ -54,8 +43,7 @@ from rocstar.types import (
 
 PENALTY_FLOOR = 0.01
 """Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
-penalties that occur (1/15: one failed call, or one spare answer tag, in the paper's 15 turns), so the draw stays close
-to the paper's inverse; and a flawless attempt is 11 times, not infinitely, likelier than one with a penalty of 0.1."""
+penalties that occur (1/15), so the draw stays close to the paper's inverse (docs/roc.md)."""
 
 KEPT = frozenset(reason for reason in Reason if reason.startswith("kept."))
 """The reasons that mean kept."""
@@ -123,8 +111,7 @@ def roc(right: Sequence[bool], penalties: Sequence[float], rng: random.Random, s
       counts are odd. At least one positive is then always left too. With a floor of 0, as in the paper, a single
       failure among 2G leaves no failure, and the group has no signal.
     - Positives are drawn one after the other without replacement, each time with probability proportional to
-      1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01.
-    - n counts comparable siblings; with n <= G all are kept and nothing is drawn."""
+      1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01."""
     positives, negatives = _split(right)
     quota = negatives_kept(len(negatives), len(right), settings)
     kept = set(rng.sample(negatives, quota))
@@ -220,32 +207,45 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
     check_call(own, ("group", "rng"), said=f"what {said} makes")
 
     def checked(group: Group, rng: random.Random) -> Resampled:
-        attempts = len(group.trajectories)
-        with own_code(f"{said} failed on a group of {attempts} attempts", make):
+        attempts = group.trajectories
+        with own_code(f"{said} failed on a group of {len(attempts)} attempts", make):
             result = own(group, rng)
-            if not isinstance(result, Resampled):
+            if not (isinstance(result, Resampled) and result.group is group and isinstance(result.choices, Sequence)):
                 kind = type(result).__name__
-                raise ConfigError(f"{said} made {kind} of a group; let it return a Resampled of rocstar.types")
-            places, kept = [choice.index for choice in result.choices], len(result.kept)
-        if places != list(range(attempts)) or kept > settings.keep:
-            raise ConfigError(
-                f"{said} made choices for {places} of {attempts} attempts and kept {kept}; make one for each, in "
-                f"order, and keep at most resample.keep {settings.keep}"
-            )
+                raise ConfigError(f"{said} made {kind} of a group; let it return Resampled(group=group, choices=(...))")
+            if len(result.choices) != len(attempts) or len(result.kept) > settings.keep:
+                raise ConfigError(
+                    f"{said} made {len(result.choices)} choices of {len(attempts)} attempts and kept "
+                    f"{len(result.kept)}; make one for each, in order, and keep at most resample.keep {settings.keep}"
+                )
+            for place, choice in enumerate(result.choices):
+                if choice.index != place or not _fits(choice) or (choice.kept and _unusable(attempts[place], settings)):
+                    raise ConfigError(
+                        f"{said} made {choice} of attempt {place}; let kept be a bool that the Reason agrees with, the "
+                        "Penalty finite and the weight 0 or more, and keep no attempt without a verdict"
+                    )
         return result
 
     checked(_made_up(), random.Random(0))
     return checked
 
 
+def _fits(choice: Choice) -> bool:
+    """Whether all is as `Choice` says, in what the user's own made."""
+    told = isinstance(choice.reason, Reason) and choice.kept is (choice.reason in KEPT)
+    plain = isinstance(choice.penalty, Penalty) and isinstance(choice.weight, int | float)
+    return told and plain and math.isfinite(choice.penalty.total) and 0 <= choice.weight < math.inf
+
+
 def _made_up() -> Group:
-    """Two right and two wrong attempts, to try a resampler on."""
+    """Two right and two wrong attempts and one that failed by our fault, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
     right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=FormatFacts())
     wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
     one = Trajectory(problem_id="", index=0, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=right)
-    attempts = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))
-    return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=tuple(attempts))
+    judged = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))
+    attempts = *judged, replace(one, index=4, outcome=None, stop=Stop.ENVIRONMENT_FAILED, fault="made up")
+    return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=attempts)
 
 
 def resampled(
@@ -275,11 +275,14 @@ def _fates(
     rewards: Sequence[float], right: Sequence[bool], penalties: Sequence[float], rng: random.Random, choose: Choose
 ) -> list[Fate]:
     """Chooses only where rewards are unequal, and drops the group where those of the chosen ones are equal."""
-    if len(rewards) < 2:
-        return [(Reason.DROPPED_TOO_FEW, 0.0)] * len(rewards)
-    fates = choose(right, penalties, rng) if len(set(rewards)) > 1 else []
-    if len({reward for reward, (reason, _) in zip(rewards, fates, strict=False) if reason in KEPT}) < 2:
-        return [(Reason.DROPPED_EQUAL_REWARDS, 0.0)] * len(rewards)
+    dropped = Reason.DROPPED_TOO_FEW if len(rewards) < 2 else Reason.DROPPED_EQUAL_REWARDS
+    if len(set(rewards)) < 2:
+        return [(dropped, 0.0)] * len(rewards)
+    fates = choose(right, penalties, rng)
+    if len(fates) != len(right):
+        raise ValueError(f"chose {len(fates)} fates for {len(right)} attempts")
+    if len({reward for reward, (reason, _) in zip(rewards, fates, strict=True) if reason in KEPT}) < 2:
+        return [(dropped, 0.0)] * len(rewards)
     return fates
 
 

@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1010, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3446, 23),
+    "cli": (3448, 23),
     "cluster": (782, 8),
     "config": (2108, 11),
     "data": (4637, 24),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (591, 1),
     "view": (1956, 9),
 }
-CLASSES, FUNCTIONS = 598, 4167
+CLASSES, FUNCTIONS = 598, 4168
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_664}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_850, "tests/**/*.py": 48_768}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -9,9 +9,17 @@ import os
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model" / "own_learning.py"
+SETTINGS = ("learning.advantage", "learning.loss", "resample.method")
 
 
 def own(setting: str, example: str) -> list[str]:
-    """References to run a suite over: to the example's object of that name, and to the user's own for this setting."""
-    given = (part.partition("=") for part in os.environ.get("ROCSTAR_OWN", "").split())
-    return [f"{EXAMPLE}:{example}", *(reference for name, _, reference in given if name == setting)]
+    """References to run a suite over: to the example's object of that name, and to the user's own for this setting.
+
+    Raises ValueError for a part of ROCSTAR_OWN that no suite would try."""
+    mine = [f"{EXAMPLE}:{example}"]
+    for part in os.environ.get("ROCSTAR_OWN", "").split():
+        name, _, reference = part.partition("=")
+        if name not in SETTINGS or not reference:
+            raise ValueError(f"ROCSTAR_OWN has {part!r}; write SETTING=file.py:name, of {', '.join(SETTINGS)}")
+        mine += [reference] * (name == setting)
+    return mine

@@ -111,6 +111,15 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLoss, spread
         ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses of shape ()"),
         ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "without a gradient"),
         ("def loss(tokens, settings): raise SystemExit(3)", "SystemExit: 3 (plug_loss.py, line 1)"),
+        (
+            "def loss(tokens, settings): return -tokens.logprobs, tokens.logprobs.exp()",
+            "bounds of shape (3,) and torch.float32 for 3 tokens",
+        ),
+        ("def loss(tokens, settings): return -tokens.logprobs + float('nan'), tokens.logprobs > 0", "losses [nan, nan"),
+        (
+            "def loss(tokens, settings): return -tokens.logprobs * tokens.advantages.mul_(2), tokens.logprobs > 0",
+            "changed tokens.advantages in place",
+        ),
     ],
 )
 def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, said: str) -> None:

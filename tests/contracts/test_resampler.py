@@ -196,13 +196,59 @@ def test_attempts_with_a_void_turn_are_left_out_of_the_comparison(method: str) -
     [
         ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
         ("5", "made 5 of the settings"),
-        ("lambda group, rng: 1 / 0", "failed on a group of 4 attempts: ZeroDivisionError: division by zero (plug_re"),
-        ("lambda group, rng: None", "made NoneType of a group; let it return a Resampled"),
-        ("lambda group, rng: []", "made list of a group; let it return a Resampled"),
+        ("lambda group, rng: 1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
+        ("lambda group, rng: None", "made NoneType of a group; let it return Resampled(group"),
+        ("lambda group, rng: []", "made list of a group; let it return Resampled(group"),
     ],
 )
 def test_a_resampler_that_is_none_is_refused_before_a_run(modules: Path, made: str, said: str) -> None:
     (modules / "plug_resampler.py").write_text(f"def resampler(settings): return {made}")
+    with pytest.raises(ConfigError) as refused:
+        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
+    message = str(refused.value)
+    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message
+
+
+CODE = """
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+from rocstar.learning.resample import resample, resampled
+from rocstar.config.sections import ResampleSection
+from rocstar.types import Penalty, Reason
+
+def each(group, **change):
+    result = resample(group, Random(0), ResampleSection(method="all"))
+    return replace(result, choices=tuple(replace(choice, **change) for choice in result.choices))
+
+def resampler(settings):
+    return lambda group, rng: MADE
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("each(group, kept=1)", "kept=1, reason=<Reason.KEPT_ALL"),
+        ("each(group, reason='kept.mine')", "reason='kept.mine'"),
+        ("each(group, kept=False)", "kept=False, reason=<Reason.KEPT_ALL"),
+        ("each(group, penalty=0.5)", "penalty=0.5"),
+        ("each(group, penalty=Penalty(errors=float('nan'), format=0.0))", "errors=nan"),
+        ("each(group, weight=float('nan'))", "weight=nan"),
+        ("each(group, weight=-1.0)", "weight=-1.0"),
+        ("each(group, weight=Fraction(1, 3))", "weight=Fraction(1, 3)"),
+        ("each(group, kept=True, reason=Reason.KEPT_ALL)", "keep no attempt without a verdict"),
+        ("replace(each(group), choices=each(group).choices[1:])", "made 4 choices of 5 attempts"),
+        ("each(group, index=0)", "index=0"),
+        ("replace(each(group), choices=(one for one in each(group).choices))", "made Resampled of a group"),
+        ("replace(each(group), group=replace(group, trajectories=()))", "let it return Resampled(group=group"),
+        ("each(replace(group, trajectories=group.trajectories[::-1]))", "let it return Resampled(group=group"),
+        ("[attempt.outcome.reward for attempt in group.trajectories]", "'NoneType' object has no attribute 'reward'"),
+        ("resampled(group, rng, lambda *_: [(Reason.KEPT_ALL, 1.0)], settings)", "chose 1 fates for 4 attempts"),
+    ],
+)
+def test_choices_that_a_step_could_not_use_are_refused_before_a_run(modules: Path, made: str, said: str) -> None:
+    (modules / "plug_resampler.py").write_text(CODE.replace("MADE", made))
     with pytest.raises(ConfigError) as refused:
         resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
     message = str(refused.value)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config.sections import LearningSection
+from rocstar.config.unread import RULES
 from rocstar.learning import head
 from rocstar.learning.learner import _by_row
 from rocstar.learning.methods import CHOICES, LOSSES, covariances, importance_weights, loss_of
@@ -260,6 +262,28 @@ def test_what_a_plan_counts_is_what_losses_want() -> None:
         assert LearningSection(loss=name).takes_attempts == getattr(loss, "whole_attempts", False)
         assert LearningSection(loss=name).scores_first == (name in CHOICES)
     assert LearningSection(off_policy_kl=0.1).takes_attempts and LearningSection(updates_per_step=2).scores_first
+
+
+class Noted:
+    """Settings that note what is read of them."""
+
+    def __init__(self, settings: LearningSection) -> None:
+        self.settings, self.read = settings, set[str]()
+
+    def __getattr__(self, name: str) -> object:
+        self.read.add(f"learning.{name}")
+        return getattr(self.settings, name)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_settings_that_a_loss_reads_are_those_that_may_be_given_with_it(name: str) -> None:
+    noted: Any = Noted(LearningSection(loss=name))
+    LOSSES[name](drawn([5, 40], spread=0.5), noted)
+    if name in CHOICES:
+        scored = {"loss_mask": [False, True, True, True], "old_logprobs": [0.0, -0.5, -4.0, -1.0], "token_ids": [7] * 4}
+        CHOICES[name]([replace(rows()[0], **scored)], noted)
+    rules = [rule for rule in RULES if rule.by == "learning.loss"]
+    assert noted.read == {key for rule in rules if not rule.useless(name) for key in rule.keys.split()}
 
 
 def test_a_users_loss_may_want_whole_attempts(modules: Path) -> None:

@@ -78,6 +78,8 @@ def replay(
     if step is None and (settings or bundle):
         what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
         raise ConfigError(f"{what} is of one step; say which with --step N")
+    if bundle and (settings or as_json):
+        raise ConfigError("--bundle only writes a folder; give settings and --json to `rocstar replay` of that folder")
     from rocstar.record.folder import RunFolder
     from rocstar.record.replays import keep
     from rocstar.run.replay import span_of, spans_of, write_bundle
