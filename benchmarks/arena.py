@@ -1,7 +1,7 @@
 """Methods of learning against each other: one cold start a seed, the same held-out problems, equal sampled tokens.
 
     python benchmarks/arena.py --out runs/arena                        # the quickstart's task: about an hour of CPU
-    python benchmarks/arena.py --out runs/arena --task errors --methods RoC GRPO CISPO "RoC, 20% forks" --seeds 0 1 2
+    python benchmarks/arena.py --out runs/arena --task errors --methods RoC GRPO "RoC, 20% forks" --seeds 0 1 2
     python benchmarks/arena.py --out runs/arena --task errors --table  # only read what is there and print
     python benchmarks/arena.py --out runs/arena --task words --methods RoC GRPO "RoC, RLOO" "RoC, Dr. GRPO" --seeds 0
     python benchmarks/arena.py --out runs/board --board                # CPU seconds until the quickstart is at 95%
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from frame import Table, data_folder, newest_model, parser, read_rows, report, run_cell, slug
+from frame import Table, data_folder, newest_model, parser, read_rows, report, require_settings, run_cell, slug
 
 from rocstar.evaluation.intervals import student_interval
 from rocstar.record.atomic import write_json
@@ -73,6 +73,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "RoC, OTB": ["learning.advantage=otb"],
     "RoC, refill": ["rollout.refill=2"],
 }
+NAMES = f"each one argument: {', '.join(map(repr, METHODS))}".replace("%", "%%")
 MOST_STEPS = 200
 FIGURES = ("sampled", "gain", "greedy", "errors", "steps", "cpu")
 Cell = dict[str, Any]
@@ -82,9 +83,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--out", type=Path, default=Path("runs/arena"))
     options.add_argument("--task", choices=TASKS, default="quickstart")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD", help=NAMES)
     options.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    options.add_argument("--tokens", type=int, default=100_000, help="sampled tokens of each run")
+    options.add_argument("--tokens", type=int, default=100_000, help="sampled tokens of each run (%(default)s)")
     options.add_argument("--settings", nargs="*", default=[], help="of all runs, such as model.dtype=bfloat16")
     options.add_argument("--table", action="store_true", help="run nothing")
     options.add_argument("--board", action="store_true", help="the quickstart's own run instead, to 95%%")
@@ -96,7 +97,8 @@ def main() -> None:
     if not given.table:
         for seed in given.seeds:
             run_seed(out, given.task, seed, given.methods, given.settings, given.tokens)
-    cells = {name: done(out, given.task, name, given.seeds) for name in given.methods}
+    asked = [f"stage.stage1.end.sampled_tokens={given.tokens}", *given.settings]
+    cells = {name: done(out, given.task, name, given.seeds, asked) for name in given.methods}
     rows = [summary(name, found, cells.get(BASE, {})) for name, found in cells.items() if found]
     print_table(given.task, rows)
     write_json(out / f"{given.task}.json", rows)
@@ -127,10 +129,13 @@ def cell(out: Path, task: str, method: str, seed: int) -> Path:
     return out / f"{task}-{slug(method)}-{seed}"
 
 
-def done(out: Path, task: str, method: str, seeds: Sequence[int]) -> dict[int, Cell]:
-    """Figures of a method's finished runs, by seed."""
-    cells = {seed: cell(out, task, method, seed) for seed in seeds}
-    return {seed: figures(run) for seed, run in cells.items() if (run / "summary.json").exists()}
+def done(out: Path, task: str, method: str, seeds: Sequence[int], asked: Sequence[str]) -> dict[int, Cell]:
+    """Figures of a method's finished runs, by seed. Raises SystemExit for one without the settings `asked`."""
+    runs = {seed: cell(out, task, method, seed) for seed in seeds}
+    finished = {seed: run for seed, run in runs.items() if (run / "summary.json").exists()}
+    for run in finished.values():
+        require_settings(run, asked)
+    return {seed: figures(run) for seed, run in finished.items()}
 
 
 def figures(run: Path) -> Cell:

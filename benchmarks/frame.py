@@ -185,13 +185,22 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_cell(folder: Path, verb: str, recipe: str, settings: Sequence[str]) -> None:
-    """One run in a process of its own; nothing when it is already there. Raises CalledProcessError."""
+    """One run in a process of its own; nothing when it is already there. Raises CalledProcessError, and SystemExit
+    where it is there with other settings."""
     if (folder / "summary.json").exists():
+        require_settings(folder, settings)
         return
     print(f"running {folder.name}", file=sys.stderr, flush=True)
     names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
     command = rocstar(verb, recipe, *names, *settings, "--json")
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.DEVNULL)
+
+
+def require_settings(run: Path, settings: Sequence[str]) -> None:
+    """Raises SystemExit where a run was made without these settings."""
+    made_with = json.loads((run / "run.json").read_text())["argv"]
+    if other := [setting for setting in settings if setting not in made_with]:
+        raise SystemExit(f"{run} is of other settings: it was made without {', '.join(other)}; give another --out")
 
 
 def newest_model(run: Path) -> Path:

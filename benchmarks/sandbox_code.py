@@ -179,7 +179,7 @@ SOURCES: Mapping[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "Program of Thoughts": (1, thoughts),
     "examples of Python": (1, lambda: examples("doctest", "*")),
     "examples of numpy": (1, lambda: examples("numpy", "import numpy as np")),
-    "examples of sympy": (3, lambda: examples("sympy")),
+    "examples of sympy": (1, lambda: examples("sympy")),
     "examples of mpmath": (1, lambda: examples("mpmath", "from mpmath import *")),
     "examples of networkx": (1, lambda: examples("networkx", "import networkx as nx")),
     "tests of CPython": (40, cpython_tests),
@@ -308,7 +308,7 @@ def main() -> None:
     differ = [each for each in found if not each.varies and not each.here.is_like(each.bare)]
     print_rows(rows)
     for each in differ:
-        print(f"{chosen[each.code]}\n  {each.code!r:.1000}\n  here {each.here}\n  bare {each.bare}")
+        print(f"{chosen[each.code]}\n  {each.code!r:.1000}\n  here {each.here!s:.1000}\n  bare {each.bare!s:.1000}")
     report(isolation=level, rows=rows, differ=len(differ))
 
 
