@@ -282,7 +282,8 @@ class _Reader:
         told = self._verl_log(step)
         if (turns := told.get("num_turns/max")) != 2:
             only = "only 2, a question and an answer, is read, since no field tells which tokens a tool wrote"
-            raise DataError(f"{self._file}: verl logged num_turns/max {turns}; {only}")
+            there = "missing" if turns is None else turns
+            raise DataError(f"{self._log}: num_turns/max of step {step} is {there}; {only}")
         inputs, outputs = (self._column(rows, name, str) for name in ("input", "output"))
         known = {text: self._verl_prompt(inputs.index(text), text) for text in dict.fromkeys(inputs)}
         prompt_ids = [known[text] for text in inputs]

@@ -427,5 +427,5 @@ def test_what_verl_does_not_tell_is_asked_for(verl_run: Path, tmp_path: Path) ->
         read_dump(place, wrote)
     log = tmp_path / "metrics.jsonl"
     log.write_text((verl_run / "metrics.jsonl").read_text().replace('"num_turns/max":2', '"num_turns/max":4'))
-    with pytest.raises(DataError, match="num_turns/max 4"):
+    with pytest.raises(DataError, match="num_turns/max of step 7 is 4"):
         read_dump(place, wrote, log=log)
