@@ -201,7 +201,7 @@ class SftSection(Section):
     """Peak learning rate of Muon."""
     adamw_learning_rate: Rate = 5e-6  # §5.1
     """Peak learning rate of AdamW."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)
     """Steps over which the learning rate rises linearly (the paper: 4% of all steps, §5.1)."""
@@ -386,7 +386,7 @@ class LearningSection(Section):
     """Decay of AdamW's mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of AdamW's mean of squared gradients."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)  # §5.1
     """Optimizer updates over which the learning rate rises linearly."""
@@ -417,7 +417,7 @@ class LearningSection(Section):
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
     6); attempts: over the tokens of each attempt, and then over attempts (as GSPO and GMPO are meant)."""
-    importance_cap: float | None = Field(default=None, ge=0)
+    importance_cap: float | None = Field(default=None, ge=0, le=1e6)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
     least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps` or
@@ -443,9 +443,9 @@ class LearningSection(Section):
     """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns."""
     turn_discount: float = Field(default=0.9, gt=0, le=1)
     """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
-    kl_coefficient: float = Field(default=0.0, ge=0)
+    kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
-    entropy_coefficient: float = Field(default=0.0, ge=0)
+    entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of an entropy bonus; 0 as in the paper."""
     tokens_per_microbatch: Count = 16384
     """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a

@@ -139,10 +139,10 @@ def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
 
 def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
     """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a step
-    that is done again draws the same ones."""
-    values = covariances(rows)
+    that is done again draws the same ones, also one of a run that is older than `RowOrigin`."""
+    values, first = covariances(rows), "/".join(map(str, rows[0].origin)).removesuffix("/0")
     band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
-    rng = random.Random(seed_for("clip_cov", *rows[0].origin, *rows[0].token_ids))
+    rng = random.Random(seed_for("clip_cov", first, *rows[0].token_ids))
     return rng.sample(band, min(len(band), max(1, int(settings.covariance_share * len(values)))))
 
 
@@ -181,12 +181,10 @@ def loss_of(
     """The function that `learning.loss` names, under its settings (the loss of each token, and whether a bound has
     taken its gradient; both [T]), and whether it wants all tokens of an attempt at once.
 
-    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where one of the user's
-    own cannot be learnt from: now on three tokens, later on those of a step."""
+    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be learnt
+    from under these settings: now on three tokens, one of the user's own later on those of a step."""
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=("tokens", "settings"), folders=folders)
     said, whole_attempts = f"learning.loss = {settings.loss!r}", bool(getattr(found, "whole_attempts", False))
-    if not is_reference(settings.loss):
-        return lambda tokens: found(tokens, settings), whole_attempts
 
     def checked(tokens: PolicyTokens) -> Losses:
         count = len(tokens.logprobs)
@@ -221,7 +219,7 @@ def loss_of(
     changed = [f"tokens.{name}" for name, values in others.items() if values._version]
     if changed:
         raise ConfigError(f"{said} changed {' and '.join(changed)} in place; let it make new tensors instead")
-    return checked, whole_attempts
+    return (checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)), whole_attempts
 
 
 # -- what is told of tokens beside their loss --------------------------------------------------------------------------

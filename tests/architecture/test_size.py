@@ -28,12 +28,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3669, 21),
     "faults": (652, 4),
     "forecast": (1954, 9),
-    "learning": (3200, 19),
+    "learning": (3198, 19),
     "parts": (1668, 9),
     "protocols": (290, 1),
     "record": (2941, 17),
     "rollout": (2090, 12),
-    "run": (4523, 25),
+    "run": (4524, 25),
     "sandbox": (8846, 45),
     "serving": (843, 6),
     "support": (1712, 15),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_768}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_793}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

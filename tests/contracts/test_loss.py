@@ -129,6 +129,13 @@ def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, 
     assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
 
 
+@pytest.mark.parametrize("setting", [{"gate_right": 1e-38}, {"clip_high": 1e39}, {"covariance_kl": 1e39}], ids=str)
+def test_settings_that_no_loss_can_be_taken_under_are_refused_before_a_step(setting: dict[str, float]) -> None:
+    loss = {"gate_right": "sapo", "clip_high": "cispo", "covariance_kl": "kl_cov"}[next(iter(setting))]
+    with pytest.raises(ConfigError, match=rf"learning\.loss = '{loss}' (failed on 3 tokens|gave the losses)"):
+        loss_of(LearningSection.model_validate({"loss": loss, **setting}))
+
+
 @pytest.mark.parametrize(
     ("later", "said"),
     [

@@ -21,7 +21,7 @@ from rocstar.learning import head
 from rocstar.learning.learner import _by_row
 from rocstar.learning.methods import CHOICES, LOSSES, covariances, importance_weights, loss_of
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch, BatchRow, RowOrigin
+from rocstar.types import Batch, BatchRow, RowOrigin, seed_for
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner, rows
 
@@ -160,6 +160,17 @@ def test_tokens_are_chosen_by_covariance_over_the_whole_update() -> None:
     assert _by_row([4, 0], made) == [[False, True, False, False], [False, False, True, False]]
 
 
+def test_tokens_are_drawn_by_the_seeds_that_recorded_runs_drew_by() -> None:
+    """Or a replay of theirs would learn from other tokens: the origin of the first row counts as "0/1" or "0/1/2"."""
+    made = [replace(rows()[0], loss_mask=[True] * 12, old_logprobs=[float(-n) for n in range(12)], advantage=1.0)]
+    made.append(replace(made[0], advantage=-1.0))
+    whole = LearningSection(covariance_share=0.2, covariance_low=-99, covariance_high=99)
+    for origin, written in ((RowOrigin(0, 1), "0/1"), (RowOrigin(10, 0), "10/0"), (RowOrigin(3, 1, 20), "3/1/20")):
+        first = replace(made[0], origin=origin)
+        drawn = random.Random(seed_for("clip_cov", written, *first.token_ids)).sample(range(24), 4)
+        assert CHOICES["clip_cov"]([first, made[1]], whole) == drawn
+
+
 @pytest.mark.parametrize("name", ["gspo", "gmpo", "clip_cov", "kl_cov", "masks"])
 def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_micro_batches(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +226,13 @@ def test_tokens_outside_are_masked_where_that_is_asked_for() -> None:
 def test_bounds_that_make_no_sense_are_refused(settings: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=rf"learning\.{said}"):
         LearningSection.model_validate(settings)
+
+
+@pytest.mark.parametrize("key", ["importance_cap", "kl_coefficient", "entropy_coefficient", "weight_decay"])
+def test_numbers_that_no_gradient_holds_are_refused(key: str) -> None:
+    """The first one failed in the midst of a step, with an error of torch; the others left no finite gradient."""
+    with pytest.raises(ValueError, match=f"{key}\n.*less than or equal to 1000000"):
+        LearningSection.model_validate({key: 1e39})
 
 
 @pytest.mark.parametrize("scored", [True, False])
