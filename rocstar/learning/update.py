@@ -176,7 +176,7 @@ class Updater:
                 self._policy.require_finite()
                 raise RunHalted(
                     f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {total:g}"
-                    "); the weights are as they were; lower the learning rate, or mend your loss or reward, and resume it"
+                    "); the weights are as they were; lower the learning rate, or mend your loss or reward, and resume"
                 )
             return {"grad_norm": total, "learning_rate": rate, "skipped": 1.0}
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
