@@ -226,7 +226,8 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
                     )
         return result
 
-    checked(_made_up(), random.Random(0))
+    for each in (2, settings.keep):
+        checked(_made_up(each), random.Random(0))
     return checked
 
 
@@ -237,14 +238,14 @@ def _fits(choice: Choice) -> bool:
     return told and plain and math.isfinite(choice.penalty.total) and 0 <= choice.weight < math.inf
 
 
-def _made_up() -> Group:
-    """Two right and two wrong attempts and one that failed by our fault, to try a resampler on."""
+def _made_up(each: int) -> Group:
+    """So many right and so many wrong attempts, and one that failed by our fault, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
     right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=FormatFacts())
     wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
     one = Trajectory(problem_id="", index=0, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=right)
-    judged = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * 2))
-    attempts = *judged, replace(one, index=4, outcome=None, stop=Stop.ENVIRONMENT_FAILED, fault="made up")
+    judged = (replace(one, index=place, outcome=outcome) for place, outcome in enumerate((right, wrong) * each))
+    attempts = *judged, replace(one, index=2 * each, outcome=None, stop=Stop.ENVIRONMENT_FAILED, fault="made up")
     return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=attempts)
 
 

@@ -28,7 +28,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3669, 21),
     "faults": (652, 4),
     "forecast": (1954, 9),
-    "learning": (3198, 19),
+    "learning": (3199, 19),
     "parts": (1668, 9),
     "protocols": (290, 1),
     "record": (2941, 17),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_793}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_794}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -240,6 +240,7 @@ def resampler(settings):
         ("each(group, kept=True, reason=Reason.KEPT_ALL)", "keep no attempt without a verdict"),
         ("replace(each(group), choices=each(group).choices[1:])", "made 4 choices of 5 attempts"),
         ("each(group, index=0)", "index=0"),
+        ("each(group)", "made 33 choices of 33 attempts and kept 32; make one for each, in order, and keep at most"),
         ("replace(each(group), choices=(one for one in each(group).choices))", "made Resampled of a group"),
         ("replace(each(group), group=replace(group, trajectories=()))", "let it return Resampled(group=group"),
         ("each(replace(group, trajectories=group.trajectories[::-1]))", "let it return Resampled(group=group"),
