@@ -439,8 +439,9 @@ class LearningSection(Section):
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
-    normalize_by_std: bool = True
-    """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns."""
+    normalize_by_std: bool | Literal["batch"] = True
+    """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns. batch, for
+    grpo: by that of the rewards of all attempts that the step keeps (arXiv 2508.08221)."""
     turn_discount: float = Field(default=0.9, gt=0, le=1)
     """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
     kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
@@ -493,6 +494,8 @@ class LearningSection(Section):
                 f"learning.attempt_ratio_cap {self.attempt_ratio_cap:g} would leave out attempts that nothing is wrong "
                 "with, whose ratio is 1; take 1 or more, or 0 for no bound"
             )
+        if self.normalize_by_std == "batch" and self.advantage != "grpo":
+            yield f'learning.normalize_by_std "batch" is for learning.advantage "grpo", not for "{self.advantage}"'
         if self.by_token and self.loss == "gmpo":
             yield (
                 f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from rocstar.config.sections import LearningSection
@@ -44,7 +44,8 @@ def advantages(rewards_G: Sequence[float], normalize_by_std: bool = True) -> tup
 
 
 def grpo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
-    return advantages(rewards_G, settings.normalize_by_std)
+    """With the deviation of the batch `rows_of` divides by it, which looks at all groups."""
+    return advantages(rewards_G, settings.normalize_by_std is True)
 
 
 def rloo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
@@ -99,15 +100,20 @@ def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[in
     return dict(zip(places, advantage([rewards[i] for i in places]), strict=True))
 
 
-def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[BatchRow, ...]:
+def rows_of(
+    groups: Sequence[Resampled], advantage: GroupAdvantages, *, over_batch: bool = False
+) -> tuple[BatchRow, ...]:
     """One row per conversation of a kept trajectory, groups in order; most have one. Tool tokens stay in the row and
-    carry no loss."""
+    carry no loss. over_batch: advantages are divided by the deviation of all kept rewards (Lite PPO, arXiv
+    2508.08221)."""
+    rewards = [group.group.rewards_G[choice.index] for group in groups for choice in group.choices if choice.kept]
+    scale = stdev(rewards) + STD_FLOOR if over_batch and rewards else 1.0
     return tuple(
         BatchRow(
             token_ids=told.token_ids,
             loss_mask=told.loss_mask,
             sampled_logprobs=told.sampled_logprobs,
-            advantage=value,
+            advantage=value / scale,
             origin=RowOrigin(number, place, part),
         )
         for number, resampled in enumerate(groups)

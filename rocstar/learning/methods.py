@@ -271,7 +271,7 @@ def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float
     turns = [[sum(run) for mine, run in groupby(row.loss_mask) if mine] or [0] for row in rows]
     discounts = [[settings.turn_discount**later for later in reversed(range(len(some)))] for some in turns]
     returns = [row.advantage * each for row, some in zip(rows, discounts, strict=True) for each in some]
-    found = iter(advantages(returns, settings.normalize_by_std))
+    found = iter(advantages(returns, bool(settings.normalize_by_std)))
     return [[value for count, value in zip(some, found, strict=False) for _ in range(count)] for some in turns]
 
 

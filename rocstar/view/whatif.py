@@ -89,6 +89,8 @@ def recorded_group(
     )
     if learning.by_token:
         raise BadFilter(f"the run's advantages are {learning.advantage}, which follow from more than rewards")
+    if learning.normalize_by_std == "batch":
+        raise BadFilter("the run's advantages are divided by the deviation of the whole step's rewards")
     if learning.advantage not in ADVANTAGES:
         raise BadFilter(
             f"the run's advantages are {learning.advantage}, code of its own, which this page does not load"
