@@ -92,6 +92,9 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass. auto: bfloat16 on cuda, float32 on the CPU. Trained weights and
     optimizer state are always float32."""
+    fp32_head: bool = False
+    """Compute logits in float32, by float32 weights, in the learner and in its engine, whatever `dtype` is
+    (MiniMax-M1, arXiv 2506.13585). For the embedded engine, and types of models that it runs by its own forward."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, a third more work."""
     lora_rank: int = Field(default=0, ge=0, le=4096)
@@ -837,6 +840,8 @@ class Recipe(Section):
                 f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
                 "already; leave one of them out"
             )
+        if self.model.fp32_head and self.engine:
+            yield "model.fp32_head is for the embedded engine; leave it or [[engine]] out"
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"

@@ -56,15 +56,21 @@ class Forward(Protocol):
         ...
 
 
-def lowered(model: Any, dtype: torch.dtype) -> Any:
+def lowered(model: Any, dtype: torch.dtype, *, fp32_head: bool = False) -> Any:
     """The model with matrices in `dtype`, on its device. Norms, rotary frequencies and what its family keeps in fp32
-    stay or become that: an angle at position 4,000 whose frequency was rounded to bf16 is another one."""
+    stay or become that: an angle at position 4,000 whose frequency was rounded to bf16 is another one. So does a head
+    with fp32_head, which is then no longer the embedding, and one that has been made so before."""
     kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    head = model.get_output_embeddings()
+    has_one = head.weight.dtype != model.dtype
+    is_apart = dtype != torch.float32 and (fp32_head or has_one)
+    exact = nn.Parameter(head.weight.detach().float().clone(), requires_grad=False) if is_apart else None
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         for each, parameter in own.items():
             is_kept = any(part in f"{name}.{each}" for part in kept) or all(other.ndim < 2 for other in own.values())
             parameter.data = parameter.data.to(torch.float32 if is_kept else dtype)
+    head.weight = head.weight if exact is None else exact
     return model
 
 
@@ -76,6 +82,8 @@ def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
         use_paged_attention(model, attention)
         return CompactForward(model, cache, attention, positions)
     kind = f"the torch engine cannot run a model of type {model.config.model_type}"
+    if model.get_output_embeddings().weight.dtype != model.dtype:
+        raise ConfigError(f"{kind} with model.fp32_head; leave that out")
     try:
         with windows_of(model, CHECK // 2):
             expected = _each_alone(model, min(2, cache.keys.shape[1] - 1))
@@ -372,6 +380,9 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+        head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        if tied and head is not embedding:  # a copy, such as one in fp32
+            head.copy_(tensors[next(name for name, each in model.named_parameters() if each is embedding)])
     return tensors
 
 

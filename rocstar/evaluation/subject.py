@@ -17,6 +17,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import ChatClient
@@ -44,7 +45,7 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
 from rocstar.types import Problem
 
-READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier",
+READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "model.fp32_head", "evaluate.verifier",
         "evaluate.right_above", "run.threads", "run.seed",
         "run.fault_budget", "run.modules")  # fmt: skip
 """How keys begin that `eval` and `chat` obey."""
@@ -180,7 +181,9 @@ class LocalModel:
 
     def _embedded(self, positions: int, rows: int, kv_tokens: int | None, vocabulary: int) -> Mapping[str, OwnedEngine]:
         device = device_of(self.recipe.model)
-        model = load_model(self.model, device=device, dtype=compute_dtype(self.recipe.model, device))
+        dtype, fp32_head = compute_dtype(self.recipe.model, device), self.recipe.model.fp32_head
+        given = {} if fp32_head else {"dtype": dtype}
+        model = lowered(load_model(self.model, device=device, **given), dtype, fp32_head=fp32_head)
         engine = TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
         return {EMBEDDED: engine}
 

@@ -13,7 +13,9 @@ tests/learning/test_head.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -38,6 +40,8 @@ class Head:
     """Logits are divided by it."""
     known: int | None = None
     """Ids below it have a token; the rows above are padding, which no engine draws. None: all are known."""
+    exact: bool = False
+    """Computed in fp32, inside autocast too."""
 
     def chunks(self, count: int) -> list[slice]:
         elements = GPU_CHUNK_ELEMENTS if self.weight.is_cuda else CHUNK_ELEMENTS
@@ -46,13 +50,21 @@ class Head:
 
     def logprobs(self, hidden_CD: torch.Tensor) -> torch.Tensor:
         """[C, V] fp32."""
-        logits = linear(hidden_CD, self.weight, self.bias).float()
+        with self._precision():
+            logits = linear(hidden_CD.float() if self.exact else hidden_CD, self.weight, self.bias).float()
         if self.known is not None:
             logits[:, self.known :] = NEVER
         return (logits if self.temperature == 1.0 else logits / self.temperature).log_softmax(-1)
 
     def backward(self, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> torch.Tensor:
         """Gradient of the logits after temperature -> of the hidden states, [C, D]; uses `gradient_CV` up."""
+        with self._precision():
+            return self._backward(gradient_CV, hidden_CD.float() if self.exact else hidden_CD)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.weight.device.type, enabled=False) if self.exact else nullcontext()
+
+    def _backward(self, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> torch.Tensor:
         if self.temperature != 1.0:
             gradient_CV /= self.temperature
         first = self.weight.grad is None

@@ -1,14 +1,13 @@
 """transformers models for learning: made from random weights, loaded from a folder or the hub, checked; and what torch
-computes them with: GPUs, dtypes and threads."""
+computes them with: devices, dtypes and threads."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -101,30 +100,6 @@ def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
     """The dtype of the forward and backward pass; weights that are trained stay fp32."""
     narrow = device.type == "cuda" if model.dtype == "auto" else model.dtype == "bfloat16"
     return torch.bfloat16 if narrow else torch.float32
-
-
-class VisibleGpu(NamedTuple):
-    """A GPU of this machine."""
-
-    id: str
-    """As CUDA_VISIBLE_DEVICES names it."""
-    name: str
-    bytes: int
-    """Size of its memory."""
-
-
-def gpus() -> list[VisibleGpu]:
-    """The GPUs that this build of torch can use, in its order. Asks only what needs no context on them."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    ids = shown.split(",") if shown else map(str, range(count))
-    found = [torch.cuda.get_device_properties(index) for index in range(count)]
-    return [VisibleGpu(id.strip(), gpu.name, gpu.total_memory) for id, gpu in zip(ids, found, strict=False)]
-
-
-def free_bytes(index: int) -> int:
-    """What of a GPU's memory is free now."""
-    return torch.cuda.mem_get_info(index)[0]
 
 
 def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:

@@ -79,6 +79,7 @@ class Policy:
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
         self.recomputes, self._adapts = section.gradient_checkpointing, section.lora_rank > 0
+        self._fp32_head = section.fp32_head
         adapt = partial(add_adapters, section=section, dtype=self.dtype, seed=seed) if self._adapts else None
         self.learnt = 0, 0
         """Tokens of the update under way that are learnt from, and all of it."""
@@ -144,7 +145,8 @@ class Policy:
         if self.ranks.mesh is not None:
             learns = weight.requires_grad and torch.is_grad_enabled()
             weight, bias = (one if one is None else full(one, self.device).requires_grad_(learns) for one in parts)
-        yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
+        used = weight.float() if self._fp32_head else weight
+        yield Head(weight=used, bias=bias, temperature=temperature, known=self._known, exact=self._fp32_head)
         for parameter, whole in zip(parts, (weight, bias), strict=True):
             if whole is not None and whole is not parameter and whole.requires_grad:
                 gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad

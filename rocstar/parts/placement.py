@@ -368,7 +368,7 @@ def _gpus_here(device: str) -> tuple[tuple[str, ...], float]:
     if device == "cpu" or (device == "auto" and not any(Path(file).exists() for file in ACCELERATORS)):
         return (), 0.0
     need("train")
-    from rocstar.learning.models import gpus  # torch, which is loaded for nothing less than this question
+    from rocstar.engines.torch_gpus import gpus  # torch, which is loaded for nothing less than this question
 
     cards = gpus()
     return tuple(card.id for card in cards), min((card.bytes for card in cards), default=0.0)

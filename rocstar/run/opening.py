@@ -247,7 +247,8 @@ def _embedded(material: Material, made: OpenedModel, positions: int, local_rank:
     """An engine over a copy of the model: the learner's own is sharded and changes under way."""
     section, rollout = material.recipe.model, material.recipe.rollout
     device = device_of(section, local_rank)
-    model = lowered(copy.deepcopy(made.model), compute_dtype(section, device)).to(device)
+    dtype = compute_dtype(section, device)
+    model = lowered(copy.deepcopy(made.model), dtype, fp32_head=section.fp32_head).to(device)
     rows, tokens = rollout.engine_rows, material.placement[EMBEDDED].kv_tokens or rollout.kv_tokens
     return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
 

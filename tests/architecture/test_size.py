@@ -20,34 +20,34 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3631, 20),
     "cli": (3448, 23),
     "cluster": (782, 8),
-    "config": (2108, 11),
+    "config": (2116, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
-    "engines": (4035, 20),
+    "engines": (4078, 21),
     "errors": (53, 1),
-    "evaluation": (3669, 21),
+    "evaluation": (3672, 21),
     "faults": (652, 4),
     "forecast": (1954, 9),
-    "learning": (3199, 19),
+    "learning": (3195, 19),
     "parts": (1668, 9),
     "protocols": (290, 1),
     "record": (2941, 17),
     "rollout": (2090, 12),
-    "run": (4524, 25),
+    "run": (4525, 25),
     "sandbox": (8846, 45),
     "serving": (843, 6),
     "support": (1712, 15),
     "tools": (944, 7),
     "train": (211, 1),
     "types": (591, 1),
-    "view": (1956, 9),
+    "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 598, 4168
+CLASSES, FUNCTIONS = 598, 4170
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_794}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_864, "tests/**/*.py": 48_845}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

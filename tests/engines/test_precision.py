@@ -19,11 +19,13 @@ from rocstar.config.sections import LearningSection, ModelSection
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import forward_of, lowered
 from rocstar.engines.vllm import TOLERANCES, too_far
+from rocstar.errors import ConfigError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
-from rocstar.types import BatchRow, Canary, gaps
+from rocstar.types import Batch, BatchRow, Canary, Sampling, gaps
 from tests.learning.examples import codec
 from tests.learning.test_attention import causal_lm
 
@@ -54,9 +56,10 @@ def lively(kind: str, **changes: Any) -> Any:
     return model
 
 
-def learnt(model: Any, ids: Sequence[int], dtype: str) -> list[float]:
+def learnt(model: Any, ids: Sequence[int], dtype: str, *, fp32_head: bool = False) -> list[float]:
     """Logprobs of all tokens but the first by the learner."""
-    mine = Policy(copy.deepcopy(model), codec(), template_named("compact"), ModelSection(dtype=dtype))
+    section = ModelSection.model_validate({"dtype": dtype, "fp32_head": fp32_head})
+    mine = Policy(copy.deepcopy(model), codec(), template_named("compact"), section)
     row = BatchRow(token_ids=ids, loss_mask=[True] * len(ids), sampled_logprobs=[0.0] * len(ids), advantage=1.0)
     (scored,) = GrpoLearner(mine, LearningSection()).score([row])
     return list(scored.old_logprobs)[1:]
@@ -88,6 +91,39 @@ def test_an_engine_in_bf16_is_as_near_to_the_learner_as_that_to_itself_in_fp32(k
     margin = 1.25 if kind == "Qwen3Moe" else 1.0  # near ties of experts fall otherwise: 1.09 in one part
     for part in (slice(0, 500), slice(500, 2000), slice(2000, 4000), slice(4000, 8000)):
         assert fmean(gaps(ours[part], coarse[part])) <= margin * fmean(gaps(coarse[part], exact[part])), part
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_head_in_fp32_brings_engine_and_learner_nearer_and_takes_new_weights(tied: bool) -> None:
+    """The engine begins with other weights than the learner's, which it is given then."""
+    model, other = (lively("Llama", tie_word_embeddings=tied) for _ in range(2))
+    gap = {}
+    for wide in (False, True):
+        policy = Policy(
+            copy.deepcopy(model),
+            codec(),
+            template_named("compact"),
+            ModelSection.model_validate({"dtype": "bfloat16", "fp32_head": wide}),
+        )
+        engine = TorchEngine(lowered(copy.deepcopy(other), torch.bfloat16, fp32_head=wide), rows=2, positions=256)
+        await engine.load_weights(policy.publish())
+        wrote = await engine.generate([1, 2, 3], Sampling(max_new_tokens=200, seed=1), request_id="a", session_id="a")
+        await engine.close()
+        ids = [1, 2, 3, *wrote.token_ids]
+        mask, zeros = [t > 2 for t in range(len(ids))], [0.0] * len(ids)
+        row = BatchRow(token_ids=ids, loss_mask=mask, sampled_logprobs=zeros, advantage=1.0)
+        learner = GrpoLearner(policy, LearningSection())
+        gap[wide] = fmean(gaps(wrote.logprobs, list(learner.score([row])[0].old_logprobs)[3:]))
+        assert learner.update(Batch(rows=(row,))).metrics["grad_norm"] > 0
+    assert gap[True] < gap[False] < 0.1
+    coarse, exact = (learnt(model, ids, "bfloat16", fp32_head=wide) for wide in (False, True))
+    assert fmean(gaps(exact, learnt(model, ids, "float32"))) < fmean(gaps(coarse, learnt(model, ids, "float32")))
+
+
+def test_an_engine_that_runs_a_models_own_code_has_no_head_in_fp32() -> None:
+    model = lowered(lively("Olmo2"), torch.bfloat16, fp32_head=True)
+    with pytest.raises(ConfigError, match=r"cannot run a model of type olmo2 with model\.fp32_head"):
+        forward_of(model, PagedCache(model, 4), 64)
 
 
 @pytest.mark.parametrize("kind", ["Qwen3", "Olmo2"])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocstar.cluster import here
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import Recipe
 from rocstar.engines.process import EngineSettings, ProcessEngine
@@ -233,10 +234,10 @@ def test_ranks_take_the_gpus_of_the_table(monkeypatch: pytest.MonkeyPatch) -> No
         begun.insert(0, environment["LOCAL_RANK"])
         return ranks.Ranks()
 
-    monkeypatch.setattr(ranks, "_begin_process", begin)
-    monkeypatch.setattr(ranks, "_join", joined)
+    monkeypatch.setattr(here.RankProcess, "begin", begin)
+    monkeypatch.setattr(ranks, "join", joined)
     table = place(recipe(3, {"name": "v", "kind": "vllm"}), SMALL, {"here": ("7", "2", "5", "1")}, 80 * GB)
-    ranks.start(recipe(3).cluster, recipe().model, {}, table.local_ranks)
+    here.start_ranks(recipe(3).cluster, recipe().model, {}, table.local_ranks)
     assert begun == ["0", "1", "2"] and [one.gpus for one in table.processes] == [("7",), ("2",), ("5",), ("1",)]
 
 

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from rocstar.learning.advantages import advantages, kept_advantages, rows_of, top_entropy
+from rocstar.config.sections import LearningSection
+from rocstar.learning.advantages import advantage_of, advantages, kept_advantages, rows_of, top_entropy
 from rocstar.types import Batch, BatchRow, Choice, Group, Penalty, Reason, Resampled, Verdict
 from tests.record.examples import PROBLEM, resampled, trajectory
 
@@ -39,6 +40,19 @@ def test_a_row_holds_the_whole_trajectory_and_learns_what_the_policy_wrote() -> 
     assert list(rows[0].loss_mask) == [False, False, True, True, False, False, False, True]
     assert list(rows[0].sampled_logprobs) == [0, 0, -0.5, -0.25, 0, 0, 0, -1.0]
     assert [row.advantage for row in rows] == [-0.5, 0.5]
+
+
+def test_advantages_over_the_batch_are_divided_by_the_deviation_of_all_kept_rewards() -> None:
+    """Kept are 1, 0, 0, 0 and 1, 1, 0 of two groups, whose deviation is that of three ones and four zeros."""
+    groups = [chosen([True] * 4 + [False], [True, False, False, False, True]), chosen([True] * 3, [True, True, False])]
+    settings = LearningSection(normalize_by_std="batch")
+    rows = rows_of(groups, advantage_of(settings), over_batch=True)
+    deviation = (3 * (4 / 7) ** 2 + 4 * (3 / 7) ** 2) / 6
+    expected = [0.75, -0.25, -0.25, -0.25, 1 / 3, 1 / 3, -2 / 3]
+    assert [row.advantage * deviation**0.5 for row in rows] == pytest.approx(expected, rel=1e-5)
+    assert rows_of([], advantage_of(settings), over_batch=True) == ()
+    with pytest.raises(ValueError, match="is for learning"):
+        LearningSection(normalize_by_std="batch", advantage="gtpo")
 
 
 def test_loss_on_top_entropy_is_on_that_share_of_each_rows_own_tokens() -> None:

@@ -112,7 +112,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
-    from rocstar.learning.models import free_bytes, gpus
+    from rocstar.engines.torch_gpus import free_bytes, gpus
     from rocstar.record.identity import versions
 
     version, cards = versions()["torch"], gpus()

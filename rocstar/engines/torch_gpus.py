@@ -1,0 +1,32 @@
+"""The GPUs of this machine that torch can use, for whoever places engines and learners on them."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+
+
+class VisibleGpu(NamedTuple):
+    """A GPU of this machine."""
+
+    id: str
+    """As CUDA_VISIBLE_DEVICES names it."""
+    name: str
+    bytes: int
+    """Size of its memory."""
+
+
+def gpus() -> list[VisibleGpu]:
+    """The GPUs that this build of torch can use, in its order. Asks only what needs no context on them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = shown.split(",") if shown else map(str, range(count))
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return [VisibleGpu(id.strip(), gpu.name, gpu.total_memory) for id, gpu in zip(ids, found, strict=False)]
+
+
+def free_bytes(index: int) -> int:
+    """What of a GPU's memory is free now."""
+    return torch.cuda.mem_get_info(index)[0]
