@@ -140,7 +140,7 @@ def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_pat
     found = replayed(tmp_path, str(moved), "--step", str(step))
     assert all(not one["differs"] for one in found["steps"]) and found["steps"][-1]["step"] == step
     assert {path.name for path in moved.iterdir()} == {
-        *("checkpoints", "config.resolved.json", "metrics.jsonl", "rollouts", "run.json")
+        *("checkpoints", "config.resolved.json", "events.jsonl", "metrics.jsonl", "rollouts", "run.json")
     }
     assert len(list(moved.glob("rollouts/*"))) == len(found["steps"])
 

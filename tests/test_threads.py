@@ -18,7 +18,7 @@ from rocstar.config.sections import ModelSection, Recipe, RunSection
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import opened
 from rocstar.errors import EngineUnavailable
-from rocstar.learning import threads as of_torch
+from rocstar.learning import models as of_torch
 from rocstar.parts import threads
 from rocstar.parts.build import named_engines
 from rocstar.parts.placement import place

@@ -107,7 +107,7 @@ class Conversations:
             if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
                 thread, given = answer
                 goes_on = thread.ids == given and thread.asked is None
-                return (*given, *self._conversation.after(given, after)), thread if goes_on else None
+                return (*given, *self._conversation.after_tokens(given, after)), thread if goes_on else None
         template = self._conversation.template
         laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
         return laid_out.token_ids, None

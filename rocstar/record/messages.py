@@ -23,8 +23,10 @@ WRITTEN = ("assistant", "code")
 RESULTS = ("tool", "function", "ipython", "execution")
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
 """inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
-MARKS = {"c": 1.0, "yes": 1.0, "true": 1.0, "i": 0.0, "n": 0.0, "no": 0.0, "false": 0.0, "p": 0.5}
-"""Letters and words that inspect_ai reads as numbers."""
+MARKS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+"""Letters that inspect_ai reads as numbers, capital ones alone."""
+WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""Words that it reads so, in any case."""
 Fields = dict[str, Any]
 
 
@@ -87,7 +89,7 @@ def mark_of(value: Any) -> float | None:
     """A score as inspect_ai counts it, numbers in a text too; NaN where it is that, None for whatever else is no finite
     number to it."""
     with suppress(OverflowError, ValueError):
-        number = MARKS.get(value.lower()) if isinstance(value, str) else None
+        number = MARKS.get(value, WORDS.get(value.lower())) if isinstance(value, str) else None
         if number is None and isinstance(value, str | int | float):
             number = float(value)
         return None if number is None or isinf(number) else number

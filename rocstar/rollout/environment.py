@@ -55,8 +55,12 @@ class Conversation:
     def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
         return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
 
-    def after(self, said: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
-        """A reply to what ends with a completion's tokens. Where these end with another token than the template's stop
+    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """A reply to a completion."""
+        return self.after_tokens(completion.token_ids, segments)
+
+    def after_tokens(self, said: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The same, to tokens that end with a completion's. Where they end with another token than the template's stop
         marker (an end-of-sequence token of the model) the marker comes first, so that the conversation stays well
         formed."""
         ended = tuple(said[-1:]) == self.ids([ours(self.template.stop)])
@@ -106,7 +110,7 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        ids = self._conversation.after(completion.token_ids, self._conversation.template.reply(texts))
+        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)

@@ -97,7 +97,7 @@ class _Conversation:
         conversation = self._roller.conversation
         if self._last is not None:
             follows = conversation.template.next_question(question)
-            return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion.token_ids, follows))
+            return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
         if self._roller.environment is ToolEnvironment:
             return conversation.ids(conversation.template.opening(question, self._specs, self._spec.system))
         return environment_for(self._roller, question, 0).opening()

@@ -14,11 +14,16 @@ def quiet_torch(threads: int = 1) -> None:
     Matrix products must keep one summation order whatever the batch: MKL promises that in its strict mode only, which
     costs about 5% (measured on an AVX-512 Xeon, where the default mode breaks the engine's bit-for-bit invariance).
 
+    So must products of 16 bits: with AMX oneDNN rounds a row otherwise where other rows stand beside it (a Xeon with
+    amx_bf16). Without, a product of SmolLM2's widths has 108 GFLOP/s there instead of 550 to 1,600; whoever wants those
+    and no runs that repeat sets ONEDNN_MAX_CPU_ISA=DEFAULT.
+
     oneDNN, and ideep above it, cache 1,024 products each, by their numbers of rows. Decoding has many such numbers and
     seldom repeats one: the caches took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KEPT_PRODUCTS)
     os.environ.setdefault("LRU_CACHE_CAPACITY", KEPT_PRODUCTS)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
