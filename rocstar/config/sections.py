@@ -464,6 +464,11 @@ class LearningSection(Section):
         return self.updates_per_step > 1 or chosen or self.advantage == "otb"
 
     @property
+    def over_batch(self) -> bool:
+        """Whether advantages are divided by the deviation of the rewards of all groups of a step."""
+        return self.normalize_by_std == "batch"
+
+    @property
     def by_token(self) -> bool:
         """Whether tokens of an attempt have advantages of their own."""
         return self.advantage in ("gtpo", "otb")
@@ -497,7 +502,7 @@ class LearningSection(Section):
                 f"learning.attempt_ratio_cap {self.attempt_ratio_cap:g} would leave out attempts that nothing is wrong "
                 "with, whose ratio is 1; take 1 or more, or 0 for no bound"
             )
-        if self.normalize_by_std == "batch" and self.advantage != "grpo":
+        if self.over_batch and self.advantage != "grpo":
             yield f'learning.normalize_by_std "batch" is for learning.advantage "grpo", not for "{self.advantage}"'
         if self.by_token and self.loss == "gmpo":
             yield (

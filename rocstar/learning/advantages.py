@@ -44,8 +44,8 @@ def advantages(rewards_G: Sequence[float], normalize_by_std: bool = True) -> tup
 
 
 def grpo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
-    """With the deviation of the batch `rows_of` divides by it, which looks at all groups."""
-    return advantages(rewards_G, settings.normalize_by_std is True)
+    """The deviation of a batch `rows_of` divides by, which looks at all groups."""
+    return advantages(rewards_G, bool(settings.normalize_by_std) and not settings.over_batch)
 
 
 def rloo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:

@@ -67,8 +67,7 @@ def learn_step(
     """Resample, score, update. seed: of the run; step: of the run, from 1. seen: takes each update before the next one
     begins, with what each token had of its gradient."""
     chosen = list(map(choice_of_step(stage, seed, step, folders), groups))
-    over_batch = stage.learning.normalize_by_std == "batch"
-    made = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=over_batch)
+    made = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=stage.learning.over_batch)
     updates, rows = learn_rows(stage.learning, learner, made, seed_for(seed, "step", step), seen)
     return LearnedStep(chosen=chosen, updates=updates, rows=rows)
 

@@ -155,7 +155,7 @@ def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
         learner = GrpoLearner(policy, learning, temperature=recipe.rollout.temperature)
         if reference:
             policy.model.load_state_dict(load_model(model).state_dict())
-        rows = rows_of(everything, advantage_of(learning), over_batch=learning.normalize_by_std == "batch")
+        rows = rows_of(everything, advantage_of(learning), over_batch=learning.over_batch)
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
         made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)

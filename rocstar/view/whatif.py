@@ -89,7 +89,7 @@ def recorded_group(
     )
     if learning.by_token:
         raise BadFilter(f"the run's advantages are {learning.advantage}, which follow from more than rewards")
-    if learning.normalize_by_std == "batch":
+    if learning.over_batch:
         raise BadFilter("the run's advantages are divided by the deviation of the whole step's rewards")
     if learning.advantage not in ADVANTAGES:
         raise BadFilter(
