@@ -69,8 +69,8 @@ class Found:
     seconds: float = 0.0
 
 
-def model_of(shape: dict[str, int], device: str, dtype: str) -> tuple[ModelSection, Any]:
-    section = ModelSection(**shape, device=device, dtype=dtype)  # type: ignore[arg-type]
+def model_of(shape: dict[str, int], device: str, dtype: str, **more: bool) -> tuple[ModelSection, Any]:
+    section = ModelSection(**shape, device=device, dtype=dtype, **more)  # type: ignore[arg-type]
     if shape["hidden_size"] > 512:
         with torch.device(device):  # a CPU draws billions of numbers slowly
             return section, random_model(section, 0)
@@ -94,8 +94,8 @@ def rows_of(vocabulary: int, count: int, prompt: int, length: int) -> tuple[Batc
     )
 
 
-def learner_of(shape: dict[str, int], device: str, dtype: str) -> tuple[GrpoLearner, Any]:
-    section, model = model_of(shape, device, dtype)
+def learner_of(shape: dict[str, int], device: str, dtype: str, **more: bool) -> tuple[GrpoLearner, Any]:
+    section, model = model_of(shape, device, dtype, **more)
     return GrpoLearner(Policy(model, None, "", section), LearningSection()), model  # type: ignore[arg-type]
 
 
@@ -113,7 +113,7 @@ def synchronise(device: str) -> None:
 
 def learner_is_exact(device: str, dtype: str, most: float, of_gradient: float) -> tuple[str, str, bool]:
     """An update here and on the CPU: the logprobs of the pass, and the gradient of all weights."""
-    rows, scored, gradients = rows_of(TINY["vocab_size"], 8, 16, 200), [], []
+    rows, scored, gradients = tuple(row for n in (60, 90, 200) for row in rows_of(TINY["vocab_size"], 3, 16, n)), [], []
     for where, kind in (("cpu", "float32"), (device, dtype)):
         learner, model = learner_of(TINY, where, kind)
         scored.append([row.old_logprobs for row in learner.score(rows)])
@@ -124,10 +124,10 @@ def learner_is_exact(device: str, dtype: str, most: float, of_gradient: float) -
     return value, f"at most {most:g} and {of_gradient:g}", gap <= most and apart <= of_gradient
 
 
-def engine_is_exact(device: str, dtype: str, most: float) -> tuple[str, str, bool]:
+def engine_is_exact(device: str, dtype: str, most: float, *, fp32_head: bool = False) -> tuple[str, str, bool]:
     """The engine's logprobs of what it samples against the learner's."""
-    learner, model = learner_of(TINY, device, dtype)
-    copied = lowered(copy.deepcopy(model), getattr(torch, dtype))
+    learner, model = learner_of(TINY, device, dtype, fp32_head=fp32_head)
+    copied = lowered(copy.deepcopy(model), getattr(torch, dtype), fp32_head=fp32_head)
     engine = TorchEngine(copied, rows=8, positions=1024)
     prompts = [list(row.token_ids[:16]) for row in rows_of(TINY["vocab_size"], 8, 16, 1)]
 
@@ -208,7 +208,7 @@ def turns_are_taken(device: str, dtype: str) -> tuple[str, str, bool]:
 
     done, given_back = asyncio.run(take_turns())
     gap = gap_of(learner, [list(row.token_ids[:1000]) for row in prompts], done)
-    newest = all([span.version for span in each.version_spans] == [learner.version] for each in done)
+    newest = all([span.version for span in each.version_spans] == [learner._policy.version] for each in done)
     enough = given_back >= (0.9 * cache if device == "cuda" else 1e6)
     value = f"{given_back / 1e6:.1f} MB of {cache / 1e6:.0f} given back, gap {gap:.1e}, newest weights {newest}"
     return value, "on a GPU 90%, on a CPU 1 MB; gap at most 0.15", enough and newest and gap <= 0.15
@@ -411,6 +411,7 @@ def main() -> int:
         "learner, bf16, against a CPU in fp32": lambda: learner_is_exact(device, "bfloat16", 0.15, 0.05),
         "engine to learner, fp32": lambda: engine_is_exact(device, "float32", 2e-4),
         "engine to learner, bf16": lambda: engine_is_exact(device, "bfloat16", 0.15),
+        "engine to learner, bf16, fp32 head": lambda: engine_is_exact(device, "bfloat16", 0.15, fp32_head=True),
         "attention over pages, fp32": lambda: attention_is_exact(device, "float32", 2e-5),
         "attention over pages, bf16": lambda: attention_is_exact(device, "bfloat16", 2e-2),
         "colocated sleep and wake": lambda: turns_are_taken(device, "bfloat16"),
@@ -421,6 +422,7 @@ def main() -> int:
         "engine's speed, bf16, 64 rows": lambda: decode_is_fast(device, "bfloat16"),
         "beside continuous batching": lambda: faster_than_transformers(device),
         "five RL steps": lambda: five_steps_learn(device),
+        "five RL steps, fp32 head": lambda: five_steps_learn(device, "model.dtype=bfloat16", "model.fp32_head=true"),
         "two ranks": lambda: two_ranks_learn(device),
         "vLLM": lambda: vllm_serves(device),
     }

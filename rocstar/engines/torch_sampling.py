@@ -28,9 +28,9 @@ def uniforms(seeds: Ints, counters: Ints) -> Floats:
 
 
 def draw(
-    logits_NV: torch.Tensor, temperatures: Floats, top_ps: Floats, top_ks: Ints, noise: Floats
+    logits_NV: torch.Tensor, temperatures: Floats, top_ps: Floats, top_ks: Ints, noise_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row.
+    """Draw one token per row; noise as `uniforms` gives it, where the logits are.
 
     Returns token ids [N] and their natural-log probability [N] after temperature and before truncation, which is what
     a learner can compute again. A row of temperature 0 takes the most likely token and reports its probability at
@@ -45,7 +45,7 @@ def draw(
         rows = torch.from_numpy(np.flatnonzero(cut)).to(full.device)
         kept = full.clone()
         kept[rows] = _truncate(full[rows], top_ps[cut], top_ks[cut])
-    tokens = _inverse(kept, torch.from_numpy(noise).to(full.device))
+    tokens = _inverse(kept, noise_N)
     if greedy.any():
         tokens = torch.where(torch.from_numpy(greedy).to(full.device), full.argmax(-1), tokens)
     return tokens, full.gather(1, tokens.unsqueeze(1)).squeeze(1).log()

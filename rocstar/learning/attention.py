@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 PACKED_SDPA = "rocstar_packed_sdpa"
 LIKE_LENGTH = 1.15  # documents within this ratio share a call: at most a third more work, and far fewer calls
 SHORT = 32  # tokens; within so many, the call costs more than the arithmetic
+GPU_PADDED = 1.33  # a GPU is faster than what starts its kernels: fewer calls, with at most a third of padding
 Document = Sequence[tuple[int, int]]
 """Where the tokens of a row lie in the sequence: (first token, how many) of each run. All but the last may be shared
 with other rows."""
@@ -44,7 +45,7 @@ class DocumentLayout:
 def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_side: bool = False) -> DocumentLayout:
     """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
     lengths = [sum(count for _, count in document) for document in documents]
-    calls = ((len(lengths), max(lengths)),) if side_by_side else _calls(lengths)
+    calls = ((len(lengths), max(lengths)),) if side_by_side else calls_of(lengths, device.type)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []
     for document, length, width in zip(documents, lengths, widths, strict=True):
@@ -56,16 +57,18 @@ def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_si
     return DocumentLayout(calls=calls, tokens_S=tokens_S, places_T=places_T)
 
 
-def _calls(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(documents, tokens of the longest) of neighbours of like length."""
+def calls_of(lengths: Sequence[int], device: str) -> tuple[tuple[int, int], ...]:
+    """Neighbours of like length share a call: (documents, tokens of the longest). device: cpu or cuda."""
     calls: list[tuple[int, int]] = []
-    shortest = 0
+    shortest = tokens = 0
     for length in lengths:
-        if calls and length <= max(shortest * LIKE_LENGTH, shortest + SHORT):
-            calls[-1] = calls[-1][0] + 1, length
+        count, tokens = calls[-1][0] + 1 if calls else 1, tokens + length
+        alike = length <= max(shortest * LIKE_LENGTH, shortest + SHORT)
+        if calls and (count * length <= GPU_PADDED * tokens if device == "cuda" else alike):
+            calls[-1] = count, length
         else:
             calls.append((1, length))
-            shortest = length
+            shortest = tokens = length
     return tuple(calls)
 
 

@@ -42,6 +42,8 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     model.get_input_embeddings().register_forward_hook(_coarse)
     if device.type == "cuda":
         _fuse_norms(model)
+        # cuDNN plans a call for each new shape, in 56 ms and 84 ms backward, and a step's rows bring new shapes.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     if flash and is_packed(model):
         model.set_attn_implementation("flash_attention_2")

@@ -34,7 +34,7 @@ def test_a_number_follows_from_seed_and_counter_alone() -> None:
 
 def drawn(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Share of each token over many draws, and the probability each token reported."""
-    noise = uniforms(np.arange(DRAWS), np.zeros(DRAWS, dtype=np.int64))
+    noise = torch.from_numpy(uniforms(np.arange(DRAWS), np.zeros(DRAWS, dtype=np.int64)))
     tokens, logprobs = draw(
         LOGITS.expand(DRAWS, -1),
         np.full(DRAWS, temperature),
@@ -79,7 +79,7 @@ def test_greedy_reports_the_probability_at_temperature_one() -> None:
 def test_a_row_does_not_notice_its_neighbours_settings() -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0)) * 9
     plain, cut = np.ones(3), np.array([1.0, 0.5, 1.0])
-    noise, none = np.full(3, 0.3), np.zeros(3, dtype=np.int64)
+    noise, none = torch.full((3,), 0.3).double(), np.zeros(3, dtype=np.int64)
     alone, beside = draw(logits, plain, plain, none, noise), draw(logits, plain, cut, none, noise)
     for row in (0, 2):
         assert (alone[0][row], alone[1][row]) == (beside[0][row], beside[1][row])
@@ -88,17 +88,17 @@ def test_a_row_does_not_notice_its_neighbours_settings() -> None:
 @pytest.mark.parametrize("size", [1, 5, 32, 33, 1000])
 def test_a_number_finds_the_token_at_its_share_of_the_running_sum(size: int) -> None:
     weights = torch.rand(50, size, generator=torch.Generator().manual_seed(size))
-    noise = np.linspace(0, 1 - 2**-53, 50)
+    noise = torch.from_numpy(np.linspace(0, 1 - 2**-53, 50))
     tokens, _ = draw(weights.log(), np.ones(50), np.ones(50), np.zeros(50, dtype=np.int64), noise)
     ends = weights.double().cumsum(-1) / weights.double().sum(-1, keepdim=True)
-    expected = (ends <= torch.from_numpy(noise).unsqueeze(1) - 1e-6).sum(-1)
-    latest = (ends <= torch.from_numpy(noise).unsqueeze(1) + 1e-6).sum(-1).clamp(max=size - 1)
+    expected = (ends <= noise.unsqueeze(1) - 1e-6).sum(-1)
+    latest = (ends <= noise.unsqueeze(1) + 1e-6).sum(-1).clamp(max=size - 1)
     assert ((expected <= tokens) & (tokens <= latest)).all()
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.full((3, 70), -torch.inf)
     logits[:, 40] = 0.0
-    noise = np.array([0.0, 0.5, 1 - 2**-53])
+    noise = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     tokens, logprobs = draw(logits, np.ones(3), np.ones(3), np.zeros(3, dtype=np.int64), noise)
     assert (tokens.tolist(), logprobs.tolist()) == ([40] * 3, [0.0] * 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.learning import attention
-from rocstar.learning.attention import PACKED_SDPA, DocumentLayout, layout_of, packed_sdpa
+from rocstar.learning.attention import PACKED_SDPA, DocumentLayout, calls_of, layout_of, packed_sdpa
 from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
@@ -218,3 +219,14 @@ def test_documents_of_like_length_share_a_call() -> None:
     assert layout.calls == ((3, 30), (2, 100), (1, 200))
     assert layout.places_T.tolist()[:8] == [0, 1, 2, 3, 4, 30, 31, 32]
     assert laid_out([7, 7, 7]).tokens_S.tolist() == [*range(21)]
+
+
+def test_a_gpu_gets_fewer_calls_and_at_most_a_third_of_padding() -> None:
+    lengths = sorted(random.Random(0).choices(range(1, 2000), k=200))
+    calls, rest = calls_of(lengths, "cuda"), iter(lengths)
+    own = [[next(rest) for _ in range(count)] for count, _ in calls]
+    assert [length for part in own for length in part] == lengths
+    assert [part[-1] for part in own] == [longest for _, longest in calls]
+    assert all(len(part) * part[-1] <= 4 / 3 * sum(part) for part in own)
+    assert len(calls) < len(calls_of(lengths, "cpu"))
+    assert calls_of([120, 150, 200, 240], "cuda") == ((4, 240),)
