@@ -1,7 +1,7 @@
 """Questions of GSM8K with other numbers: question, program and the program's comments follow one mapping.
 
-A number may change where the question gives it once, in digits, and where each place that it has in the program is known
-to mean it. All others stay: numbers in words, dates, times of day, ordinals, fractions, values that a word says too
+A number may change where the question gives it once, in digits, and where each of its places in the program is known to
+mean it. All others stay: numbers in words, dates, times of day, ordinals, fractions, values that a word says too
 ("week" says 7), values that a line computes and all that this line depends on. The numbers change one after another,
 each to a value under which what held before still holds: whole values are whole, signs and the order of numbers and of
 results are the same, shares are below 100%. The rules were made from questions of the training file.
@@ -27,11 +27,13 @@ LINE = re.compile(r"([a-z]) = (.+)")
 SHARE = re.compile(r"\s?(?:%|percent)")
 MONTH = r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 LABEL_BEFORE = re.compile(
-    rf"(?:\d[:/–-]|/|{MONTH} |\b(?i:grade|class|chapter|level|room|season|page|number|size|day|week|year|highway|route) "
+    rf"(?:\d[:/\u2013-]|/|{MONTH} "
+    r"|\b(?i:grade|class|chapter|level|room|season|page|number|size|day|week|year|highway|route) "
     r"|#|\ban |[+-])$"
 )
 LABEL_AFTER = re.compile(
-    r"\s?(?:st|nd|rd|th)\b|[:/–-]\d|\s?/|\s\d+/\d|\s?(?i:[ap]\.?m\b)|\s?o.?clock|\s+and (?:a|one)\b|½|(?!(?:kg|km|cm|mm|ml|mg|g|m|l|L|ft|lbs?|oz|mph|in)\b)[a-zA-Z]|'s|\s?°"
+    r"\s?(?:st|nd|rd|th)\b|[:/\u2013-]\d|\s?/|\s\d+/\d|\s?(?i:[ap]\.?m\b)|\s?o.?clock|\s+and (?:a|one)\b|½"
+    r"|(?!(?:kg|km|cm|mm|ml|mg|g|m|l|L|ft|lbs?|oz|mph|in)\b)[a-zA-Z]|'s|\s?°"
     rf"|\s{MONTH}|[- ](?:dollar |cent )?(?:bills?|coins?|sided|way|degrees?)\b|,? (?:in|out of) (?:every )?\d"
 )
 CAPS = (
@@ -44,7 +46,8 @@ SAID: Mapping[str, Sequence[int]] = {
     r"weekends?|bicycles?|bikes?|shoes?|socks?|hands?|eyes?|ears?|parents?|birds?|chickens?": (2,),
     r"three|thrice|tripl\w+|thirds?|yards?|feet|foot|triang\w+": (3,),
     r"four|fourths?|quarters?|quadrupl\w+|squares?|legs?|wheels?|tires?|rectang\w+|seasons?|gallons?|quarts?": (4,),
-    r"five|fifths?|nickels?|weekdays?|fingers?|toes?": (5,), r"six|sixths?|half.a.dozen|insects?|cubes?|hexagon\w*": (6,),
+    r"five|fifths?|nickels?|weekdays?|fingers?|toes?": (5,),
+    r"six|sixths?|half.a.dozen|insects?|cubes?|hexagon\w*": (6,),
     r"seven|sevenths?|weeks?|weekly|daily|days?": (7,), r"eight|eighths?|spiders?|octop\w+": (8,),
     r"nine|ninths?": (9,), r"ten|tenths?|dimes?|decades?": (10,), r"eleven": (11,),
     r"twelve|dozens?|months?|monthly|years?|yearly|annual\w*|inch\w*|feet|foot": (12,),
@@ -143,7 +146,9 @@ class Story:
     def _literals(self, new: Mapping[Fraction, Fraction]) -> dict[Fraction, Fraction]:
         """Of the program, in all forms that it may write given numbers in."""
         pairs = [(given, new[given.value]) for given in self.given if given.value in new]
-        return {old: n for given, value in pairs for old, n in zip(given.forms(given.value), given.forms(value))}
+        return {
+            o: n for given, value in pairs for o, n in zip(given.forms(given.value), given.forms(value), strict=True)
+        }
 
     def _below(self, name: str) -> set[Fraction]:
         """Given numbers that a line depends on, directly or not."""
@@ -169,6 +174,7 @@ class Story:
         for given in self.given:
             for form in given.forms(given.value):
                 meant[form].add(given.value)
+        yield from (given.value for given in self.given if given.share and given.value == 50)  # 0.5 is its rest too
         yield from (value for form in self.literals for value in meant.get(form, ()) if len(meant[form]) > 1)
         last = [*self.lines][-1]
         uses = Counter(re.findall(r"\b[a-z]\b", " ".join(self.lines.values())))
@@ -190,8 +196,8 @@ class Story:
                 yield from few
 
     def _hidden(self) -> Iterator[Fraction]:
-        """Given numbers that a literal of the program may be worked out from: 4 in `4*5` from 7 and 3. All of them where
-        nothing tells where a large literal is from."""
+        """Given numbers that a literal of the program may be worked out from: 4 in `4*5` from 7 and 3. All of them
+        where nothing tells where a large literal is from."""
         forms = {form for given in self.given for form in given.forms(given.value)}
         below = {given.value: {given.value} for given in self.given}
         below |= {value: self._below(name) for name, value in self.results.items()} | {Fraction(1): set()}

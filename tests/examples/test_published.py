@@ -187,6 +187,7 @@ def test_question_program_and_comment_get_the_same_other_numbers(seed: int) -> N
         ("She ran 5 miles on Monday and 5 miles on Friday.", "a = 5+5\nprint(a)"),  # which 5 is which?
         ("She eats 7 pears a week.", "a = 7*7\nprint(a)"),  # a week has 7 days
         ("He was born in 1990 and left at 5 pm on May 3.", "a = 1990+5+3\nprint(a)"),
+        ("A $1 pen is 50% dearer in red.", "a = 1*.5\nb = 1+a\nprint(b)"),  # 0.5 may be what is left of 50%
         ("He ate 2/3 of it.", "a = 2/3\nprint(a)"),
         ("She had 30 pears and gave away 18.", "a = 4*13\nprint(a)"),  # nothing tells where 13 is from
     ],
