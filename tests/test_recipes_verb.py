@@ -27,7 +27,13 @@ def test_a_copied_recipe_brings_those_it_extends_and_loads(tmp_path: Path) -> No
 
 def test_a_copied_recipe_brings_the_module_that_it_names(tmp_path: Path) -> None:
     copied = copy(["smollm2/gsm8k"], tmp_path)
-    assert [place.name for place in copied] == ["base.toml", "gsm8k.toml", "published.py", "word_variants.py"]
+    assert [place.name for place in copied] == [
+        "base.toml",
+        "gsm8k.toml",
+        "number_variants.py",
+        "published.py",
+        "word_variants.py",
+    ]
     assert load_recipe(str(tmp_path / "smollm2/gsm8k.toml"), []).run.modules == [str(tmp_path / "smollm2")]
 
 

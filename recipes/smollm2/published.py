@@ -24,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from number_variants import other_numbers
 from pydantic import BaseModel, ConfigDict, Field
 from word_variants import Asked, Variants, value_of
 
@@ -56,7 +57,8 @@ class Options(BaseModel):
     cold_start: Literal["programs", "form"] = "programs"
     """What SFT shows: programs made from the published solutions, or the questions' numbers under random signs."""
     variants: int = Field(default=0, ge=0)
-    """Most variants of each word problem that has a program, of those set aside too (`word_variants.py`)."""
+    """Most variants of each question that has a program, of those set aside too: word problems asked in other ways
+    (`word_variants.py`), questions of GSM8K with other numbers (`number_variants.py`)."""
 
 
 class Published(Task):
@@ -153,6 +155,15 @@ class WordProblems(Published):
 class Gsm8k(Published):
     """GSM8K as JSONL, with its calculator marks."""
 
+    def with_variants(self, found: list[Problem], most: int) -> list[Problem]:
+        new = {problem.id: problem for problem in found}
+        for problem in found if most else ():
+            rng = random.Random(seed_for("variants", problem.id))
+            for _ in range(most if problem.metadata["program"] else 0):
+                if variant := _renumbered(problem, rng):
+                    new.setdefault(variant.id, variant)
+        return list(new.values())
+
     def read(self, path: Path) -> Iterator[Problem]:
         solutions = (str(row["answer"]) for _, row in read_rows(path))
         for problem, solution in zip(load_problems(path), solutions, strict=True):
@@ -192,6 +203,20 @@ def _variant(asked: Asked) -> Problem:
         answer=_shortest(_run(program)),
         source="variant",
         metadata={"program": program},
+    )
+
+
+def _renumbered(problem: Problem, rng: random.Random) -> Problem | None:
+    """A question with other numbers, whose program prints the answer exactly; None where none is found."""
+    drawn = other_numbers(problem.question, str(problem.metadata["program"]), rng)
+    if drawn is None or _run(drawn.program) in ("", problem.answer) or Fraction(_run(drawn.program)) != drawn.answer:
+        return None
+    return Problem(
+        id=problem_id(drawn.question),
+        question=drawn.question,
+        answer=_shortest(_run(drawn.program)),
+        source="variant",
+        metadata={"program": drawn.program},
     )
 
 

@@ -218,16 +218,21 @@ def _unlike(number: str, question: str, rng: random.Random) -> str:
 def value_of(expression: str) -> Fraction | None:
     """Of a sum of numbers; None where it is anything else."""
     try:
-        return _worked(ast.parse(expression, mode="eval").body)
+        return worked(ast.parse(expression, mode="eval").body, {})
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return None
 
 
-def _worked(node: ast.expr) -> Fraction:
+def worked(node: ast.expr, known: Mapping[str | Fraction, Fraction]) -> Fraction:
+    """The value of a sum; `known` has those of its names, and others for its literals. Raises ValueError,
+    ZeroDivisionError."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and len(str(node.value)) < 20:
-        return Fraction(str(node.value))
+        value = Fraction(str(node.value))
+        return known.get(value, value)
+    if isinstance(node, ast.Name) and node.id in known:
+        return known[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_worked(node.operand)
+        return -worked(node.operand, known)
     if isinstance(node, ast.BinOp) and type(node.op) in WORKED_OUT:
-        return WORKED_OUT[type(node.op)](_worked(node.left), _worked(node.right))
+        return WORKED_OUT[type(node.op)](worked(node.left, known), worked(node.right, known))
     raise ValueError("no sum of numbers")

@@ -158,3 +158,57 @@ def test_variants_of_training_questions_are_trained_on_and_tested_apart(tmp_path
     assert {p.question for p in varied.problems()}.isdisjoint(p.question for p in varied.heldout())
     assert varied.problems() == task(holdout=3, variants=2).problems()
     assert len(varied.demonstrations(100)) == 15
+
+
+NATALIA = (
+    "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many in all?",
+    "# Natalia sold clips in May.\na = 48/2\n# Of 48 and 24 clips in all.\nb = 48+a\nprint(b)",
+)
+
+
+def other_numbers(question: str, program: str, seed: int) -> Any:
+    draw = load("number_variants:other_numbers", folders=[recipes_folder() / "smollm2"])
+    return draw(question, program, random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_question_program_and_comment_get_the_same_other_numbers(seed: int) -> None:
+    found = other_numbers(*NATALIA, seed)
+    (n,) = map(int, re.findall(r"\d+", found.question))
+    assert n != 48 and n % 2 == 0 and 24 <= n <= 105
+    told = f"# Of {n} and {n // 2} clips in all."
+    assert found.program == f"# Natalia sold clips in May.\na = {n}/2\n{told}\nb = {n}+a\nprint(b)"
+    assert found.answer == n + n // 2
+
+
+@pytest.mark.parametrize(
+    ("question", "program"),
+    [
+        ("She ran 5 miles on Monday and 5 miles on Friday.", "a = 5+5\nprint(a)"),  # which 5 is which?
+        ("She eats 7 pears a week.", "a = 7*7\nprint(a)"),  # a week has 7 days
+        ("He was born in 1990 and left at 5 pm on May 3.", "a = 1990+5+3\nprint(a)"),
+        ("He ate 2/3 of it.", "a = 2/3\nprint(a)"),
+        ("She had 30 pears and gave away 18.", "a = 4*13\nprint(a)"),  # nothing tells where 13 is from
+    ],
+)
+def test_numbers_that_may_mean_something_else_stay(question: str, program: str) -> None:
+    assert all(other_numbers(question, program, seed) is None for seed in range(20))
+
+
+def test_half_stays_because_it_is_its_own_rest() -> None:
+    asked = ("A drawing for $160 is 50% dearer in color.", "a = 160*.5\nb = 160+a\nprint(b)")
+    found = [other_numbers(*asked, seed) for seed in range(20)]
+    assert all("50% dearer" in one.question and "*.5" in one.program for one in found)
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason=f"needs {GSM8K}")
+def test_most_of_gsm8k_gets_a_variant_that_is_no_test_question() -> None:
+    task, value = published("Gsm8k"), lambda text: Fraction(text.replace(",", ""))
+    made = task.__new__(task)
+    problems = list(made.read(GSM8K))
+    known = {problem.id for problem in problems}
+    variants = [one for one in made.with_variants(problems, 1) if one.id not in known]
+    assert len(variants) > 0.6 * sum(bool(problem.metadata["program"]) for problem in problems)
+    assert {one.id for one in variants}.isdisjoint(one.id for one in made.read(GSM8K.with_name("test.jsonl.gz")))
+    assert all(published("_prints")(str(one.metadata["program"]), one.answer) for one in variants)
+    assert all(value(one.answer) > 0 for one in variants if "." not in one.answer)
