@@ -11,22 +11,24 @@ import pytest
 from rocstar.sandbox.call import ProgramOutcome, Response
 from tests.attacks import test_reaching, test_using_up
 from tests.attacks.support import names, promised
-from tests.sandbox.driver import Daemon
+from tests.sandbox.driver import Daemon, eventually
 
 
 class Branching(Daemon):
-    """Runs each program in a branch of a session of its own."""
+    """Runs each program in a branch of a session of its own, of which nothing is left when it is answered."""
 
     def run(self, code: str, **fields: Any) -> Response:
         if "session" in fields:
             return super().run(code, **fields)
         limits = {name: fields[name] for name in ("memory_bytes", "processes") if name in fields}
+        before = {*self.below()}
         self.cell("parent", 1, "kept = 1", **limits)
         assert super().run("", session="parent", cell=2, branches=("branch",), **limits).outcome is ProgramOutcome.OK
         response = self.cell("branch", 2, code, **fields)
         assert self.cell("parent", 2, "kept", **limits).value == "1"
         self.end("branch")
         self.end("parent")
+        assert eventually(lambda: before >= {*self.below()} and before >= {*self.slots()})
         return response
 
 

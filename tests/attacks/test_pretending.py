@@ -79,8 +79,7 @@ def test_another_process_group_or_session_changes_nothing(daemon: Daemon) -> Non
         response = attack(daemon, code)
         assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 7, "x")
         code = code.replace("os._exit(7)", "\nwhile True: pass")
-        response = attack(daemon, code, wall_seconds=0.2)
-        assert response.outcome is ProgramOutcome.WALL_TIMEOUT
+        assert attack(daemon, code, wall_seconds=0.2).outcome is ProgramOutcome.WALL_TIMEOUT
 
 
 def test_a_parent_stuck_behind_a_vforked_child_is_ended_in_time(daemon: Daemon) -> None:
@@ -91,8 +90,7 @@ libc.vfork.restype = ctypes.c_int
 if libc.vfork() == 0:
     while True: libc.usleep(100000)
 """
-    response = attack(daemon, code, wall_seconds=0.2)
-    assert response.outcome is ProgramOutcome.WALL_TIMEOUT
+    assert attack(daemon, code, wall_seconds=0.2).outcome is ProgramOutcome.WALL_TIMEOUT
 
 
 def test_the_signals_of_a_slot_cannot_be_forged(daemon: Daemon) -> None:

@@ -14,12 +14,8 @@ def test_fork_burst_is_bounded_and_killed(daemon: Daemon) -> None:
     code = """
 import os, time
 for n in range(60):
-    try:
-        if os.fork() == 0:
-            time.sleep(60)
-    except OSError as error:
-        print(n, error.errno)
-        break
+    try: os.fork() or time.sleep(60)
+    except OSError as error: print(n, error.errno); break
 """
     response = attack(daemon, code, processes=10)
     assert response.stdout == "9 11\n" or response.kill_reason == "processes"  # where they are watched, not limited
@@ -40,19 +36,15 @@ def test_memory_bomb_is_a_memory_outcome(daemon: Daemon) -> None:
 
 def test_memory_limit_cannot_be_dodged_by_shared_maps(daemon: Daemon) -> None:
     calls = ["__import__('mmap').mmap(-1, 2**31)", "os.memfd_create('x')"]
-    found = names(daemon, *calls, memory_bytes=64 * 2**20)
-    assert found == ["OSError", "PermissionError"]
+    assert names(daemon, *calls, memory_bytes=64 * 2**20) == ["OSError", "PermissionError"]
 
 
 def test_limits_cannot_be_raised(daemon: Daemon) -> None:
     code = """
 import resource
 for name in ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE"):
-    try:
-        resource.setrlimit(getattr(resource, name), (resource.RLIM_INFINITY,) * 2)
-        print("raised", name)
-    except (ValueError, OSError):
-        pass
+    try: resource.setrlimit(getattr(resource, name), (resource.RLIM_INFINITY,) * 2); print("raised", name)
+    except (ValueError, OSError): pass
 """
     assert attack(daemon, code).stdout == ""
 

@@ -29,6 +29,7 @@ MAX_REPORT_BYTES = 256 * 2**10  # of a program
 MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a fetch or a session's cell, which may bring files and images
 MAX_HEAD_BYTES = 2**20  # of JSON: the paths of files are most of it
 PNG = b"\x89PNG\r\n\x1a\n"
+STARVED = "the machine was busy and gave it hardly any CPU"
 CPU_SHARE = 0.5  # of the limit: the kernel enforces it by ticks, which on a busy machine run ahead of the clock
 
 ENDED_BY: dict[str, Outcome] = {
@@ -85,8 +86,7 @@ decode = json.Decoder(ProgramReport).decode
 def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
     """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
     if seen.reason == "starved":
-        late = f"after {seen.run_seconds:.1f} s it had not ended, but the machine was busy and gave it hardly any CPU"
-        return fault(call.id, late)
+        return fault(call.id, f"after {seen.run_seconds:.1f} s it had not ended, but {STARVED}")
     report, tail = parse(seen.report)
     if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
         return told(call, seen, report, tail, None, fetched)

@@ -104,14 +104,14 @@ def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
 
 
 def is_starved(worker: Worker, wall_seconds: float) -> bool:
-    """Whether its program, which has run for so long, has waited for a CPU for more than a second and half of the time,
-    while its slot was given less than a quarter of its share: then others are to blame that it has not ended. A program
-    that competes with its own processes gets that share."""
+    """Whether a process of its program, which has run for so long, has waited for a CPU for more than a second and half
+    of the time, while the slot was given less than a quarter of its share: then others are to blame that the program
+    has not ended. One that competes with its own processes gets that share."""
     family = descendants(worker.process)
-    waited = (content(family[0], "schedstat").split() if family else [])[1:2]
+    waited = [int(number) for pid in family for number in content(pid, "schedstat").split()[1:2]]
     spent = sum(cpu_seconds(pid, with_children=True) for pid in family)
     spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
-    is_late = sum(map(int, waited)) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
+    is_late = max(waited, default=0) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
     return is_late and spent < 0.25 * worker.fair_share * wall_seconds
 
 
