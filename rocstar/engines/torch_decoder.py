@@ -157,14 +157,15 @@ class PagedDecoder:
         columns = self._table.columns
         ends = np.cumsum(counts)
         due = columns.cached[rows] + counts == columns.known[rows]
-        noise = self._noise(rows[due])  # before the pass: whoever copies to a GPU waits for what it computes
+        noise = uniforms(columns.seeds[rows], columns.known[rows] - columns.start[rows])[due]
+        noise_N = torch.from_numpy(noise).to(self._cache.keys.device)  # now: a copy waits for what a GPU computes
         logits = self._feed(rows, counts, ends[due] - 1)
         again = np.clip(columns.lost[rows] - columns.cached[rows], 0, counts)
         self.recomputed_tokens += int(again.sum())
         self.fed_tokens += int(ends[-1])
         columns.cached[rows] += counts
         if due.any():
-            self._sample(logits[: int(due.sum())], rows[due], noise)
+            self._sample(logits[: int(due.sum())], rows[due], noise_N)
 
     def _feed(self, rows: Ints, counts: Ints, wanted: Ints) -> torch.Tensor:
         """The logits of the tokens at `wanted` in the list, which come first, and of fillers."""
@@ -191,26 +192,17 @@ class PagedDecoder:
     def _filled(self, count: int) -> int:
         return filled(count) if self._on_gpu else max(count, MIN_BATCH)
 
-    def _noise(self, rows: Ints) -> torch.Tensor:
-        """One number for the next token of each row."""
-        columns = self._table.columns
-        noise = uniforms(columns.seeds[rows], columns.known[rows] - columns.start[rows])
-        return torch.from_numpy(noise).to(self._cache.keys.device)
-
-    def _sample(self, logits: torch.Tensor, rows: Ints, noise: torch.Tensor) -> None:
+    def _sample(self, logits: torch.Tensor, rows: Ints, noise_N: torch.Tensor) -> None:
         columns = self._table.columns
         logits[:, self._vocab_size :] = -torch.inf
         known = columns.known[rows]
-        tokens, logprobs = draw(logits, columns.temperatures[rows], columns.top_ps[rows], columns.top_ks[rows], noise)
+        tokens, logprobs = draw(logits, columns.temperatures[rows], columns.top_ps[rows], columns.top_ks[rows], noise_N)
         ids, values = tokens.cpu().numpy(), logprobs.cpu().numpy()
         if not (finite := np.isfinite(values)).all():
             self._fail(rows[~finite].tolist())
             rows, known, ids, values = rows[finite], known[finite], ids[finite], values[finite]
-        columns.ids[rows, known], columns.logprobs[rows, known], columns.versions[rows, known] = (
-            ids,
-            values,
-            self.version,
-        )
+        columns.ids[rows, known], columns.logprobs[rows, known] = ids, values
+        columns.versions[rows, known] = self.version
         columns.known[rows] += 1
         self.produced_tokens += len(rows)
         stopped = (columns.stops[rows] == ids[:, None]).any(1)
