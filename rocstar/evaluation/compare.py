@@ -16,7 +16,7 @@ from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.intervals import TAIL, Estimate, Z, figure, mean_difference, student
 from rocstar.evaluation.metrics import avg_at_k
-from rocstar.record.evaluations import RESULT, SAMPLES
+from rocstar.record.evaluations import GREEDY, RESULT, SAMPLES
 from rocstar.record.folder import read_json
 from rocstar.record.rollouts import attempt_rows
 from rocstar.types import Verdict
@@ -47,13 +47,16 @@ class Kept:
     """Share of those attempts that the verifier left open; they count as not right."""
 
 
-def read_kept(folder: Path, name: str | None = None) -> Kept:
-    """name: as it is shown, else the folder. Raises DataError for a folder that lacks its attempts."""
+def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) -> Kept:
+    """name: as it is shown, else the folder. greedy: its greedy attempts, in place of those that were sampled. Raises
+    DataError for a folder that lacks its attempts."""
+    if greedy and not (folder / GREEDY).is_file():
+        raise DataError(f"{name or folder} kept no greedy attempts; compare without --greedy, or evaluate with them")
     setup = read_json(folder / RESULT).get("setup", {})
     right: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
     undecided = 0
-    for row in attempt_rows(folder / SAMPLES, ("problem_id", "question", "verdict")):
+    for row in attempt_rows(folder / (GREEDY if greedy else SAMPLES), ("problem_id", "question", "verdict")):
         problem, verdict = row["problem_id"], row["verdict"]
         questions[problem] = row["question"]
         if verdict is not None:  # a fault of ours has none

@@ -12,7 +12,7 @@ from typing import Any
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.folder import RUNS, RunFolder, list_runs, read_json, step_of
 
-RESULT, SAMPLES = "result.json", "samples.parquet"
+RESULT, SAMPLES, GREEDY = "result.json", "samples.parquet", "greedy.parquet"
 MOST_NAMED = 12  # evaluations that a refusal lists
 
 

@@ -18,14 +18,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1010, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3448, 23),
+    "cli": (3449, 23),
     "cluster": (782, 8),
     "config": (2121, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
     "engines": (4076, 21),
     "errors": (53, 1),
-    "evaluation": (3672, 21),
+    "evaluation": (3675, 21),
     "faults": (652, 4),
     "forecast": (1954, 9),
     "learning": (3199, 19),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_866, "tests/**/*.py": 48_917}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_866, "tests/**/*.py": 48_928}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

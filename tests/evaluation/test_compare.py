@@ -56,6 +56,17 @@ def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: p
     assert result["plan"]["problems_needed"] > 4 and result["plan"]["power"] < 0.8
 
 
+def test_greedy_attempts_are_compared_where_they_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", A)
+    assert run(["compare", a, b, "--greedy"]) != 0
+    assert f"{tmp_path / 'a'} kept no greedy attempts; compare without --greedy" in capsys.readouterr().err
+    for folder, right in (("a", False), ("b", True)):
+        written(tmp_path / folder / "greedy.parquet", [attempt([turn(None)], problem="p", index=0, right=right)])
+    assert run(["compare", a, b, "--greedy", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["problems"], result["difference"]["value"]) == (1, 1.0)
+
+
 def test_the_screen_says_difference_tests_and_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B)]) == 0
     shown = capsys.readouterr().out

@@ -28,6 +28,7 @@ def compare(
         float | None,
         typer.Option(metavar="D", help="Also: what it takes to see a difference of D.", show_default=False),
     ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Compare the greedy attempts.")] = False,
     power: Annotated[float, typer.Option(help="Chance of seeing it, with --detect.")] = 0.8,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
@@ -45,7 +46,7 @@ def compare(
 
     def kept(name: str) -> Kept:
         folder = find_evaluation(name, runs)
-        return read_kept(folder, label_of(folder, runs))
+        return read_kept(folder, label_of(folder, runs), greedy=greedy)
 
     first, second = kept(a), kept(b) if b is not None else None
     result: dict[str, Any] = {}
