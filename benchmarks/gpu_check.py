@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ from rocstar.types import Batch, BatchRow, Sampling
 
 TINY = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 TINY |= {"intermediate_size": 128, "max_positions": 8192}
+SMALL = {"vocab_size": 49152, "hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
+SMALL |= {"intermediate_size": 1536, "max_positions": 2048}
+"""The shape of SmolLM2-135M."""
 HALF = {"vocab_size": 151936, "hidden_size": 896, "num_layers": 24, "num_heads": 14, "num_kv_heads": 2}
 HALF |= {"intermediate_size": 4864, "max_positions": 4096}
 """The shape of Qwen2.5-0.5B."""
@@ -248,6 +252,21 @@ def learner_is_fast(device: str, dtype: str, large: dict[str, int], least: float
     return f"{rate / peak:.0%} of {peak / 1e12:.3g} TFLOP/s", f"at least {least:.0%}", rate >= least * peak
 
 
+def new_lengths_cost_nothing(device: str) -> tuple[str, str, bool]:
+    """Updates of rows whose lengths were never there, over updates of the same rows again: kernels that are planned
+    for each shape show here, and in every step of a run (cuDNN's attention: three times as long)."""
+    shape = SMALL if device == "cuda" else TINY
+    learner, _ = learner_of(shape, device, "bfloat16")
+    draw = random.Random(0)
+    drawn = [[draw.randrange(110, 420) for _ in range(32)] for _ in range(6)]
+    updates = [tuple(row for n in lengths for row in rows_of(500, 1, 90, n - 90)) for lengths in drawn]
+    learner.update(Batch(rows=updates[0]))
+    new = [timed(device, partial(learner.update, Batch(rows=rows)), 1) for rows in updates[1:]]
+    again = [timed(device, partial(learner.update, Batch(rows=rows)), 1) for rows in updates[1:]]
+    ratio = sum(new) / sum(again)
+    return f"{ratio:.2f} ({sum(new) / len(new):.2f} s an update)", "at most 1.5", ratio <= 1.5
+
+
 def decode_is_fast(device: str, dtype: str) -> tuple[str, str, bool]:
     """Tokens a second of 64 rows over what reading all weights once a token allows."""
     shape, length = (HALF, 256) if device == "cuda" else (TINY, 32)
@@ -419,6 +438,7 @@ def main() -> int:
         "memory of an update, 7B, 4 layers": lambda: memory_is_foretold(device, SEVEN),
         "learner's speed, 0.5B": lambda: learner_is_fast(device, "bfloat16", HALF, 0.1),
         "learner's speed, 7B, 4 layers": lambda: learner_is_fast(device, "bfloat16", SEVEN, 0.3),
+        "learner's speed, new lengths": lambda: new_lengths_cost_nothing(device),
         "engine's speed, bf16, 64 rows": lambda: decode_is_fast(device, "bfloat16"),
         "beside continuous batching": lambda: faster_than_transformers(device),
         "five RL steps": lambda: five_steps_learn(device),
