@@ -60,12 +60,11 @@ def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
 
 @pytest.mark.parametrize("system", ["here", "python"])
 async def test_every_known_end_is_told_by_our_sandbox_and_by_a_bare_interpreter(system: str) -> None:
-    found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
-    wrong = found[system].wrong
-    if system == "python":  # nobody asks how much CPU a bare interpreter got: on a busy machine its clock runs out
-        wrong = [] if len(wrong) <= 3 and all(each.endswith("told timeout") for each in wrong) else wrong
-        assert found[system].right == len(KNOWN) - len(found[system].wrong)
-    assert wrong == []
+    for _ in range(3):
+        found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
+        if system == "here" or not any(each.endswith("told timeout") for each in found[system].wrong):
+            break  # else again: nobody asks how much CPU a bare interpreter got, and a busy machine runs out its clock
+    assert (found[system].right, found[system].wrong) == (len(KNOWN), [])
     assert found[system].latency[2].wrong == 0 and found[system].latency[2].p50_ms > 0
 
 

@@ -138,7 +138,8 @@ class WordProblems(Published):
             if program := str(problem.metadata["program"]):
                 drawn = list(draw.of(Asked(problem.question, program[len("print(") : -1]), rng))
                 for one in rng.sample(drawn, min(most, len(drawn))):
-                    variant = _variant(one)
+                    shown = f"print({one.expression})"
+                    variant = _variant(one.question, shown, _run(shown))
                     new.setdefault(variant.id, variant)
         return list(new.values())
 
@@ -195,12 +196,11 @@ def _word_problem(row: dict[str, str], where: str) -> Problem:
     )
 
 
-def _variant(asked: Asked) -> Problem:
-    program = f"print({asked.expression})"
+def _variant(question: str, program: str, printed: str) -> Problem:
     return Problem(
-        id=problem_id(asked.question),
-        question=asked.question,
-        answer=_shortest(_run(program)),
+        id=problem_id(question),
+        question=question,
+        answer=_shortest(printed),
         source="variant",
         metadata={"program": program},
     )
@@ -209,15 +209,10 @@ def _variant(asked: Asked) -> Problem:
 def _renumbered(problem: Problem, rng: random.Random) -> Problem | None:
     """A question with other numbers, whose program prints the answer exactly; None where none is found."""
     drawn = other_numbers(problem.question, str(problem.metadata["program"]), rng)
-    if drawn is None or _run(drawn.program) in ("", problem.answer) or Fraction(_run(drawn.program)) != drawn.answer:
+    printed = _run(drawn.program) if drawn else ""
+    if drawn is None or printed in ("", problem.answer) or Fraction(printed) != drawn.answer:
         return None
-    return Problem(
-        id=problem_id(drawn.question),
-        question=drawn.question,
-        answer=_shortest(_run(drawn.program)),
-        source="variant",
-        metadata={"program": drawn.program},
-    )
+    return _variant(drawn.question, drawn.program, printed)
 
 
 def infix(prefix: Sequence[str], numbers: Sequence[str]) -> str:
