@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from rocstar.sandbox.call import MAX_BRANCHES, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.daemon.snapshot import Lineage, Snapshot
+from rocstar.sandbox.daemon.snapshot import PAGE, Lineage, Snapshot, new_file, seal
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually
 
@@ -322,6 +324,22 @@ def test_a_zygote_that_has_died_and_is_still_listed_is_no_fault_of_the_cells() -
         notebook.kill()
         notebook.wait()
         dead.wait()
+
+
+def test_a_copy_is_sealed_once_its_pages_are_let_go_of() -> None:
+    """As on a busy machine, where whoever holds a page of it for a moment gets no CPU to let go of it."""
+    packed = new_file("packed")
+    out, into = os.pipe()
+    os.pwrite(packed, bytes(PAGE), 0)
+    os.splice(packed, into, PAGE, offset_src=0)
+    later = threading.Timer(0.4, os.read, (out, PAGE))
+    later.start()
+    seal(packed)
+    with pytest.raises(PermissionError):
+        os.pwrite(packed, b"x", 0)
+    later.join()
+    for fd in (packed, out, into):
+        os.close(fd)
 
 
 def test_a_dead_zygote_is_told() -> None:

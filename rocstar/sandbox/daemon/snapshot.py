@@ -10,6 +10,7 @@ whoever runs in the branch, behind its own walls. Nothing that two processes cou
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -33,6 +34,7 @@ WRITTEN = bytes(top & 0xC0 != 0 and top & 0x20 == 0 for top in range(256))
 """By the top byte of a page's entry in `pagemap`: whether it is there or swapped out, and no page of a file."""
 PIECES = re.compile(rb"\x01(?:\x00{0,16}\x01)*")
 """Written pages, with small gaps: each piece becomes a mapping."""
+SEAL_TRIES = 12  # two seconds; where the notebook can write to it, each is answered at once
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -186,15 +188,24 @@ class Snapshot:
             )
         packed = b"".join(STEP.pack(*step[:5], table + step[5]) for step in self.steps)
         os.pwrite(self.memory, packed + self.paths, self.size)
-        try:
-            for fd in (self.memory, self.files):
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-        except OSError as error:
-            raise Unforkable(f"the notebook still writes to the copy of its files ({error})") from None
+        for fd in (self.memory, self.files):
+            seal(fd)
 
     def descriptors_for_one(self) -> list[int]:
         """Of `memory` and `files`, for reading, with positions of their own; to be closed."""
         return [os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in (self.memory, self.files)]
+
+
+def seal(fd: int) -> None:
+    """Raises Unforkable. The kernel waits a sixth of a second at each try for whoever holds one of the file's pages, as
+    its own bookkeeping does for a moment; on a busy machine that moment is longer."""
+    for tries_left in reversed(range(SEAL_TRIES)):
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or not tries_left:
+                raise Unforkable(f"the notebook still writes to the copy of its files ({error})") from None
 
 
 def mappings(path: str) -> list[Mapping]:
