@@ -3,7 +3,7 @@ what it likes. Its requests are the attempt.
 
     function    package.module:name    (problem, client), async or not; a plain one is run in a thread
     program     python my_agent.py     the problem as JSON on stdin; OPENAI_BASE_URL, OPENAI_API_KEY and their like
-                                       for Anthropic in an environment that is clean else
+                                       for Anthropic in an environment that is clean else; behind walls
 
 What it gives back is judged in place of the model's last words where it is a text, and is the reward where it is a
 number; a program prints `{"answer": ...}` or `{"reward": ...}` as its last line. An agent that raises, exits with
@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
+from rocstar.sandbox import walled
 from rocstar.support.plugins import begun_in_thread, check_call, is_reference, load, raised_by
 from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
@@ -45,10 +47,14 @@ class Client:
     """How a function reaches the model: by any library, at `base_url` with `api_key`, or by `chat`. A library for
     Anthropic's protocol wants `origin`, the address without its path."""
 
-    origin: str
+    gateway: Gateway
     api_key: str
     attempt: AgentAttempt
     model: str = MODEL
+
+    @property
+    def origin(self) -> str:
+        return self.gateway.origin
 
     @property
     def base_url(self) -> str:
@@ -82,7 +88,7 @@ class GatewayAgent:
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
-                given, stop, why = await self._ended(Client(self._gateway.origin, key, attempt))
+                given, stop, why = await self._ended(Client(self._gateway, key, attempt))
         finally:
             await asyncio.shield(attempt.close())
             roller.note(name, None)
@@ -141,10 +147,17 @@ class GatewayAgent:
 
 
 def agent_named(
-    reference: str, *, seconds: float, at_once: int, right_above: float, folders: Sequence[Path | str] = ()
+    reference: str,
+    *,
+    seconds: float,
+    at_once: int,
+    right_above: float,
+    folders: Sequence[Path | str] = (),
+    reads: Sequence[str] | None = None,
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names, which has so many seconds for an attempt. at_once: programs, or threads of
-    a function that is not async. right_above: a larger reward of it is RIGHT. Raises ConfigError."""
+    a function that is not async. right_above: a larger reward of it is RIGHT. reads: what a program behind walls may
+    read; None: it has none. Raises ConfigError."""
     said = f"rollout.agent = {reference!r}"
     if is_reference(reference) and " " not in reference.strip():
         function = load(reference, folders=folders, setting="rollout.agent")
@@ -157,7 +170,14 @@ def agent_named(
         script = next((word for word in words if word.endswith(".py")), None)
         if script and not Path(script).is_file():
             raise ConfigError(f"{said}: there is no file {script!r} in {os.getcwd()}")
-        runs, bound = partial(by_program, words), at_once
+        if lost := [path for path in reads or () if not Path(path).exists()]:
+            raise ConfigError(f"rollout.agent_reads names {lost[0]!r}, which is not there; name files and folders")
+        if reads is not None and (why := walled.why_not()):
+            raise ConfigError(
+                f"rollout.agent_walls cannot be had here ({why}); where the agent and all that it runs may have your "
+                "rights, set rollout.agent_walls = false"
+            )
+        runs, bound = partial(by_program, words, reads), at_once
     return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
 
 
@@ -185,19 +205,50 @@ async def by_function(function: Any, client: Client) -> Any:
         raise AgentFailed(raised_by(function, error)) from error
 
 
-async def by_program(words: Sequence[str], client: Client) -> Any:
-    """What a program of the user's own gives back, run in a process group and with a home of its own. Raises
-    AgentFailed, Unavailable."""
+async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: Client) -> Any:
+    """What a program of the user's own gives back, run in a process group and with a home of its own, behind walls
+    where `reads` names what it may read. Raises AgentFailed, Unavailable."""
     problem = client.attempt.problem
     given = json.dumps({"id": problem.id, "question": problem.question}).encode()
     with TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home:
+        environment = _environment(client, home)
         try:
-            code, said, wrong = await run_to_end(*words, given=given, env=_environment(client, home))
+            if reads is None:
+                code, said, wrong = await run_to_end(*words, given=given, env=environment)
+            else:
+                code, said, wrong = await _walled(words, reads, home, client.gateway, given, environment)
         except OSError as error:
             raise Unavailable(f"{words[0]} could not be started: {error}") from error
     if code:
         raise AgentFailed(f"{words[0]} ended with {code}: " + (wrong.rpartition("\n")[2][:200] or "it said nothing"))
     return _printed(said.rpartition("\n")[2])
+
+
+async def _walled(
+    words: Sequence[str], reads: Sequence[str], home: str, gateway: Gateway, given: bytes, environment: dict[str, str]
+) -> tuple[int, str, str]:
+    """`run_to_end` behind walls, within which the gateway answers too. Raises OSError where they can't be built."""
+    ours, theirs = socket.socketpair()
+    loop, built = asyncio.get_running_loop(), asyncio.Event()
+
+    async def answer() -> asyncio.Server:
+        await built.wait()
+        _, (place, *_), *_ = socket.recv_fds(ours, 1, 1)
+        return await gateway.listen(socket.socket(fileno=place))
+
+    with ours, theirs:
+        behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
+        loop.add_reader(ours, built.set)
+        answering = asyncio.create_task(answer())
+        try:
+            ended = await run_to_end(*behind, given=given, env=environment, pass_fds=[theirs.fileno()])
+        finally:
+            loop.remove_reader(ours)
+            if not answering.cancel():
+                answering.result().close()
+    if ended[0] and not built.is_set():
+        raise OSError(ended[2].rpartition("\n")[2])
+    return ended
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,8 +35,13 @@ class Gateway:
 
     def __init__(self) -> None:
         self._attempts: dict[str, AgentAttempt] = {}
-        self.origin = ""
+        self.port = 0
+        """On 127.0.0.1."""
+
+    @property
+    def origin(self) -> str:
         """Its address without a path."""
+        return f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager
     async def opened(self, attempt: AgentAttempt) -> AsyncIterator[str]:
@@ -46,7 +52,7 @@ class Gateway:
             self._server = quiet_server(app_of(self._attempts.get), lifespan="off", timeout_keep_alive=REST_SECONDS)
             self._server.capture_signals = nullcontext
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
-            self.origin = f"http://127.0.0.1:{place.getsockname()[1]}"
+            self.port = place.getsockname()[1]
         self._attempts[key] = attempt
         try:
             yield key
@@ -55,6 +61,14 @@ class Gateway:
             if not self._attempts:
                 self._server.should_exit = self._server.force_exit = True
                 await self._serving
+
+    async def listen(self, place: socket.socket) -> asyncio.Server:
+        """Answer there too, while an attempt is under way. Its owner closes what is given back."""
+        config = self._server.config
+        answers = partial(
+            config.http_protocol_class, config=config, server_state=self._server.server_state, app_state={}
+        )
+        return await asyncio.get_running_loop().create_server(answers, sock=place)
 
 
 def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:

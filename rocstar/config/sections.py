@@ -306,6 +306,12 @@ class RolloutSection(StageRolloutSection):
     """Time that an agent has for an attempt."""
     agents_at_once: Count = 64
     """Most programs, or threads of a function that is not async, that run at once; an async function has no limit."""
+    agent_walls: bool = True
+    """Whether a program as an agent runs behind walls: it reaches no network but the gateway, and no file but those
+    below its home, the interpreter, the system's libraries and what its command, PYTHONPATH and agent_reads name. A
+    function is part of the run and has none."""
+    agent_reads: tuple[str, ...] = ()
+    """More files and folders that it may read there."""
     feedback_max_chars: int = Field(default=4096, ge=8)
     """Characters of a tool reply that the model is shown; a marker stands where a reply is cut (the release: 256)."""
     feedback_truncate: Literal["left", "right", "middle"] = "middle"

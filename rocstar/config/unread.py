@@ -82,6 +82,12 @@ RULES = (
     Rule("learning.normalize_by_std", "learning.advantage", none_of("grpo", "gtpo")),
     Rule("learning.turn_discount", "learning.advantage", none_of("gtpo")),
     Rule("rollout.agent_seconds rollout.agents_at_once", "rollout.agent", lambda it: it is None),
+    Rule(
+        "rollout.agent_walls rollout.agent_reads",
+        "rollout.agent",
+        lambda it: it is None or (is_reference(it) and " " not in it.strip()),
+    ),
+    Rule("rollout.agent_reads", "rollout.agent_walls", lambda it: not it),
     Rule("rollout.max_parallel_calls", "rollout.agent", lambda it: it is not None),
     Rule("sft.muon_learning_rate", "sft.optimizer", lambda it: it != "muon"),
     Rule("evaluate.right_above", "evaluate.verifier", lambda it: not is_reference(it)),

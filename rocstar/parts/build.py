@@ -117,6 +117,7 @@ class AttemptParts:
             at_once=rollout.agents_at_once,
             right_above=evaluate.right_above,
             folders=self.recipe.run.modules,
+            reads=rollout.agent_reads if rollout.agent_walls else None,
         )
 
     @cached_property

@@ -38,7 +38,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "data": SHARED,
     "record": SHARED,
     # What they become together.
-    "agents": (*SHARED, "data", "rollout"),
+    "agents": (*SHARED, "data", "rollout", "sandbox"),
     "cluster": (*SHARED, "engines", "learning", "sandbox"),
     "parts": (*PARTS, "agents"),
     "evaluation": RUNS,
@@ -54,7 +54,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 """What each room may import of the others; cli/ may import all of them, and nothing imports cli/."""
 SECTIONS = ("rocstar.config.sections", "rocstar.config.places", "rocstar.config.values")
-SANDBOX_ENDS = tuple(f"rocstar.sandbox.{end}" for end in ("call", "client", "settings", "service.core", "daemon.watch"))
+SANDBOX_ENDS = tuple(
+    f"rocstar.sandbox.{end}" for end in ("call", "client", "settings", "service.core", "daemon.watch", "walled")
+)
 SANDBOX_PACKAGES = {
     "rocstar.sandbox": ("msgspec",),
     "rocstar.sandbox.client": ("websockets",),
@@ -126,7 +128,7 @@ def broken_walls(room: str, target: str) -> Iterator[str]:
         yield f"{room} may import {', '.join(ROOMS.get(room, ())) or 'no other room'}"
     ends = (*SANDBOX_ENDS, "rocstar.sandbox.wire") if room == "faults" else SANDBOX_ENDS  # it stands in for a daemon
     if other == "sandbox" and not any(within(target, end) for end in ends):
-        yield "the sandbox is used by its ends: call, client, service.core, and watch for what its processes took"
+        yield "the sandbox is used by its ends: call, client, service.core, walled; watch for what its processes took"
 
 
 def allowed_in_sandbox(module: str, target: str) -> bool:

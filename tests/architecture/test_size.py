@@ -15,12 +15,12 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2343, 18),
-    "agents": (1010, 6),
+    "agents": (1075, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
     "cli": (3449, 23),
     "cluster": (782, 8),
-    "config": (2121, 11),
+    "config": (2133, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
     "engines": (4076, 21),
@@ -29,12 +29,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (652, 4),
     "forecast": (1954, 9),
     "learning": (3199, 19),
-    "parts": (1668, 9),
+    "parts": (1669, 9),
     "protocols": (290, 1),
     "record": (2943, 17),
     "rollout": (2094, 12),
     "run": (4525, 25),
-    "sandbox": (8855, 45),
+    "sandbox": (8952, 46),
     "serving": (843, 6),
     "support": (1717, 15),
     "tools": (944, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (591, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 598, 4173
+CLASSES, FUNCTIONS = 598, 4184
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_887, "tests/**/*.py": 48_949}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_887, "tests/**/*.py": 49_109}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -20,14 +20,15 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
-def confine(readable: Sequence[str], workdir: str) -> bool:
+def confine(readable: Sequence[str], workdir: str, *, network: bool = False) -> bool:
     """Read and execute below `readable`, everything below `workdir`, nothing elsewhere, for this process and all it
-    starts. True when it cannot signal others either (ABI 6). Raises OSError where the kernel has no Landlock."""
+    starts; no TCP (ABI 4), unless it has a `network` of its own. True when it cannot signal others either (ABI 6).
+    Raises OSError where the kernel has no Landlock."""
     abi = version()
     access = ACCESS_OF_ABI[min(abi, 3)] | (IOCTL_DEVICE if abi >= 5 else 0)
-    ruleset = create(access, TCP if abi >= 4 else 0, SCOPES if abi >= 6 else 0)
+    ruleset = create(access, TCP if abi >= 4 and not network else 0, SCOPES if abi >= 6 else 0)
     for path in readable:
-        allow(ruleset, path, READ_FILE | READ_FOLDER | EXECUTE)
+        allow(ruleset, path, READ_FILE | EXECUTE | (READ_FOLDER if os.path.isdir(path) else 0))
     for path in LIBRARY_CACHES:
         allow(ruleset, path, READ_FILE)
     for path in DEVICES:

@@ -265,14 +265,14 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def confine(*, private_files: bool, own_files: bool, slot: int | None) -> tuple[str, ...]:
+def confine(*, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> tuple[str, ...]:
     """The parts that all plans share; what could not be had. Arguments are those of `seccomp.build`."""
     linux.drop_capabilities()
     for limit, most in SHARED_COUNTS.items():
         resource.setrlimit(limit, (most, most))
     try:
-        rules = seccomp.build(linux.machine(), private_files=private_files, own_files=own_files, slot=slot)
-        seccomp.install(rules)
+        known = {"private_files": private_files, "own_files": own_files, "network": network}
+        seccomp.install(seccomp.build(linux.machine(), slot=slot, **known))
     except (OSError, KeyError):
         return ("no_seccomp",)
     return ()

@@ -123,7 +123,7 @@ X32_BIT = 0x40000000
 NO_NUMBER = 0xFFFFFFFF  # -1, which libraries and tracers use for "no call at all"
 FARTHEST = 255  # instructions that a conditional jump can pass over
 
-AF_UNIX, SOL_SOCKET, RLIMIT_CORE = 1, 1, 4
+AF_UNIX, AF_INET, AF_INET6, SOL_SOCKET, IPPROTO_TCP, IPPROTO_IPV6, RLIMIT_CORE = 1, 2, 10, 1, 6, 41, 4
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
 CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
@@ -153,6 +153,8 @@ SO_DOMAIN. Cookies count the sockets and network namespaces of the machine."""
 SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
 """SO_REUSEADDR, SO_BROADCAST, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT and timeouts. Larger
 buffers are memory that no limit counts."""
+TCP_OPTIONS_ALLOWED, IPV6_OPTIONS_ALLOWED = (1, 4, 5, 6, 18), (26,)
+"""TCP_NODELAY, those of keeping alive, TCP_USER_TIMEOUT; IPV6_V6ONLY."""
 ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
 """MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they reach pages of others."""
 
@@ -238,14 +240,25 @@ def signal_rule(slot: int) -> Code:
     return none_of(0, {slot, 2**32 - slot} - {2**32 - 1}, REFUSING)
 
 
-def socket_rule(*types: int) -> Code:
-    """Local sockets of these types."""
+def socket_rule(families: Iterable[int], types: Iterable[int]) -> Code:
+    """Sockets of these families and types."""
     kinds = switch(1, [(kind, (ALLOWING,)) for kind in types], (REFUSING,), SOCK_TYPE_MASK)
-    return switch(0, [(AF_UNIX, kinds)], (REFUSING,))
+    return switch(0, [(family, kinds) for family in families], (REFUSING,))
 
 
-def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> dict[int, Code]:
+def options_rule(allowed: Iterable[int], network: bool) -> Code:
+    """allowed: of any socket."""
+    levels = [(SOL_SOCKET, allowed)]
+    if network:
+        levels += [(IPPROTO_TCP, TCP_OPTIONS_ALLOWED), (IPPROTO_IPV6, IPV6_OPTIONS_ALLOWED)]
+    return switch(1, [(level, one_of(2, options, REFUSING)) for level, options in levels], (REFUSING,))
+
+
+def rules(
+    machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False
+) -> dict[int, Code]:
     """What is done about each call, by number. Arguments are those of `build`."""
+    local, inet = ((AF_UNIX,) if private_files else ()), ((AF_INET, AF_INET6) if network else ())
     treatments: dict[str, Code] = {
         "allowed": (ALLOWING,),
         "refused": (REFUSING,),
@@ -264,8 +277,8 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
         # Where signals are not kept in by a namespace, each program gets a filter of its own: see `deny_signals`.
         "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
-        "getsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_FACTS_ALLOWED, REFUSING))], (REFUSING,)),
-        "setsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_OPTIONS_ALLOWED, REFUSING))], (REFUSING,)),
+        "getsockopt": options_rule(SOCKET_FACTS_ALLOWED, network),
+        "setsockopt": options_rule(SOCKET_OPTIONS_ALLOWED, network),
         "open": without_bits(1, O_TMPFILE, no_tmpfile),
         "openat": without_bits(2, O_TMPFILE, no_tmpfile),
         "pipe2": without_bits(1, O_DIRECT[machine], answer(errno.EINVAL)),
@@ -278,8 +291,8 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
         # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
-        "socket": socket_rule(*ANY) if private_files else (REFUSING,),
-        "socketpair": socket_rule(*(ANY if private_files else CONNECTED)),
+        "socket": socket_rule((*local, *inet), ANY),
+        "socketpair": socket_rule((AF_UNIX,), ANY if private_files else CONNECTED),
         # Core files stay limited to one byte: at 0 the kernel would still start a program that handles cores.
         "setrlimit": none_of(0, [RLIMIT_CORE], REFUSING),
         "prlimit64": switch(0, [(0, switch(1, [(RLIMIT_CORE, asking(2, REFUSING))], (ALLOWING,)))], (REFUSING,)),
@@ -291,14 +304,14 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
     return {number: codes[name] for name, number in numbers.items() if number is not None}
 
 
-def build(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> bytes:
+def build(machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> bytes:
     """The filter as an array of sock_filter. `private_files`: only the program's own files are in sight, so AF_UNIX may
     be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
     not be changed; `slot`: process id of the slot, where every other process under its user is one of the program's,
-    else None.
+    else None; `network`: it has a network of its own, which it may use.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
-    found = rules(machine, private_files=private_files, own_files=own_files, slot=slot)
+    found = rules(machine, private_files=private_files, own_files=own_files, slot=slot, network=network)
     return assembled(machine, found, (MISSING,))
 
 

@@ -1,0 +1,158 @@
+"""Programs as agents behind walls: what they reach, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rocstar.agents.agent import GatewayAgent, agent_named
+from rocstar.errors import ConfigError
+from rocstar.sandbox import walled
+from rocstar.types import Stop, Trajectory
+from tests.agents.examples import Told, roller
+from tests.agents.test_agent import SCRIPT
+from tests.rollout.examples import ANSWER, PROBLEM
+from tests.sandbox.driver import eventually
+
+LACK = walled.why_not()
+needs_walls = pytest.mark.skipif(bool(LACK), reason=f"no walls here: {LACK}")
+GIVEN: dict[str, Any] = {"seconds": 20.0, "at_once": 8, "right_above": 0.5, "reads": ()}
+
+
+def program(tmp_path: Path, text: str, **changes: Any) -> GatewayAgent:
+    file = tmp_path / "own_agent.py"
+    file.write_text(SCRIPT + text)
+    return agent_named(f"{sys.executable} {file}", **{**GIVEN, **changes})
+
+
+async def made(agent: GatewayAgent) -> Trajectory:
+    (group,) = await roller(Told([ANSWER]), agent=agent).roll([PROBLEM], attempts=1, seed=1)
+    return group.trajectories[0]
+
+
+async def printed(tmp_path: Path, text: str, **changes: Any) -> Any:
+    """What it says last on stderr, as JSON, before it fails."""
+    found = await made(program(tmp_path, text, **changes))
+    assert found.stop is Stop.AGENT_FAILED and found.fault, found
+    return json.loads(found.fault.partition(": ")[2])
+
+
+@needs_walls
+async def test_a_program_asks_the_model_and_works_in_its_home(tmp_path: Path) -> None:
+    text = """
+import ssl, subprocess, tempfile
+for certificates in filter(None, ssl.get_default_verify_paths()[:1]):
+    ssl.create_default_context(cafile=certificates)  # as clients do, whatever the address
+with tempfile.NamedTemporaryFile('w', suffix='.py') as file:
+    file.write('print(6 * 7)'); file.flush()
+    said = subprocess.run([sys.executable, file.name], capture_output=True, text=True).stdout
+assert os.environ['HOME'] == tempfile.gettempdir()
+print(json.dumps({'reward': float(said) / 56}))
+"""
+    found = await made(program(tmp_path, text))
+    assert found.outcome and found.outcome.reward == 0.75, found.fault
+    assert len(found.turns) == 1
+
+
+@needs_walls
+async def test_many_attempts_at_once_are_answered_each(tmp_path: Path) -> None:
+    agent = program(tmp_path, "", seconds=120.0)
+    (group,) = await roller(Told([ANSWER] * 12), agent=agent).roll([PROBLEM], attempts=12, seed=1)
+    assert [one.stop for one in group.trajectories] == [Stop.ANSWERED] * 12, [one.fault for one in group.trajectories]
+
+
+@needs_walls
+async def test_nothing_outside_is_reached(tmp_path: Path) -> None:
+    (secret := tmp_path / "secret").write_text("the answers")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        local.bind(str(tmp_path / "local"))
+        local.listen()
+        tries = {
+            "another server": f"socket.create_connection(('127.0.0.1', {other.getsockname()[1]}), 5)",
+            "the internet": "socket.create_connection(('192.0.2.1', 80), 5)",
+            "a datagram": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))",
+            "a local socket": f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'local')!r})",
+            "a file": f"open({str(secret)!r})",
+            "its folder": f"os.listdir({str(tmp_path)!r})",
+            "a new file": f"open({str(tmp_path / 'new')!r}, 'w')",
+            "its own script": f"open({str(tmp_path / 'own_agent.py')!r}, 'a')",
+            "a mode": f"os.chmod({str(secret)!r}, 0o777)",
+            "processes": "open('/proc/self/status')",
+            "us": f"os.kill({os.getpid()}, 0)",
+            "a keyring": "open('/etc/passwd')",
+        }
+        text = f"""
+import socket
+reached = []
+for name, code in {tries!r}.items():
+    try: eval(code)
+    except OSError: continue  # a refused connection, a missing network or process, no permission
+    reached.append(name)
+sys.exit(json.dumps(reached))
+"""
+        assert await printed(tmp_path, text) == []
+    assert secret.read_text() == "the answers" and not (tmp_path / "new").exists()
+
+
+@needs_walls
+async def test_it_reads_what_it_is_told_to(tmp_path: Path) -> None:
+    (folder := tmp_path / "prompts").mkdir()
+    (folder / "one").write_text("a prompt")
+    text = f"sys.exit(json.dumps(open({str(folder / 'one')!r}).read()))\n"
+    assert await printed(tmp_path, text, reads=(str(folder),)) == "a prompt"
+
+
+@needs_walls
+async def test_what_left_its_session_ends_with_it(tmp_path: Path) -> None:
+    name = f"left-{os.getpid()}"
+    child = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}'); time.sleep(600)"
+    text = f"""
+import subprocess, time
+subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)
+time.sleep(600)
+"""
+    running = asyncio.create_task(made(program(tmp_path, text, seconds=6.0)))
+    assert await asyncio.to_thread(eventually, lambda: name in _names())
+    assert (await running).stop is Stop.AGENT_TIMEOUT
+    assert await asyncio.to_thread(eventually, lambda: name not in _names())
+
+
+def _names() -> list[str]:
+    return [process.info["name"] for process in psutil.process_iter(["name"])]
+
+
+@needs_walls
+async def test_a_program_that_the_walls_hide_is_the_agents_failure(tmp_path: Path) -> None:
+    (tool := tmp_path / "tool").write_text(f"#!{tmp_path}/interpreter\n")
+    tool.chmod(0o755)
+    shutil.copy("/bin/true", tmp_path / "interpreter")
+    found = await made(agent_named(str(tool), **GIVEN))
+    assert found.stop is Stop.AGENT_FAILED and "it can't be started behind walls" in (found.fault or "")
+
+
+async def test_walls_that_come_down_at_an_attempt_are_an_outage(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(walled, "why_not", lambda: "")
+    monkeypatch.setattr(walled, "command", lambda *_: ("sh", "-c", "echo unshare: no space left >&2; exit 1"))
+    found = await made(program(tmp_path, ""))
+    assert found.stop is Stop.ENVIRONMENT_FAILED
+    assert found.fault == f"{sys.executable} could not be started: unshare: no space left"
+
+
+def test_walls_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(walled, "why_not", lambda: "unshare: Operation not permitted")
+    with pytest.raises(ConfigError, match=r"cannot be had here \(unshare.*set rollout.agent_walls = false"):
+        program(tmp_path, "")
+    with pytest.raises(ConfigError, match=r"rollout\.agent_reads names 'nowhere', which is not there"):
+        program(tmp_path, "", reads=("nowhere",))
