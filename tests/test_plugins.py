@@ -129,7 +129,7 @@ def test_a_callable_that_cannot_be_called_as_it_will_be_is_refused() -> None:
 
 
 def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
-    write(modules / "plug_mine.py", "def score(text): return 1")
+    write(modules / "plug_mine.py", "def score(text): return 1\nasync def slow(text): return 1")
     built_in = {"plain": len, "strict": len}
     assert named("plain", built_in, setting="x.y", takes=("text",)) is len
     assert named("plug_mine:score", built_in, setting="x.y", takes=("text",), folders=[modules])("") == 1
@@ -139,6 +139,8 @@ def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
         named("plan", built_in, setting="x.y", takes=("text",))
     with pytest.raises(ConfigError, match=r"x\.y = 'plug_mine:score' should take \(text, more\)"):
         named("plug_mine:score", built_in, setting="x.y", takes=("text", "more"), folders=[modules])
+    with pytest.raises(ConfigError, match=r"x\.y = 'plug_mine:slow' is async, and nothing would wait for it"):
+        named("plug_mine:slow", built_in, setting="x.y", takes=("text",), folders=[modules])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def named(
         )
     found: T = load(name, folders=folders, setting=setting)
     check_call(found, takes, said=said)
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{said} is async, and nothing would wait for it; write it with def")
     return found
 
 

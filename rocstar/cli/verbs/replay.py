@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,7 +89,7 @@ def replay(
     spans = spans_of(run) if step is None else [span_of(run, step)]
     if bundle is not None:
         write_bundle(spans[0], bundle)
-        print(f"{bundle}: rocstar replay {bundle} --step {step}")
+        print(f"{bundle}: rocstar replay {quote(str(bundle))} --step {step}")
         return
     told = _replayed(spans, _variants(settings or []), as_json=as_json)
     if step is None:
