@@ -13,17 +13,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rocstar.sandbox.call import DaemonSettings
-from rocstar.sandbox.walls.rootfs import package_folders
+from rocstar.sandbox.walls.rootfs import ROOT, package_folders
 
 WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
-ROOT = str(Path(__file__).resolve().parents[2])
 # They must run this very package, wherever it lies, without its folder staying ahead of the standard library; and find
 # what a user installed for himself or PYTHONPATH names, which a clean environment does not tell.
 # Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them. Until

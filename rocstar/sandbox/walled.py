@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from rocstar.sandbox.launch import ROOT
 from rocstar.sandbox.walls import landlock, linux, plans, rootfs
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
@@ -27,7 +26,7 @@ SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 def command(words: Sequence[str], channel: int, port: int, home: str, readable: Sequence[str]) -> tuple[str, ...]:
     """These words of a command behind the walls. It may read what they and PYTHONPATH name too, and the certificates
     that clients load even for an address without TLS."""
-    boot = f"import sys; sys.path.insert(0, {ROOT!r}); from {__name__} import main; main()"
+    boot = f"import sys; sys.path.insert(0, {rootfs.ROOT!r}); from {__name__} import main; main()"
     certificates = filter(None, ssl.get_default_verify_paths())
     named = (*os.environ.get("PYTHONPATH", "").split(os.pathsep), *certificates, *words)
     paths = map(os.path.abspath, (*readable, *filter(os.path.exists, named)))

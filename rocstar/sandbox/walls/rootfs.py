@@ -17,6 +17,8 @@ from pathlib import Path
 
 from rocstar.sandbox.walls import linux
 
+ROOT = str(Path(__file__).resolve().parents[3])
+"""Where this very package lies, for interpreters that are to import it."""
 STAGE = "/tmp"  # any folder that always exists: the new root is mounted on it and then moved away
 OLD = "/.old"
 KEPT = "/.kept"
@@ -150,7 +152,7 @@ def remount_read_only(path: str, without: int = 0) -> None:
 
 def hide_package(covered: Mapping[str, str]) -> None:
     """Cover our own source code, where it was installed among the libraries."""
-    package = os.path.realpath(f"{__file__}/../../..")
+    package = f"{ROOT}/rocstar"
     kept = [(real, f"{KEPT}/{number}") for number, real in enumerate(covered.values())]
     for path in (package, *(place + package[len(real) :] for real, place in kept if package.startswith(f"{real}/"))):
         if os.path.isdir(path):
