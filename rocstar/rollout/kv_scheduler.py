@@ -11,9 +11,10 @@
 - Newcomers are served in the order in which they came, those of a lost engine before them. Among engines with room,
   each goes to the one that would finish its work first, at the pace that it has shown. An engine takes no newcomer that
   it would finish later than all engines together finish everything: a faster engine will have room before.
-- Later turns stay where their cache is, with two exceptions (`_keeps`). Where an engine overflows, which corrects a
-  promise that was too large; by its own rule the cache would fill completely and overflow again. And where an engine is
-  behind the others, which balances lengths that were not known; such moves may feed a small share of all tokens again.
+- Later turns stay where their cache is, with two exceptions (`_keeps`). Where an engine overflows that gives away the
+  caches of those that wait for tools, which corrects a promise that was too large; by its own rule the cache would fill
+  completely and overflow again. And where an engine is behind the others, which balances lengths that were not known;
+  such moves may feed a small share of all tokens again.
 
 Expectations are learned again when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
@@ -147,11 +148,13 @@ class KvScheduler:
 
     def _keeps(self, resident: Resident, book: Book, engines: Mapping[str, EngineLoad]) -> bool:
         """Whether its engine goes on with it; if not, it is admitted again, before newcomers, by any engine. It leaves
-        one that overflows where over-committing does not pay; and, while nobody waits, one that is behind, if an
-        average engine would finish earlier with it and what it has to feed again, and one has room."""
+        one that overflows and gives idle caches away, where over-committing does not pay; and, while nobody waits, one
+        that is behind, if an average engine would finish earlier with it and what it has to feed again, and one has
+        room."""
         if len(book.residents) == 1:
             return True
-        if book.overflows_at(engines[book.name]) and not book.may_overcommit():
+        load = engines[book.name]
+        if not load.keeps_idle and book.overflows_at(load) and not book.may_overcommit():
             return False
         tokens = resident.asked.tokens
         if self._waiting or self._moved + tokens > self._movable or book.finish() < BEHIND * self._average:

@@ -23,31 +23,31 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2121, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
-    "engines": (4076, 21),
+    "engines": (4077, 21),
     "errors": (53, 1),
     "evaluation": (3675, 21),
     "faults": (652, 4),
-    "forecast": (1954, 9),
+    "forecast": (1955, 9),
     "learning": (3199, 19),
     "parts": (1668, 9),
     "protocols": (290, 1),
     "record": (2943, 17),
-    "rollout": (1899, 12),
+    "rollout": (1902, 12),
     "run": (4525, 25),
     "sandbox": (8846, 45),
     "serving": (843, 6),
     "support": (1717, 15),
     "tools": (944, 7),
     "train": (211, 1),
-    "types": (591, 1),
+    "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 598, 4172
+CLASSES, FUNCTIONS = 596, 4157
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_887, "tests/**/*.py": 48_940}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_887, "tests/**/*.py": 48_943}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -360,8 +360,11 @@ def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> 
     assert found["engine1"] >= 5
 
 
-def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers() -> None:
-    """With so many residents that over-committing does not pay."""
+@pytest.mark.parametrize("keeps_idle", [False, True])
+def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers(
+    keeps_idle: bool,
+) -> None:
+    """With so many residents that over-committing does not pay. It stays where its cache is there still."""
     ours = KvScheduler()
     for number in range(140):
         ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
@@ -370,8 +373,8 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("new", group="new"), 1.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
-    engines = {"engine0": loaded(80, evictions=2), "engine1": loaded(0)}
-    assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine1")
+    engines = {"engine0": replace(loaded(80, evictions=2), keeps_idle=keeps_idle), "engine1": loaded(0)}
+    assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine0" if keeps_idle else "engine1")
 
 
 def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pays() -> None:
