@@ -80,6 +80,7 @@ class PagedDecoder:
             produced_tokens=self.produced_tokens,
             recomputed_tokens=self.recomputed_tokens,
             evictions=self._table.evictions,
+            keeps_idle=True,
         )
 
     def take(self, weights: Weights) -> None:

@@ -165,18 +165,18 @@ class Clairvoyant:
     def __init__(self, lengths: Mapping[str, int]) -> None:
         self._lengths = lengths
 
-    def begin(self, session_id: str, group: str, limit: int) -> int:
-        return self._lengths[session_id]
+    def begin(self, limit: int) -> None: ...
 
-    def end(self, kin: int, response: int) -> None: ...
+    def end(self, response: int) -> None: ...
 
-    def learn(self, live: Iterable[tuple[int, float]]) -> None: ...
+    def learn(self, live: Iterable[float]) -> None: ...
 
-    def reads(self, kin: int, response: float, prompt: int) -> float:
-        return max(1.0, kin - response) * (prompt + (kin + response) / 2)
+    def reads(self, session_id: str, response: float, prompt: int) -> float:
+        length = self._lengths[session_id]
+        return max(1.0, length - response) * (prompt + (length + response) / 2)
 
-    def length(self, kin: int, response: float, share: float) -> float:
-        return max(response + 1.0, kin)
+    def length(self, session_id: str, response: float, share: float) -> float:
+        return max(response + 1.0, self._lengths[session_id])
 
 
 OURS, CLAIRVOYANT = "rocstar", "clairvoyant"

@@ -114,6 +114,7 @@ class SimulatedEngine:
             produced_tokens=self.produced + steps * len(self.running),
             recomputed_tokens=self.recomputed,
             evictions=self.evictions,
+            keeps_idle=self.model.oldest_first,
         )
 
     def submit(self, job: Job, now: float) -> None:

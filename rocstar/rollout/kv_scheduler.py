@@ -1,24 +1,20 @@
 """rocstar's scheduler: it fills an engine by the cache that its trajectories are expected to need, not by their number.
 
 - A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. Room is not kept
-  for the longest case: each trajectory is assumed to end at a quantile of the lengths expected of it, and quantiles are
-  spread evenly over trajectories, so that together they end as such trajectories do.
-- Newcomers are served in the order in which they came, those of a lost engine before them. Taking the longest expected
-  first brings less than 1% (docs/rollouts.md).
-- Among engines with room, a newcomer goes to the one that would finish its work first, at the pace that it has shown.
-  Where that is nearly equal, siblings are spread over engines: they have similar lengths, so that balances lengths
-  that are not known yet. The cost is one prompt fed on each engine, a few hundredths of one attempt's work.
-- An engine takes no newcomer that it would finish later than all engines together finish everything: a faster engine
-  will have room before.
+  for the longest case: each trajectory is assumed to end at a quantile of the lengths of all, and quantiles are spread
+  evenly over trajectories, so that together they end as such trajectories do.
 - More than fits is admitted where that pays. A schedule can save only the fixed cost of steps and the tokens that are
   fed again. One of n residents saves an n-th of a step's fixed cost with each token, until the cache is expected to be
   full; then a resident is evicted, and its tokens are fed again (`Book.takes`).
-- Later turns stay where their cache is. Where over-committing does not pay, a trajectory that returns to an engine that
-  overflows has to be admitted again, before newcomers. So the scheduler corrects a promise that was too large; by the
-  engine's own rule the cache would fill completely and overflow again.
-- Otherwise a trajectory may move at the start of a turn only when no newcomer waits and its engine is behind
-  the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
-  most 1% of what is sampled. They are for engines of unequal pace (docs/rollouts.md).
+- Nobody is held back once less work is left than the residents had when they began: from then on the longest
+  trajectories and their tools decide when the step ends, and the later one begins the later it ends.
+- Newcomers are served in the order in which they came, those of a lost engine before them. Among engines with room,
+  each goes to the one that would finish its work first, at the pace that it has shown. An engine takes no newcomer that
+  it would finish later than all engines together finish everything: a faster engine will have room before.
+- Later turns stay where their cache is, with two exceptions (`_keeps`). Where an engine overflows that gives away the
+  caches of those that wait for tools, which corrects a promise that was too large; by its own rule the cache would fill
+  completely and overflow again. And where an engine is behind the others, which balances lengths that were not known;
+  such moves may feed a small share of all tokens again.
 
 Expectations are learned again when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
@@ -26,9 +22,11 @@ does not grow with their number.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 
 from rocstar.rollout.book import FEED_READS, Book, Resident
@@ -37,9 +35,9 @@ from rocstar.rollout.scheduler import Ask, Assignment
 from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
-MOVED_SHARE = 0.01  # of the tokens sampled and expected: what moves may feed again
+MOVED_SHARE = 0.05  # of the tokens sampled: what moves may feed again. 3 to 7% served as well; without a bound
+# roomy engines took 10% longer
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
-NEAR = 4  # engines looked at for a newcomer
 SAMPLE = 256  # waiting trajectories from which the mean of their work is taken
 
 
@@ -58,11 +56,11 @@ class KvScheduler:
         self._books: dict[str, Book] = {}
         self._changed: set[str] = set()
         """Engines where a newcomer might fit that did not before."""
-        self._behind: set[str] = set()
-        """Engines that give trajectories away."""
-        self._events = self._drawn = self._moved_tokens = 0
+        self._events = self._drawn = self._moved = 0
         self._movable = 0.0
-        """Tokens that moves may have caused to be fed again by now."""
+        """Tokens that moves may have caused to be fed again by now; `_moved` have been."""
+        self._average = math.inf
+        """Mean time for an engine to finish, as `Book.finish` counts."""
         self._each = 0.0
         """Mean of the reads expected of a waiting trajectory."""
 
@@ -70,13 +68,14 @@ class KvScheduler:
 
     def ask(self, ask: Ask, now: float) -> None:
         resident = self._open.get(ask.session_id)
+        response = ask.tokens - ask.prompt_tokens
         if resident is None:
-            resident = self._newcomer(ask)
+            resident = self._open[ask.session_id] = Resident(ask, self._share())
+            self._expectation.begin(response + ask.limit)
         elif resident.engine is not None:
-            self._books[resident.engine].fed += ask.tokens - ask.prompt_tokens - resident.response
-        if resident.request_id:  # of a turn that was given up before it began
-            self._by_request.pop(resident.request_id, None)
-        resident.request_id, resident.asked, resident.response = ask.request_id, ask, ask.tokens - ask.prompt_tokens
+            self._books[resident.engine].fed += response - resident.response
+        self._by_request.pop(resident.request_id, None)  # of a turn that was given up before it began
+        resident.request_id, resident.asked, resident.response = ask.request_id, ask, response
         self._by_request[ask.request_id] = resident
         if resident.engine is None:
             self._wait(resident)
@@ -96,7 +95,7 @@ class KvScheduler:
         self._by_request.pop(resident.request_id, None)
         self._waiting.pop(session_id, None)
         self._returning.pop(session_id, None)
-        self._expectation.end(resident.kin, resident.response)
+        self._expectation.end(resident.response)
         if resident.engine is not None:
             self._changed.add(resident.engine)
             self._books[resident.engine].remove(resident)
@@ -106,10 +105,9 @@ class KvScheduler:
         book = self._books.pop(engine, None)
         for resident in reversed(book.residents.values()) if book else ():
             resident.engine, resident.since = None, -1.0
-            self._returning.pop(resident.session_id, None)
+            self._returning.pop(resident.asked.session_id, None)
             if resident.request_id:
-                self._wait(resident)
-                self._waiting.move_to_end(resident.session_id, last=False)
+                self._wait(resident, first=True)
         self._changed.update(self._books)
         self._changed.discard(engine)
         self._events = len(self._open)  # learn at the next assignment
@@ -126,13 +124,17 @@ class KvScheduler:
         if self._events >= len(self._open) - len(self._waiting):
             self._learn(engines, now)
         found = []
-        for resident in self._here(engines) if self._returning else ():
+        for resident in [each for each in self._returning.values() if each.engine in engines]:
+            del self._returning[resident.asked.session_id]
             book = self._books[resident.engine or ""]
-            if self._keeps(resident, book, engines[book.name]):
-                if book.name in self._behind:
-                    book = self._rehome(resident, book, engines)
-                resident.since = book.step_at(now)
+            if self._keeps(resident, book, engines):
+                resident.since = book.step
                 found.append(Assignment(resident.request_id, book.name))
+            else:  # it has to be admitted again
+                book.remove(resident)
+                self._changed.add(book.name)
+                resident.engine = None
+                self._wait(resident, first=True)
         if self._waiting and self._changed:
             found += self._admit(engines, now)
         return found
@@ -144,89 +146,62 @@ class KvScheduler:
                 self._books[name] = Book(name, load)
                 self._changed.add(name)
 
-    def _here(self, engines: Mapping[str, EngineLoad]) -> list[Resident]:
-        """Returning trajectories whose engine is up."""
-        here = [resident for resident in self._returning.values() if resident.engine in engines]
-        for resident in here:
-            del self._returning[resident.session_id]
-        return here
-
-    def _keeps(self, resident: Resident, book: Book, load: EngineLoad) -> bool:
-        """Whether its engine goes on with it. Where over-committing does not pay, a trajectory that returns to an
-        engine that overflows waits to be admitted again."""
-        if len(book.residents) == 1 or not book.overflows_at(load) or book.may_overcommit():
+    def _keeps(self, resident: Resident, book: Book, engines: Mapping[str, EngineLoad]) -> bool:
+        """Whether its engine goes on with it; if not, it is admitted again, before newcomers, by any engine. It leaves
+        one that overflows and gives idle caches away, where over-committing does not pay; and, while nobody waits, one
+        that is behind, if an average engine would finish earlier with it and what it has to feed again, and one has
+        room."""
+        if len(book.residents) == 1:
             return True
-        book.remove(resident)
-        self._changed.add(book.name)
-        resident.engine = None
-        self._wait(resident)
-        self._waiting.move_to_end(resident.session_id, last=False)
-        return False
-
-    def _rehome(self, resident: Resident, home: Book, engines: Mapping[str, EngineLoad]) -> Book:
-        """Move a trajectory to the engine that finishes first, if that pays; returns the book of its engine."""
+        load = engines[book.name]
+        if not load.keeps_idle and book.overflows_at(load) and not book.may_overcommit():
+            return False
         tokens = resident.asked.tokens
-        if self._waiting or self._moved_tokens + tokens > self._movable:
-            return home
+        if self._waiting or self._moved + tokens > self._movable or book.finish() < BEHIND * self._average:
+            return True
         self._meet(engines)
-        best = min((self._books[name] for name in engines), key=Book.finish)
-        self._expect(resident)
-        work = resident.reads + FEED_READS * tokens
-        is_expensive = work > 3 * resident.reads
-        if is_expensive or best.finish(work) * BEHIND > home.finish() or not self._fits(resident, best):
-            return home
-        home.remove(resident)
-        self._moved_tokens += tokens
-        self._settle(resident, best)
-        return best
+        moved, best = replace(resident, engine=None), min((self._books[name] for name in engines), key=Book.finish)
+        self._expect(moved, moved.response)
+        work = moved.reads + FEED_READS * tokens
+        pays = work < 3 * moved.reads and BEHIND * (self._average + work * book.slowness()) < book.finish()
+        if not pays or not self._fits(moved, best, False):
+            return True
+        self._moved += tokens
+        return False
 
     def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         self._meet(engines)
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
             book.look(engines[book.name], now)
-        if not books:
-            return []
         self._assume_paces()
         order = sorted((book.finish(), book.name) for book in books)
-        latest = self._finish_of_all(engines)
+        latest, is_tail = self._finish_of_all(engines) if books else (0.0, False)
         found = []
         while order and self._waiting:
-            resident = next(iter(self._waiting.values()))
-            self._expect(resident)
-            _, name = place = self._among(order, resident)
-            order.remove(place)
+            session, resident = next(iter(self._waiting.items()))
+            self._expect(resident, resident.response)
+            finish, name = order.pop(0)
             book = self._books[name]
-            is_late = book.finish() > latest and not (self._is_idle() or self._is_first(book, engines))
-            if is_late or not self._fits(resident, book):
+            # The first engine to finish takes the next whatever those that wait were thought to be; when idle all may
+            is_late = finish > latest and finish > min(self._books[each].finish() for each in engines)
+            if (is_late and not self._is_idle()) or not self._fits(resident, book, is_tail):
                 self._changed.discard(name)
                 continue
-            del self._waiting[resident.session_id]
-            self._settle(resident, book)
+            del self._waiting[session]
+            resident.engine, resident.since = name, book.step
+            book.add(resident)
             insort(order, (book.finish(), name))
-            resident.since = book.step
             found.append(Assignment(resident.request_id, name))
         return found
 
-    def _among(self, order: list[tuple[float, str]], resident: Resident) -> tuple[float, str]:
-        """The first to finish; or, of those later by less than this trajectory's work, that with fewest siblings."""
-        latest = order[0][0] + resident.reads
-        best, fewest = order[0], len(self._open)
-        for place in order[:NEAR]:
-            if place[0] > latest:
-                break
-            siblings = self._books[place[1]].groups.get(resident.group, 0)
-            if siblings < fewest:
-                best, fewest = place, siblings
-        return best
-
-    def _fits(self, resident: Resident, book: Book) -> bool:
+    def _fits(self, resident: Resident, book: Book, is_tail: bool) -> bool:
         """Whether the forecast has room for it; a trajectory alone on an engine needs none. One that is too large
         for every engine goes to any, and that engine refuses it. Where no engine has anything to do, one newcomer is
         admitted anyhow: residents may wait for what newcomers hold, such as connections of an agent's client."""
         if resident.asked.tokens >= book.last.capacity_tokens:
             return all(resident.asked.tokens >= other.last.capacity_tokens for other in self._books.values())
-        return not book.residents or self._is_idle() or book.takes(resident)
+        return is_tail or not book.residents or self._is_idle() or book.takes(resident)
 
     def _is_idle(self) -> bool:
         """Whether no turn is under way: all that were asked wait for an engine."""
@@ -234,33 +209,25 @@ class KvScheduler:
 
     # Estimates
 
-    def _newcomer(self, ask: Ask) -> Resident:
-        limit = ask.tokens - ask.prompt_tokens + ask.limit
-        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, limit)
-        resident.kin = self._expectation.begin(ask.session_id, ask.group, limit)
-        resident.share = self._share()
-        self._open[ask.session_id] = resident
-        return resident
-
-    def _wait(self, resident: Resident) -> None:
+    def _wait(self, resident: Resident, *, first: bool = False) -> None:
         if not self._waiting:
             self._changed.update(self._books)
-        self._waiting[resident.session_id] = resident
+        self._waiting[resident.asked.session_id] = resident
+        self._waiting.move_to_end(resident.asked.session_id, last=not first)
 
     def _share(self) -> float:
         self._drawn += 1
         return self._drawn * GOLDEN % 1.0
 
-    def _expect(self, resident: Resident) -> None:
-        """Its work from here on, and where it is assumed to end."""
-        expectation, kin = self._expectation, resident.kin
-        resident.reads = expectation.reads(kin, resident.response, resident.prompt)
-        resident.end = expectation.length(kin, resident.response, resident.share)
-
-    def _settle(self, resident: Resident, book: Book) -> None:
-        resident.engine = book.name
-        book.fed += resident.asked.tokens - (resident.prompt if resident.group in book.groups else 0)
-        book.add(resident, resident.response)
+    def _expect(self, resident: Resident, response: float) -> None:
+        """Its work from here on, and where it is assumed to end: anew while it waits and when it has passed that."""
+        session, prompt = resident.asked.session_id, resident.asked.prompt_tokens
+        resident.reads = self._expectation.reads(session, response, prompt)
+        if resident.engine is not None:
+            if response < resident.end:
+                return
+            resident.share = self._share()
+        resident.end = self._expectation.length(session, response, resident.share)
 
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
         """Take in how far all trajectories have come, and forecast again."""
@@ -269,49 +236,30 @@ class KvScheduler:
         books = [self._books[name] for name in sorted(engines)]
         for book in books:
             book.look(engines[book.name], now)
-        live = [book.responses() for book in books]
-        self._expectation.learn((resident.kin, response) for found in live for resident, response in found)
-        for book, found in zip(books, live, strict=True):
-            self._expect_anew(found)
-            book.forecast(found)
-        self._movable = MOVED_SHARE * sum(book.last.produced_tokens + book.ends for book in books)
-        self._each = self._mean_reads()
-        self._changed.update(engines)  # what did not fit may fit by what is expected now
-        average = sum(book.finish() for book in books) / max(1, len(books))
-        evicted = {book.name for book in books if book.settle()}
-        self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
-
-    def _mean_reads(self) -> float:
-        """Mean of the reads of waiting trajectories, from a sample."""
+        self._expectation.learn(book.length_of(resident) for book in books for resident in book.residents.values())
+        for book in books:
+            for resident in book.residents.values():
+                self._expect(resident, book.length_of(resident))
+            book.forecast()
+        self._movable = MOVED_SHARE * sum(book.last.produced_tokens for book in books)
+        self._average = sum(book.finish() for book in books) / max(1, len(books))
         some = list(islice(self._waiting.values(), 0, None, 1 + len(self._waiting) // SAMPLE))
         for resident in some:
-            self._expect(resident)
-        return sum(resident.reads for resident in some) / max(1, len(some))
+            self._expect(resident, resident.response)
+        self._each = sum(resident.reads for resident in some) / max(1, len(some))
+        self._changed.update(engines)  # what did not fit may fit by what is expected now
 
-    def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> float:
-        """When all work would be done if it were shared out by the paces of the engines; as `Book.finish` counts."""
+    def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> tuple[float, bool]:
+        """When all work would be done if it were shared out by the paces of the engines, as `Book.finish` counts; and
+        whether that is less work than the residents had when they began, counting their tools' time."""
         books = [self._books[name] for name in engines]
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
-        return 1.000001 * work / sum(1.0 / book.pace.slowness() for book in books)
-
-    def _is_first(self, book: Book, engines: Mapping[str, EngineLoad]) -> bool:
-        """Whether no engine would finish before it. There is always one, which takes the next trajectory whatever the
-        work of those that wait was thought to be."""
-        return all(book.finish() <= self._books[name].finish() for name in engines)
+        begun = self._each * sum(len(book.residents) / book.held for book in books)
+        return 1.000001 * work / sum(1.0 / book.slowness() for book in books), work < begun
 
     def _assume_paces(self) -> None:
         """An engine that is new or back is assumed to be as fast as the others. If it were assumed to be slow, it would
         get little to do, and its true pace would not be seen."""
-        unknown = [book for book in self._books.values() if not book.pace.is_known]
-        known = [book.pace.slowness() for book in self._books.values() if book.pace.is_known] if unknown else []
-        for book in unknown if known else ():
-            book.pace.assume(sum(known) / len(known))
-
-    def _expect_anew(self, found: Iterable[tuple[Resident, float]]) -> None:
-        """Update the work and the ends of these trajectories; an end that has been passed is drawn again."""
-        expectation = self._expectation
-        for resident, response in found:
-            resident.reads = expectation.reads(resident.kin, response, resident.prompt)
-            if response >= resident.end:
-                resident.share = self._share()
-                resident.end = expectation.length(resident.kin, response, resident.share)
+        known = [book.slowness() for book in self._books.values() if book.pace]
+        for book in self._books.values() if known else ():
+            book.pace = book.pace or (1.0, len(known) / sum(known))

@@ -18,36 +18,36 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1075, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3449, 23),
+    "cli": (3450, 23),
     "cluster": (782, 8),
     "config": (2133, 11),
     "data": (4637, 24),
     "dialogue": (1480, 10),
-    "engines": (4076, 21),
+    "engines": (4077, 21),
     "errors": (53, 1),
     "evaluation": (3675, 21),
     "faults": (652, 4),
-    "forecast": (1954, 9),
+    "forecast": (1955, 9),
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
     "record": (2943, 17),
-    "rollout": (2094, 12),
+    "rollout": (1902, 12),
     "run": (4525, 25),
-    "sandbox": (8952, 46),
+    "sandbox": (8951, 46),
     "serving": (843, 6),
-    "support": (1717, 15),
+    "support": (1719, 15),
     "tools": (944, 7),
     "train": (211, 1),
-    "types": (591, 1),
+    "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 598, 4184
+CLASSES, FUNCTIONS = 596, 4169
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_887, "tests/**/*.py": 49_109}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_888, "tests/**/*.py": 49_123}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

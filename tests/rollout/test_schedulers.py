@@ -130,10 +130,9 @@ def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_feeding_again_c
     """140 residents share what a step costs anyway, so each saves less than a token fed again costs."""
     work = [synthetic_workload("even", problems=32, attempts=16, limit=2000, seed=seed) for seed in range(3)]
     fleet = {f"engine{number}": model(140_000) for number in range(2)}
-    ours = simulate_steps(work, fleet, scheduler("rocstar", work))[-1]
-    theirs = simulate_steps(work, fleet, scheduler("worst-case", work))[-1]
-    assert ours.makespan < theirs.makespan
-    assert ours.recomputed_share < 0.05
+    ours, theirs = (simulate_steps(work, fleet, scheduler(policy, work)) for policy in ("rocstar", "worst-case"))
+    assert sum(report.makespan for report in ours) < sum(report.makespan for report in theirs)
+    assert all(report.recomputed_share < 0.05 for report in ours)
 
 
 @pytest.mark.parametrize("lengths", ["easy-or-hard", "alike"])
@@ -329,16 +328,16 @@ def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() 
     def admitted(counted: float) -> int:
         book = Book("engine0", loaded(0, capacity=10_000))
 
-        def resident(number: int) -> Resident:
-            return Resident(f"{number}", f"{number}", 100, ask(f"{number}"), 400, end=400.0)
+        def resident(number: int, response: int = 0) -> Resident:
+            return Resident(ask(f"{number}", group=f"{number}"), 0.5, response=response, end=400.0)
 
         for number in range(12):
-            book.add(resident(number), 200)
+            book.add(resident(number, 200))
         for second in range(1, 60):
             book.look(loaded(second, used=int(12 * 300 * counted), capacity=10_000), float(second))
         number = 12
         while number < 200 and book.takes(newcomer := resident(number)):
-            book.add(newcomer, 0)
+            book.add(newcomer)
             number += 1
         return number
 
@@ -361,8 +360,11 @@ def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> 
     assert found["engine1"] >= 5
 
 
-def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers() -> None:
-    """With so many residents that over-committing does not pay."""
+@pytest.mark.parametrize("keeps_idle", [False, True])
+def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers(
+    keeps_idle: bool,
+) -> None:
+    """With so many residents that over-committing does not pay. It stays where its cache is there still."""
     ours = KvScheduler()
     for number in range(140):
         ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
@@ -371,8 +373,8 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("new", group="new"), 1.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
-    engines = {"engine0": loaded(80, evictions=2), "engine1": loaded(0)}
-    assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine1")
+    engines = {"engine0": replace(loaded(80, evictions=2), keeps_idle=keeps_idle), "engine1": loaded(0)}
+    assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine0" if keeps_idle else "engine1")
 
 
 def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pays() -> None:
@@ -449,10 +451,32 @@ def test_nobody_waits_for_ever_however_often_engines_evict_or_are_away(
 
 
 def test_a_slow_engine_takes_nobody_when_it_would_end_after_all_others() -> None:
-    work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in range(3)]
+    """Eight runs of three steps: a single run differs by a tenth by chance."""
     fleet = {"engine0": model(30_000, 3.0), **{f"engine{number}": model(30_000) for number in (1, 2, 3)}}
-    reports = simulate_steps(work, fleet, scheduler("rocstar", work))
-    assert sum(report.makespan for report in reports) < 1.7 * sum(report.lower_bound for report in reports)
+    reports = []
+    for run in range(8):
+        seeds = range(3 * run, 3 * run + 3)
+        work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in seeds]
+        reports += simulate_steps(work, fleet, scheduler("rocstar", work))
+    assert sum(report.makespan for report in reports) < 1.65 * sum(report.lower_bound for report in reports)
+
+
+def test_nobody_is_held_back_once_less_is_left_than_the_residents_had_when_they_began() -> None:
+    """200 trajectories of 400 tokens at most, of which some have to wait; then most of the others end, and the last
+    have 5 tokens left but fill the cache."""
+    ours, capacity = KvScheduler(), 38_000
+    for name in map(str, range(200)):
+        ours.ask(ask(name, group=name), 0.0)
+    first = [request.partition("/")[0] for request, _ in ours.assign({"engine0": loaded(0, capacity=capacity)}, 0.0)]
+    assert len(first) < 180
+    for name in first:
+        ours.answered(f"{name}/0", 395, 1.0)
+    for name in first[:-75]:
+        ours.close(name, 1.0)
+    for name in first[-75:]:
+        ours.ask(ask(name, group=name, turn=1, tokens=495, limit=5), 1.0)
+    load = loaded(395 * len(first), used=75 * 495, capacity=capacity)
+    assert len(ours.assign({"engine0": load}, 1.0)) == 75 + 200 - len(first)
 
 
 # What is expected
@@ -460,30 +484,18 @@ def test_a_slow_engine_takes_nobody_when_it_would_end_after_all_others() -> None
 
 def test_lengths_are_learned_from_those_that_have_not_ended_too() -> None:
     table = LifeTable()
-    kin = [table.begin(f"{number}", f"{number}", 640) for number in range(100)]
-    for one in kin[:50]:
-        table.end(one, 100)
-    table.learn([(one, 300.0) for one in kin[50:]])
+    table.begin(640)
+    for _ in range(50):
+        table.end(100)
+    table.learn([300.0] * 50)
     # Half ended at 100, the others are past 300 already: of a new one half are expected to come that far.
-    assert table.length(table.begin("x", "x", 640), 0, 0.3) == pytest.approx(105, abs=20)
-    assert table.length(table.begin("y", "y", 640), 0, 0.6) > 300
-
-
-def test_siblings_of_long_ones_are_expected_to_be_long() -> None:
-    table = LifeTable()
-    for group in range(40):
-        long = group % 2
-        kin = [table.begin(f"{group}/{number}", f"{group}", 640) for number in range(9)]
-        for number, one in enumerate(kin[:8]):
-            table.end(one, (400 if long else 100) + 10 * number)
-    table.learn([])
-    reads = [table.reads(table.begin("new", str(group), 640), 0, 50) for group in (0, 1)]
-    assert reads[1] > 1.3 * reads[0]
+    assert table.length("x", 0, 0.3) == pytest.approx(105, abs=20)
+    assert table.length("y", 0, 0.6) > 300
 
 
 def test_what_is_still_to_come_shrinks_to_nothing_at_the_limit() -> None:
     table = LifeTable()
-    kin = table.begin("0", "a", 640)
-    reads = [table.reads(kin, length, 50) for length in (0, 300, 639)]
+    table.begin(640)
+    reads = [table.reads("0", length, 50) for length in (0, 300, 639)]
     assert reads == sorted(reads, reverse=True)
     assert reads[-1] <= 10 * (50 + 640)
