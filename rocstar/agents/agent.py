@@ -19,13 +19,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from rocstar.agents.attempt import AgentAttempt, AgentFailed
@@ -34,11 +34,13 @@ from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import walled
+from rocstar.sandbox.walls.folders import remove
 from rocstar.support.plugins import begun_in_thread, check_call, is_reference, load, raised_by
 from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
 END_SECONDS = 5.0  # for an agent to end once it is told to
+ANSWER_CHARACTERS = 1 << 16  # of what an agent gives back: the run stands still while it is encoded
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
@@ -186,8 +188,10 @@ def _gift(given: Any) -> str | float | None:
     with suppress(OverflowError, UnicodeEncodeError):
         if isinstance(given, int | float) and isfinite(float(given)):
             return float(given)
-        if given is None or (isinstance(given, str) and given.encode()):
+        if given is None or (isinstance(given, str) and given.encode() and len(given) <= ANSWER_CHARACTERS):
             return given
+    if isinstance(given, str) and len(given) > ANSWER_CHARACTERS:
+        raise AgentFailed(f"rollout.agent gave {len(given)} characters; let it give {ANSWER_CHARACTERS} at most")
     raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
 
 
@@ -210,18 +214,25 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     where `reads` names what it may read. Raises AgentFailed, Unavailable."""
     problem = client.attempt.problem
     given = json.dumps({"id": problem.id, "question": problem.question}).encode()
-    with TemporaryDirectory(prefix="rocstar-agent-", ignore_cleanup_errors=True) as home:
-        environment = _environment(client, home)
-        try:
-            if reads is None:
-                code, said, wrong = await run_to_end(*words, given=given, env=environment)
-            else:
-                code, said, wrong = await _walled(words, reads, home, client.gateway, given, environment)
-        except OSError as error:
-            raise Unavailable(f"{words[0]} could not be started: {error}") from error
+    home = mkdtemp(prefix="rocstar-agent-")
+    environment = _environment(client, home)
+    try:
+        if reads is None:
+            code, said, wrong = await run_to_end(*words, given=given, env=environment)
+        else:
+            code, said, wrong = await _walled(words, reads, home, client.gateway, given, environment)
+    except OSError as error:
+        raise Unavailable(f"{words[0]} could not be started: {error}") from error
+    finally:
+        await asyncio.to_thread(_removed, home)  # it may hold a million files
     if code:
         raise AgentFailed(f"{words[0]} ended with {code}: " + (wrong.rpartition("\n")[2][:200] or "it said nothing"))
     return _printed(said.rpartition("\n")[2])
+
+
+def _removed(home: str) -> None:
+    with suppress(OSError):  # what goes on without walls may be writing there
+        remove(home)
 
 
 async def _walled(
@@ -229,26 +240,40 @@ async def _walled(
 ) -> tuple[int, str, str]:
     """`run_to_end` behind walls, within which the gateway answers too. Raises OSError where they can't be built."""
     ours, theirs = socket.socketpair()
-    loop, built = asyncio.get_running_loop(), asyncio.Event()
+    loop, held = asyncio.get_running_loop(), list[Coroutine[Any, Any, None]]()
 
-    async def answer() -> asyncio.Server:
-        await built.wait()
-        _, (place, *_), *_ = socket.recv_fds(ours, 1, 1)
-        return await gateway.listen(socket.socket(fileno=place))
+    def answer() -> None:
+        loop.remove_reader(ours)
+        with suppress(BlockingIOError):
+            _, (place, first), *_ = socket.recv_fds(ours, 1, 2)
+            held.append(_over(loop.create_task(gateway.listen(socket.socket(fileno=place))), first))
 
     with ours, theirs:
+        ours.setblocking(False)
         behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
-        loop.add_reader(ours, built.set)
-        answering = asyncio.create_task(answer())
+        loop.add_reader(ours, answer)
         try:
             ended = await run_to_end(*behind, given=given, env=environment, pass_fds=[theirs.fileno()])
         finally:
-            loop.remove_reader(ours)
-            if not answering.cancel():
-                answering.result().close()
-    if ended[0] and not built.is_set():
+            answer()
+            await asyncio.shield(asyncio.gather(*held))
+    if not held:
         raise OSError(ended[2].rpartition("\n")[2])
     return ended
+
+
+async def _over(listening: asyncio.Task[asyncio.Server], first: int) -> None:
+    """Returns once the processes behind the walls have ended, which are being killed. first: a pidfd of their first."""
+    (await listening).close()
+    await _readable(first)
+    os.close(first)
+
+
+async def _readable(descriptor: int) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    await ready.wait()
+    loop.remove_reader(descriptor)
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:

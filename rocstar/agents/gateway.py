@@ -20,6 +20,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, Wire
@@ -28,6 +30,9 @@ from rocstar.support.listen import body_of, key_in, models_of, object_in, quiet_
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
+SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools holds headers without end
+
+MOST_CONNECTIONS = 64  # of a program behind walls: it is not to take the descriptors of the run
 
 
 class Gateway:
@@ -49,7 +54,7 @@ class Gateway:
         key = f"rocstar-{secrets.token_urlsafe(24)}"
         if not self._attempts:
             place = socket.create_server(("127.0.0.1", 0), backlog=1024)
-            self._server = quiet_server(app_of(self._attempts.get), lifespan="off", timeout_keep_alive=REST_SECONDS)
+            self._server = quiet_server(app_of(self._attempts.get), **SERVING)
             self._server.capture_signals = nullcontext
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
@@ -63,12 +68,20 @@ class Gateway:
                 await self._serving
 
     async def listen(self, place: socket.socket) -> asyncio.Server:
-        """Answer there too, while an attempt is under way. Its owner closes what is given back."""
-        config = self._server.config
-        answers = partial(
-            config.http_protocol_class, config=config, server_state=self._server.server_state, app_state={}
-        )
+        """Answer there too, while an attempt is under way; further connections than MOST_CONNECTIONS are closed, for
+        each is a descriptor of ours. Its owner closes what is given back."""
+        config, state = self._server.config, ServerState()
+        answers = partial(Bounded, config=config, server_state=state, app_state={})
         return await asyncio.get_running_loop().create_server(answers, sock=place)
+
+
+class Bounded(H11Protocol):
+    """A connection of one of the programs behind walls."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
 
 
 def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:

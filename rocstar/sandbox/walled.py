@@ -2,13 +2,16 @@
 
 Covered, and set up as a whole or not at all: a network that holds nothing but the gateway, whose socket is made in it
 and sent to the run through CHANNEL; files only below HOME, what the command is told to read, the interpreter and the
-system's libraries; no process, local socket or file's mode of others; the system calls that programs are known to
-need; all that it starts ends with it. Not covered: how much CPU and memory it takes; kernel exploits. Source: ours."""
+system's libraries; no process or local socket of others, and nothing of a file of theirs is changed; the system calls
+that programs are known to need; all that it starts ends with it, and with the run.
+Not covered: how much CPU, memory and disk and how many processes it takes; whether a path is there, and what `stat`
+tells of it; kernel exploits. Source: ours."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -21,14 +24,19 @@ from tempfile import TemporaryDirectory
 from rocstar.sandbox.walls import landlock, linux, plans, rootfs
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
+NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
+SHARED_MEMORY = "/dev/shm"
+SETTINGS = ("/etc/hosts", "/etc/gitconfig", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
+"""What `localhost` is, and what Git and Node do not start without where it is there and can't be read."""
 
 
 def command(words: Sequence[str], channel: int, port: int, home: str, readable: Sequence[str]) -> tuple[str, ...]:
-    """These words of a command behind the walls. It may read what they and PYTHONPATH name too, and the certificates
-    that clients load even for an address without TLS."""
+    """These words of a command behind the walls. It may read what they and PYTHONPATH name too, its program where PATH
+    finds it, and the certificates that clients load even for an address without TLS."""
     boot = f"import sys; sys.path.insert(0, {rootfs.ROOT!r}); from {__name__} import main; main()"
     certificates = filter(None, ssl.get_default_verify_paths())
-    named = (*os.environ.get("PYTHONPATH", "").split(os.pathsep), *certificates, *words)
+    program = shutil.which(words[0]) or ""
+    named = (*os.environ.get("PYTHONPATH", "").split(os.pathsep), *certificates, *SETTINGS, program, *words)
     paths = map(os.path.abspath, (*readable, *filter(os.path.exists, named)))
     return (sys.executable, "-P", "-s", "-c", boot, str(channel), str(port), home, *paths, "--", *words)
 
@@ -39,26 +47,42 @@ def why_not() -> str:
     with ours, theirs, TemporaryDirectory() as home:
         words = command(("true",), theirs.fileno(), 1, home, ())
         said = subprocess.run(words, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
-    return said.stderr.strip().rpartition("\n")[2] if said.returncode else ""
+    told = said.stderr.strip().rpartition("\n")[2] or f"true ended with {said.returncode} behind them"
+    return told if said.returncode else ""
 
 
 def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
     """Returns in a process of its own behind the walls. Raises OSError where they can't be built."""
     user, group = os.geteuid(), os.getegid()
-    linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | (linux.CLONE_NEWUSER if user else 0))
+    linux.unshare(NAMESPACES | (linux.CLONE_NEWUSER if user else 0))
     if user:
         linux.map_user(user, user, group)
+    linux.die_with_parent(signal.SIGKILL)
+    keep_files(home)
     with socket.socket() as gateway, socket.socket(fileno=channel) as run:
         fcntl.ioctl(gateway, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
         gateway.bind(("127.0.0.1", port))
         gateway.listen(socket.SOMAXCONN)
-        follow_child()  # in the first process of the namespace, which collects what others leave
+        follow_child()
+        first = os.pidfd_open(os.getpid())  # of the namespace: it collects what others leave, and ends as their last
         follow_child()
         linux.drop_bounding_set()
         landlock.confine((*rootfs.sources(), *readable), home, network=True)
-        if failed := plans.confine(private_files=False, own_files=True, slot=None, network=True):
+        if failed := plans.confine(private_files=False, own_files=False, slot=None, network=True):
             raise OSError(", ".join(failed))
-        socket.send_fds(run, [b"."], [gateway.fileno()])
+        socket.send_fds(run, [b"."], [gateway.fileno(), first])
+
+
+def keep_files(home: str) -> None:
+    """In a mount namespace of our own: nothing but `home` can be changed, be it a mode or a time, and no process is in
+    sight. Landlock would let these pass. Shared memory lies in `home` too."""
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    for place in (home, SHARED_MEMORY):
+        linux.mount(home, place, flags=linux.MS_BIND)
+    linux.make_read_only("/", devices=True)
+    for place in (home, SHARED_MEMORY):
+        rootfs.remount_read_only(place, without=linux.MS_RDONLY)
+    linux.mount("tmpfs", "/proc", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k,mode=755")
 
 
 def follow_child() -> None:

@@ -139,6 +139,13 @@ async def test_what_is_neither_is_a_failure_of_this_attempt_alone(tmp_path: Path
     assert found.fault.endswith("; let it give a text, a finite number or nothing")
 
 
+async def test_a_text_that_takes_long_to_encode_is_a_failure(tmp_path: Path) -> None:
+    text = f"async def agent(problem, client):\n{ASKS}    return 'x y' * 10**6\n"
+    found = await made(function(tmp_path, text), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED
+    assert found.fault == "rollout.agent gave 3000000 characters; let it give 65536 at most"
+
+
 @pytest.mark.parametrize("ends", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"])
 async def test_a_function_that_would_end_the_process_ends_its_attempt(tmp_path: Path, ends: str) -> None:
     found = await made(function(tmp_path, f"async def agent(problem, client):\n{ASKS}    {ends}\n"), [ANSWER])

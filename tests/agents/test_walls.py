@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from rocstar.agents.agent import GatewayAgent, agent_named
+from rocstar.agents.gateway import MOST_CONNECTIONS
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
 from rocstar.types import Stop, Trajectory
@@ -64,6 +67,48 @@ print(json.dumps({'reward': float(said) / 56}))
 
 
 @needs_walls
+async def test_programs_do_in_their_home_what_they_do_elsewhere(tmp_path: Path) -> None:
+    text = """
+import multiprocessing, shutil, socket, subprocess
+os.chdir(os.environ['HOME'])
+open('one.sh', 'w').write('timeout 9 true && cp -p one.sh two.sh && echo said > /dev/null && touch -d yesterday one.sh')
+os.chmod('one.sh', 0o700)
+os.makedirs('folder/inner'); shutil.copy('one.sh', 'folder/inner'); shutil.copytree('folder', 'copy')
+assert subprocess.run(['sh', '-c', '. ./one.sh']).returncode == 0
+with multiprocessing.Pool(1) as pool: pool.map(abs, [1])
+socket.getaddrinfo('localhost', 80)
+print(json.dumps({'reward': 0.75}))
+"""
+    found = await made(program(tmp_path, text))
+    assert found.outcome and found.outcome.reward == 0.75, found.fault
+
+
+@needs_walls
+async def test_a_command_is_read_where_path_finds_it(tmp_path: Path, monkeypatch: Any) -> None:
+    (tool := tmp_path / "tool").write_text(f"#!{sys.executable}\n{SCRIPT}")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert (await made(agent_named("tool", **GIVEN))).stop is Stop.ANSWERED
+
+
+@needs_walls
+async def test_connections_of_a_program_are_bounded(tmp_path: Path) -> None:
+    text = """
+import socket
+place = ('127.0.0.1', int(os.environ['OPENAI_BASE_URL'].rpartition(':')[2].partition('/')[0]))
+taken = [socket.create_connection(place) for _ in range(99)]
+closed = 0
+for each in taken:
+    each.settimeout(0.2)
+    try: closed += not each.recv(1)
+    except ConnectionError: closed += 1
+    except TimeoutError: pass
+sys.exit(json.dumps(closed))
+"""
+    assert 99 - MOST_CONNECTIONS <= await printed(tmp_path, text) < 99
+
+
+@needs_walls
 async def test_many_attempts_at_once_are_answered_each(tmp_path: Path) -> None:
     agent = program(tmp_path, "", seconds=120.0)
     (group,) = await roller(Told([ANSWER] * 12), agent=agent).roll([PROBLEM], attempts=12, seed=1)
@@ -89,7 +134,9 @@ async def test_nothing_outside_is_reached(tmp_path: Path) -> None:
             "a new file": f"open({str(tmp_path / 'new')!r}, 'w')",
             "its own script": f"open({str(tmp_path / 'own_agent.py')!r}, 'a')",
             "a mode": f"os.chmod({str(secret)!r}, 0o777)",
+            "a time": f"os.utime({str(secret)!r})",
             "processes": "open('/proc/self/status')",
+            "whether there are others": "os.stat('/proc/1')",
             "us": f"os.kill({os.getpid()}, 0)",
             "a keyring": "open('/etc/passwd')",
         }
@@ -126,7 +173,40 @@ time.sleep(600)
     running = asyncio.create_task(made(program(tmp_path, text, seconds=6.0)))
     assert await asyncio.to_thread(eventually, lambda: name in _names())
     assert (await running).stop is Stop.AGENT_TIMEOUT
-    assert await asyncio.to_thread(eventually, lambda: name not in _names())
+    assert name not in _names()
+
+
+@needs_walls
+async def test_no_home_is_left_of_a_program_that_writes_until_it_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = """
+import itertools, os
+for _ in range(4):
+    os.fork()
+os.setsid()
+for number in itertools.count():
+    folder = f"{os.environ['HOME']}/{os.getpid()}-{number % 100}"
+    try: os.mkdir(folder); os.symlink('/etc', folder + '/link'); os.chmod(folder, 0)
+    except FileExistsError: pass
+"""
+    found = await made(program(tmp_path, text, seconds=4.0))
+    assert found.stop is Stop.AGENT_TIMEOUT and os.listdir(tmp_path) == ["own_agent.py"]
+
+
+@needs_walls
+def test_a_program_ends_with_the_run_that_is_killed(tmp_path: Path) -> None:
+    name = f"kept-{os.getpid()}"
+    given = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}'); time.sleep(600)"
+    (tmp_path / "own_agent.py").write_text(given)
+    run = f"""
+import asyncio
+from tests.agents.test_walls import GIVEN, agent_named, made
+asyncio.run(made(agent_named({f"{sys.executable} {tmp_path / 'own_agent.py'}"!r}, **GIVEN)))
+"""
+    with subprocess.Popen([sys.executable, "-c", run]) as killed:
+        assert eventually(lambda: name in _names())
+        killed.kill()
+    assert eventually(lambda: name not in _names())
 
 
 def _names() -> list[str]:

@@ -71,6 +71,7 @@ def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[i
     said: dict[str, str | int] = {
         "allowed": ALLOW,
         "refused": errno.EPERM,
+        "attributes": errno.EOPNOTSUPP,
         "on-oneself": ALLOW,
         "done-for-nobody": DONE,
         "changing-modes": errno.EPERM if own_files else ALLOW,
@@ -161,6 +162,8 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
         ("rt_sigaction", (2, POINTER), ALLOW, ALLOW),
         ("openat", (3, POINTER, 0o20200002), errno.EOPNOTSUPP, errno.EOPNOTSUPP),
         ("openat", (3, POINTER, 0o2102), ALLOW, ALLOW),
+        ("openat", (3, POINTER, 0o1101), ALLOW, ALLOW),  # a file made anew, to write to
+        *(("openat", (3, POINTER, 0o1000 | mode), errno.EPERM, errno.EPERM) for mode in (0, 3, 0o100)),
         ("statx", (3, POINTER, 0, 0x4000), errno.EINVAL, errno.EINVAL),
         ("madvise", (POINTER, 4096, 4), ALLOW, ALLOW),
         *(("madvise", (POINTER, 4096, advice), errno.EINVAL, errno.EINVAL) for advice in (12, 20, 21)),
@@ -184,6 +187,16 @@ def test_arguments_decide_where_they_must(
         (known,) = (found[name] for table in seccomp.tables() if name in (found := numbers(table, machine)))
         walls = (seccomp.build(machine, **each) for each in (IN_NAMESPACES, BESIDE))
         assert [verdict(code, machine, known, *arguments) for code in walls] == [inside, beside], machine
+
+
+def test_a_network_is_tcp_and_udp_and_its_programs_hear_of_their_children() -> None:
+    for machine in MACHINES:
+        code = seccomp.build(machine, private_files=False, own_files=False, slot=None, network=True)
+        known = numbers("inspected", machine)
+        asked = [(family, kind, protocol) for family in (2, 10) for kind in (1, 2) for protocol in (0, 6, 17, 136, 262)]
+        said = {given: verdict(code, machine, known["socket"], *given) for given in asked}
+        assert said == {given: ALLOW if given[2] in (0, 6, 17) else errno.EPERM for given in asked}
+        assert verdict(code, machine, known["rt_sigaction"], 17, POINTER) == ALLOW
 
 
 @pytest.mark.parametrize(

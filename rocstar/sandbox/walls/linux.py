@@ -36,7 +36,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
-MOUNT_ATTR_RDONLY_NOSUID_NODEV = 1 | 2 | 4
+MOUNT_ATTR_RDONLY_NOSUID, MOUNT_ATTR_NODEV = 1 | 2, 4
 LAST_CAPABILITY = 63  # the kernel answers EINVAL from the first one it does not know
 
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -92,9 +92,11 @@ def pivot_root(new: str, old: str) -> None:
     syscall(PIVOT_ROOT[machine()], new.encode(), old.encode(), what="pivot_root")
 
 
-def make_read_only(target: str) -> None:
-    """Read-only, no set-uid, no devices, for a mount and all below it. Raises OSError (ENOSYS before Linux 5.12)."""
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID_NODEV, 0, 0, 0)
+def make_read_only(target: str, *, devices: bool = False) -> None:
+    """Read-only and no set-uid, for a mount and all below it; no devices either, unless they are to stay.
+
+    Raises OSError (ENOSYS before Linux 5.12)."""
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID | (0 if devices else MOUNT_ATTR_NODEV), 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE)
     syscall(MOUNT_SETATTR, where, target.encode(), flags, attributes, size, what="mount_setattr")

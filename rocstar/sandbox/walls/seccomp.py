@@ -66,13 +66,16 @@ fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, looku
 memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190, semctl 66 191,
 semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180,
 mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185,
-setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
-fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30, mbind 237 235, set_mempolicy 238 237,
+ioprio_set 251 30, mbind 237 235, set_mempolicy 238 237,
 set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92, iopl 172 -, ioperm 173 -,
 uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116, swapon 167 224, swapoff 168 225,
 reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
 delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
 adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
+# Answered as by a file system that has no attributes: copies of files take that for an answer.
+[attributes]
+setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
+fremovexattr 199 16, removexattrat 466 466
 # With 0 as first argument, and on no other process.
 [on-oneself]
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
@@ -88,7 +91,7 @@ utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
 # cover truncating by path before Linux 6.2.
 [on-private-files]
 statfs 137 43, fstatfs 138 44, truncate 76 45
-# The same, and answered as by a file system that has no attributes, which copies of files take for an answer.
+# The same, and answered like the attributes above.
 [on-private-attributes]
 getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13
 # Not to the slot, which is named by the first argument, or by one of the first two.
@@ -123,7 +126,7 @@ X32_BIT = 0x40000000
 NO_NUMBER = 0xFFFFFFFF  # -1, which libraries and tracers use for "no call at all"
 FARTHEST = 255  # instructions that a conditional jump can pass over
 
-AF_UNIX, AF_INET, AF_INET6, SOL_SOCKET, IPPROTO_TCP, IPPROTO_IPV6, RLIMIT_CORE = 1, 2, 10, 1, 6, 41, 4
+AF_UNIX, AF_INET, AF_INET6, SOL_SOCKET, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_IPV6, RLIMIT_CORE = 1, 2, 10, 1, 6, 17, 41, 4
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
 CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
@@ -132,7 +135,7 @@ SIGCHLD = 17
 CLONE_PARENT = 0x8000  # the child would be the slot's own
 NOT_CLONED = 0x7E020000 | CLONE_PARENT  # every kind of namespace
 O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
-O_TMPFILE = 0o20000000
+O_TMPFILE, O_TRUNC, O_RDONLY, O_ACCMODE = 0o20000000, 0o1000, 0, 3
 STATX_MNT_ID_UNIQUE = 0x4000  # counts the mounts of the whole machine
 FCNTL_ALLOWED = (0, 1, 2, 3, 1030, 9, 11, 1032, 1034, 5, 36)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETOWN, F_GETSIG, F_GETPIPE_SZ, F_GET_SEALS, F_GETLK,
@@ -240,10 +243,21 @@ def signal_rule(slot: int) -> Code:
     return none_of(0, {slot, 2**32 - slot} - {2**32 - 1}, REFUSING)
 
 
-def socket_rule(families: Iterable[int], types: Iterable[int]) -> Code:
-    """Sockets of these families and types."""
-    kinds = switch(1, [(kind, (ALLOWING,)) for kind in types], (REFUSING,), SOCK_TYPE_MASK)
-    return switch(0, [(family, kinds) for family in families], (REFUSING,))
+def open_rule(index: int) -> Code:
+    """index: of the flags. To truncate without writing is a change that Landlock did not cover before Linux 6.2, and a
+    file of O_TMPFILE leaves no trace in its folder, but uses up an inode number."""
+    otherwise = without_bits(index, O_TMPFILE, answer(errno.EOPNOTSUPP))
+    truncating = [(O_TRUNC | mode, (REFUSING,)) for mode in (O_RDONLY, O_ACCMODE)]
+    return switch(index, truncating, otherwise, O_TRUNC | O_ACCMODE)
+
+
+def socket_rule(families: Mapping[int, Iterable[int]], types: Iterable[int]) -> Code:
+    """Sockets of these families, each with its protocols, and types."""
+    found = []
+    for family, protocols in families.items():
+        allowed = one_of(2, protocols, REFUSING)
+        found.append((family, switch(1, [(kind, allowed) for kind in types], (REFUSING,), SOCK_TYPE_MASK)))
+    return switch(0, found, (REFUSING,))
 
 
 def options_rule(allowed: Iterable[int], network: bool) -> Code:
@@ -258,10 +272,12 @@ def rules(
     machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False
 ) -> dict[int, Code]:
     """What is done about each call, by number. Arguments are those of `build`."""
-    local, inet = ((AF_UNIX,) if private_files else ()), ((AF_INET, AF_INET6) if network else ())
+    local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
+    inet = dict.fromkeys((AF_INET, AF_INET6), (0, IPPROTO_TCP, IPPROTO_UDP)) if network else {}
     treatments: dict[str, Code] = {
         "allowed": (ALLOWING,),
         "refused": (REFUSING,),
+        "attributes": (answer(errno.EOPNOTSUPP),),
         "on-oneself": only_zero(0),
         "done-for-nobody": (DONE,),
         "changing-modes": (REFUSING if own_files else ALLOWING,),
@@ -271,7 +287,6 @@ def rules(
         "inspected": (MISSING,),
     }
     codes = {name: treatments[heading] for heading, table in tables().items() for name in table}
-    no_tmpfile = answer(errno.EOPNOTSUPP)  # a file that leaves no trace in its folder, but uses up an inode number
     codes |= {
         "fcntl": fcntl_rule(machine),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
@@ -279,20 +294,20 @@ def rules(
         "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
         "getsockopt": options_rule(SOCKET_FACTS_ALLOWED, network),
         "setsockopt": options_rule(SOCKET_OPTIONS_ALLOWED, network),
-        "open": without_bits(1, O_TMPFILE, no_tmpfile),
-        "openat": without_bits(2, O_TMPFILE, no_tmpfile),
+        "open": open_rule(1),
+        "openat": open_rule(2),
         "pipe2": without_bits(1, O_DIRECT[machine], answer(errno.EINVAL)),
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
         # A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory
-        # of children that their parent ignores.
-        "rt_sigaction": switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,)),
+        # of children that their parent ignores. Nobody counts those of a program with a network, and Node waits for it.
+        "rt_sigaction": (ALLOWING,) if network else switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,)),
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
         # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
-        "socket": socket_rule((*local, *inet), ANY),
-        "socketpair": socket_rule((AF_UNIX,), ANY if private_files else CONNECTED),
+        "socket": socket_rule(local | inet, ANY),
+        "socketpair": socket_rule({AF_UNIX: (0, AF_UNIX)}, ANY if private_files else CONNECTED),
         # Core files stay limited to one byte: at 0 the kernel would still start a program that handles cores.
         "setrlimit": none_of(0, [RLIMIT_CORE], REFUSING),
         "prlimit64": switch(0, [(0, switch(1, [(RLIMIT_CORE, asking(2, REFUSING))], (ALLOWING,)))], (REFUSING,)),
