@@ -272,8 +272,9 @@ def rules(
     machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False
 ) -> dict[int, Code]:
     """What is done about each call, by number. Arguments are those of `build`."""
-    local = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
-    inet = dict.fromkeys((AF_INET, AF_INET6), (0, IPPROTO_TCP, IPPROTO_UDP)) if network else {}
+    local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
+    protocols: tuple[int, ...] = (0, IPPROTO_TCP, IPPROTO_UDP)
+    inet = dict.fromkeys((AF_INET, AF_INET6), protocols) if network else {}
     treatments: dict[str, Code] = {
         "allowed": (ALLOWING,),
         "refused": (REFUSING,),
