@@ -34,7 +34,6 @@ from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import walled
-from rocstar.sandbox.walls.folders import remove
 from rocstar.support.plugins import begun_in_thread, check_call, is_reference, load, raised_by
 from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
@@ -226,13 +225,15 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     finally:
         await asyncio.to_thread(_removed, home)  # it may hold a million files
     if code:
-        raise AgentFailed(f"{words[0]} ended with {code}: " + (wrong.rpartition("\n")[2][:200] or "it said nothing"))
+        last = wrong.rpartition("\n")[2][:200] or "it said nothing"
+        hint = "; rollout.agent_reads says what it may read" if reads is not None and "ermission denied" in last else ""
+        raise AgentFailed(f"{words[0]} ended with {code}: {last}{hint}")
     return _printed(said.rpartition("\n")[2])
 
 
 def _removed(home: str) -> None:
     with suppress(OSError):  # what goes on without walls may be writing there
-        remove(home)
+        walled.remove(home)
 
 
 async def _walled(

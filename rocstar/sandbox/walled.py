@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from rocstar.sandbox.walls import landlock, linux, plans, rootfs
+from rocstar.sandbox.walls import folders, landlock, linux, plans, rootfs
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
@@ -58,6 +58,8 @@ def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
     if user:
         linux.map_user(user, user, group)
     linux.die_with_parent(signal.SIGKILL)
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where memory runs out it is ended, and not the run
     keep_files(home)
     with socket.socket() as gateway, socket.socket(fileno=channel) as run:
         fcntl.ioctl(gateway, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
@@ -83,6 +85,11 @@ def keep_files(home: str) -> None:
     for place in (home, SHARED_MEMORY):
         rootfs.remount_read_only(place, without=linux.MS_RDONLY)
     linux.mount("tmpfs", "/proc", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k,mode=755")
+
+
+def remove(home: str) -> None:
+    """With whatever a program made of it. Raises OSError."""
+    folders.remove(home)
 
 
 def follow_child() -> None:

@@ -273,7 +273,8 @@ def rules(
 ) -> dict[int, Code]:
     """What is done about each call, by number. Arguments are those of `build`."""
     local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
-    inet = dict.fromkeys((AF_INET, AF_INET6), (0, IPPROTO_TCP, IPPROTO_UDP)) if network else {}
+    protocols: tuple[int, ...] = (0, IPPROTO_TCP, IPPROTO_UDP)
+    inet = dict.fromkeys((AF_INET, AF_INET6), protocols) if network else {}
     treatments: dict[str, Code] = {
         "allowed": (ALLOWING,),
         "refused": (REFUSING,),
