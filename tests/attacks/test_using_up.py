@@ -6,7 +6,7 @@ import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
 from tests.attacks.support import attack, names, promised
-from tests.sandbox.driver import Daemon, ended, eventually
+from tests.sandbox.driver import STARVED_TRIES, Daemon, ended, eventually
 
 
 def test_fork_burst_is_bounded_and_killed(daemon: Daemon) -> None:
@@ -24,8 +24,11 @@ for n in range(60):
 def test_fork_bomb_ends_at_the_wall_limit(daemon: Daemon) -> None:
     promised(daemon, "L1", "L2", "L3", without="no_process_limit")
     code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    response = attack(daemon, code, wall_seconds=0.3, processes=16)
-    assert response.outcome is ProgramOutcome.WALL_TIMEOUT or response.kill_reason == "processes"
+    for _ in range(STARVED_TRIES):  # in so short a time a busy machine may have given it hardly any CPU
+        response = attack(daemon, code, wall_seconds=0.3, processes=16)
+        assert response.outcome is ProgramOutcome.WALL_TIMEOUT or response.kill_reason == "processes"
+        if response.cpu_seconds > 0.05:
+            break
     assert response.cpu_seconds > 0.05  # that of all its processes, not of the first one
 
 

@@ -91,10 +91,9 @@ class Daemon:
         return wire.decode_response(frame.body)
 
     def run(self, code: str, **fields: Any) -> Response:
-        """Asks again, as a client does, where the machine gave it hardly any CPU: that says nothing of the program."""
+        """Asks again, as a client does, what is starved: that says nothing of the program."""
         for _ in range(STARVED_TRIES):
-            response = self.answer(self.submit(code, **fields))
-            if response.outcome is not ServiceOutcome.INTERNAL or not response.message.endswith(STARVED):
+            if not is_starved(response := self.answer(self.submit(code, **fields))):
                 break
         return response
 
@@ -155,6 +154,11 @@ class Daemon:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def is_starved(response: Response) -> bool:
+    """Whether the machine gave it hardly any CPU: then it is to be asked again."""
+    return response.outcome is ServiceOutcome.INTERNAL and response.message.endswith(STARVED)
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
 
 LOOK_SECONDS = 0.25  # short programs, nearly all of them, are never looked at
+STARVED_SECONDS = 1.0  # a busy machine makes anyone wait for less
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
@@ -103,14 +104,15 @@ def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
 
 
 def is_starved(worker: Worker, wall_seconds: float) -> bool:
-    """Whether a process of its program, which has run for so long, has waited for a CPU for more than half of the time,
-    while the slot was given less than a quarter of its share: then others are to blame that the program has not ended.
-    One that competes with its own processes gets that share."""
+    """Whether a process of its program, which has run for so long, has waited for a CPU for more than a second and half
+    of the time, while the slot was given less than a quarter of its share: then others are to blame that the program
+    has not ended. One that competes with its own processes gets that share."""
     family = descendants(worker.process)
     waited = [int(number) for pid in family for number in content(pid, "schedstat").split()[1:2]]
     spent = sum(cpu_seconds(pid, with_children=True) for pid in family)
     spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
-    return max(waited, default=0) / 1e9 > 0.5 * wall_seconds and spent < 0.25 * worker.fair_share * wall_seconds
+    is_late = max(waited, default=0) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
+    return is_late and spent < 0.25 * worker.fair_share * wall_seconds
 
 
 def is_full(folder: str) -> bool:
