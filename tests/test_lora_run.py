@@ -28,12 +28,16 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
     base: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    whole = workplace(tmp_path / "whole")
     command = ("train", "tiny.toml", *base, *SETTINGS)
     ended = Command.start(whole, *command).wait()
     assert ended.code == 0, ended.told
-    going = Command.start(killed, *command)
-    assert going.after_step(COLD_STEPS + 2, going.process.kill).code == -signal.SIGKILL
+    for number in range(5):  # on a busy machine its last step may be over before anybody sees the one before
+        going = Command.start(killed := workplace(tmp_path / f"killed-{number}"), *command)
+        code = going.after_step(COLD_STEPS + 2, going.process.kill).code
+        if code == -signal.SIGKILL:
+            break
+    assert code == -signal.SIGKILL
     resumed = Command.start(killed, "train", "--resume", "tiny").wait()
     assert resumed.code == 0, resumed.told
     branch = ("train", "--branch", f"tiny@{COLD_STEPS}", "run.name=second", "cluster.learners=2")
