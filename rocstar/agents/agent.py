@@ -184,13 +184,13 @@ def agent_named(
 
 def _gift(given: Any) -> str | float | None:
     """What an agent gave back. Raises AgentFailed for what is no text, finite number or nothing."""
+    if isinstance(given, str) and len(given) > ANSWER_CHARACTERS:
+        raise AgentFailed(f"rollout.agent gave {len(given)} characters; let it give {ANSWER_CHARACTERS} at most")
     with suppress(OverflowError, UnicodeEncodeError):
         if isinstance(given, int | float) and isfinite(float(given)):
             return float(given)
-        if given is None or (isinstance(given, str) and given.encode() and len(given) <= ANSWER_CHARACTERS):
+        if given is None or (isinstance(given, str) and given.encode()):
             return given
-    if isinstance(given, str) and len(given) > ANSWER_CHARACTERS:
-        raise AgentFailed(f"rollout.agent gave {len(given)} characters; let it give {ANSWER_CHARACTERS} at most")
     raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
 
 

@@ -31,7 +31,6 @@ from rocstar.support.listen import body_of, key_in, models_of, object_in, quiet_
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools holds headers without end
-
 MOST_CONNECTIONS = 64  # of a program behind walls: it is not to take the descriptors of the run
 
 
