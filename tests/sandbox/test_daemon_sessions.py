@@ -205,6 +205,18 @@ def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
         assert own.cell("between", number, "x").value == "1"
 
 
+def test_a_cell_that_others_kept_from_beginning_is_interrupted_once_it_has_begun(own: Daemon) -> None:
+    own.cell("late", 1, "x = 1")
+    (process,) = own.programs()
+    process.suspend()
+    number = own.submit("while True: pass", session="late", cell=2, wall_seconds=0.2)
+    time.sleep(0.5)  # its first interrupt has been sent
+    process.resume()
+    response = own.answer(number)
+    assert (response.outcome, response.state_lost) == ("wall_timeout", False), response
+    assert own.cell("late", 3, "x").value == "1"
+
+
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [

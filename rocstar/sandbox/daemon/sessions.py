@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from rocstar.sandbox.daemon.pool import Pools
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
+MAX_INTERRUPTS = 3
+FELT_SECONDS = 0.1  # of CPU: a cell that got less before or after its interrupt may not have felt it
 SWEEP_PAUSE = 0.001  # for what was killed to die
 OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's, which its own process sets
 MAX_PRELOADED_BYTES = 2**31  # copied beside what a session may use itself
@@ -97,11 +99,11 @@ class CellRun(RunningCall):
     """The cell has reported; what it has started is still being killed."""
 
     def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
-        super().__init__(call, worker, ((self.interrupt, INTERRUPT_SECONDS), (worker.stop, grace)), done)
+        super().__init__(call, worker, self.endings(grace), done)
 
     def start(self, pipes: Pipes, payload: Payload) -> None:
         limits = self.call.limits
-        self.own_cpu_before = watch.cpu_seconds(self.find_notebook())
+        self.own_cpu_before = self.own_cpu()
         self.cpu_before = watch.cpu_seconds(self.notebook, with_children=True)
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
@@ -113,6 +115,21 @@ class CellRun(RunningCall):
         self.notebook = self.notebook or next(iter(watch.children(self.worker.process)), 0)
         return self.notebook
 
+    def endings(self, grace: float) -> Iterator[tuple[Callable[[], None], float]]:
+        """Interrupt it, and kill its process a second later. It is interrupted again where others had the CPU, lest a
+        session lose its state by what computes beside it: a notebook that waits for a CPU may get its interrupt before
+        it begins the cell, where it does nothing, or have no time to end the cell."""
+        spent = [self.own_cpu_before, self.own_cpu()]
+        for _ in range(MAX_INTERRUPTS):
+            yield self.interrupt, INTERRUPT_SECONDS
+            spent.append(self.own_cpu())
+            if min(spent[-1] - spent[-2], spent[-2] - spent[-3]) > FELT_SECONDS:
+                break
+        yield self.worker.stop, grace
+
+    def own_cpu(self) -> float:
+        return watch.cpu_seconds(self.find_notebook())
+
     def interrupt(self) -> None:
         if self.find_notebook():
             with suppress(OSError):
@@ -123,8 +140,7 @@ class CellRun(RunningCall):
             super().stop(reason)
 
     def has_overspent(self) -> bool:
-        spent = watch.cpu_seconds(self.find_notebook()) - self.own_cpu_before
-        return spent > self.call.limits.cpu_seconds + OVERSPENT_SECONDS
+        return self.own_cpu() - self.own_cpu_before > self.call.limits.cpu_seconds + OVERSPENT_SECONDS
 
     def on_read(self) -> None:
         super().on_read()

@@ -18,7 +18,7 @@ import termios
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -289,7 +289,7 @@ class RunningCall:
         self,
         call: Call,
         worker: Worker,
-        measures: tuple[tuple[Callable[[], None], float], ...],
+        measures: Iterable[tuple[Callable[[], None], float]],
         done: Callable[[Response | None], None],
     ) -> None:
         """done: called once with the answer, or with None when nothing was run and another slot should be tried."""
