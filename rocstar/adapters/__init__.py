@@ -4,7 +4,6 @@
     trl.py           Python as an environment and as a tool of TRL's GRPOTrainer, and a GRPOTrainer with RoC
     verl.py          Python as a tool of verl, and RoC as a filter of its batches
     inspect_ai.py    `sandbox="rocstar"` of an inspect_ai task (inside.py is what it sends into the sandbox)
-    inspect_logs.py  an inspect_ai log as a kept evaluation, which `rocstar view` opens
 
 Nothing in rocstar imports these. docs/adapters.md says which versions were tried and what is not supported.
 """

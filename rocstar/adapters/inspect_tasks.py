@@ -22,10 +22,10 @@ from inspect_ai.util._store import init_subtask_store
 from pydantic import BaseModel
 
 from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of, options_in, source_of
-from rocstar.adapters.inspect_logs import number_of, text_of_input
 from rocstar.agents.agent import Client
 from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError
+from rocstar.record.messages import mark_of
 from rocstar.run.tasks import checked_options
 from rocstar.support.plugins import load, own_code
 from rocstar.types import Problem, problem_id
@@ -75,7 +75,10 @@ async def solve(problem: Problem, client: Client) -> float:
         solvers = task.setup if isinstance(task.setup, list) else [task.setup] if task.setup else []
         state = await chain([*solvers, task.solver])(state, generate)
         score = await task.scorer[0](state, state.target)
-        return as_reward(number_of(score.value if score else None))
+        value = score.value if score else None
+        if (reward := mark_of(value)) is None:
+            raise ValueError(f"the score {value!r:.60} is no number or letter")
+        return as_reward(reward)
 
 
 @functools.lru_cache(maxsize=4)
@@ -100,4 +103,5 @@ def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
 
 def _text(sample: Sample) -> str:
     """Its input and its choices."""
-    return "\n\n".join((text_of_input(sample.input), *(sample.choices or ())))
+    asked = [sample.input] if isinstance(sample.input, str) else [message.text for message in sample.input]
+    return "\n\n".join((*asked, *(sample.choices or ())))

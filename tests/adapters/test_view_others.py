@@ -10,14 +10,72 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL has an environment of its own: scripts/adapters_env")
 
-from inspect_ai.log import read_eval_log, write_eval_log
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import read_eval_log, recompute_metrics, write_eval_log
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import Score, Target, match, mean, scorer
+from inspect_ai.solver import TaskState, generate, use_tools
+from inspect_ai.tool import Tool, ToolError, tool
 
+from rocstar.cli import main as cli
 from rocstar.record.rollouts import read_table
 from tests.adapters.test_dumps import asked, dumper_of_verl, model, trained  # noqa: F401
-from tests.adapters.test_inspect_logs import LONG, called, log_of, partly, said
+from tests.view.recorded import add_step, create
 from tests.view.test_others import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SUMS = [Sample(id="2+3", input="2 + 3?", target="5"), Sample(id="hostile", input="<b>4 + 4?</b>", target="8")]
+LONG = "<script>alert(1)</script>\u202e" + "x" * 5000  # inspect_ai keeps long texts apart from the messages
+
+
+@tool
+def calculator() -> Tool:
+    async def execute(expression: str) -> str:
+        """Evaluate.
+
+        Args:
+            expression: What.
+        """
+        if "/" in expression:
+            raise ToolError("no division here")
+        return expression + " is some number"
+
+    return execute
+
+
+@scorer(metrics=[mean()])
+def partly() -> Any:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=0.5 if "8" in state.output.completion else 1.0)
+
+    return score
+
+
+def said(text: str) -> ModelOutput:
+    return spent(ModelOutput.from_content("mockllm/model", text))
+
+
+def called(expression: str) -> ModelOutput:
+    return spent(ModelOutput.for_tool_call("mockllm/model", "calculator", {"expression": expression}))
+
+
+def spent(output: ModelOutput) -> ModelOutput:
+    output.usage = ModelUsage(output_tokens=7)
+    return output
+
+
+def log_of(folder: Path, outputs: list[ModelOutput], *scorers: Any, epochs: int = 2) -> Path:
+    (log,) = eval(
+        Task(dataset=SUMS, solver=[use_tools(calculator()), generate()], scorer=list(scorers) or match()),
+        model=get_model("mockllm/model", custom_outputs=outputs),
+        epochs=epochs,
+        max_samples=1,
+        display="none",
+        log_dir=str(folder / "logs"),
+        fail_on_error=False,
+    )
+    return Path(log.location.removeprefix("file://"))
 
 
 def short(completions: list[Any], **columns: Any) -> list[float]:
@@ -86,3 +144,20 @@ def test_partial_marks_and_broken_samples_of_inspect(tmp_path: Path) -> None:
     with opened(log_of(tmp_path / "b", [said("5")], epochs=1), tmp_path / "b") as page:
         (broken,) = page.rows(fault="yes")
         assert "ran out of values" in broken["fault"] and broken["reward"] is None
+
+
+def test_what_runs_export_writes_for_inspect_is_read_by_it_and_by_the_page(tmp_path: Path) -> None:
+    run, written = create(tmp_path / "runs"), tmp_path / "out.json"
+    add_step(run, 1)
+    assert cli.run(["runs", "export", str(run.path), "--format", "inspect", "--out", str(written)]) == 0
+    log = read_eval_log(str(written))
+    (given,) = log.results.scores if log.results else ()
+    mine = {name: metric.value for name, metric in given.metrics.items()}
+    recompute_metrics(log)  # by inspect_ai's own metrics
+    (theirs,) = log.results.scores if log.results else ()
+    assert mine == {name: pytest.approx(metric.value) for name, metric in theirs.metrics.items()}
+    assert log.samples and all(sample.messages[0].text == sample.input for sample in log.samples)
+    ours = [row for file in run.path.glob("rollouts/*.parquet") for row in read_table(file).to_pylist()]
+    with opened(written, tmp_path) as page:
+        told = sorted((row["problem_id"].partition("@")[0], row["calls"] or 0) for row in page.rows())
+    assert told == sorted((row["problem_id"], row["calls"] or 0) for row in ours)

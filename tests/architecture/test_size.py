@@ -14,11 +14,11 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2343, 18),
+    "adapters": (2112, 17),
     "agents": (1113, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3450, 23),
+    "cli": (3432, 23),
     "cluster": (782, 8),
     "config": (2133, 11),
     "data": (4637, 24),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 597, 4178
+CLASSES, FUNCTIONS = 597, 4163
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_888, "tests/**/*.py": 49_304}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_888, "tests/**/*.py": 49_116}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

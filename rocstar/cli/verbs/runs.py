@@ -344,24 +344,6 @@ def export(
     print(f"{count} attempts in {path}")
 
 
-@app.command(name="import")
-def import_log(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A log of inspect_ai: .eval or .json.")],
-    scorer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Whose scores are verdicts; default: the first.", show_default=False),
-    ] = None,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Keep a log of inspect_ai as an evaluation, so that `rocstar view` shows it. Needs inspect_ai.
-
-    Example: rocstar runs import logs/2026-01-01_gsm8k.eval"""
-    need("data")
-    from rocstar.adapters.inspect_logs import import_log as carry_out
-
-    print(carry_out(file, runs, scorer=scorer))
-
-
 def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     """The files of a run or an evaluation that hold attempts. Raises ConfigError and DataError."""
     from rocstar.analysis.sources import find_source
