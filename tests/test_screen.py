@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.cli import main as cli
 from rocstar.support.pace import time_left
 from rocstar.support.screen import STEP_LINE, Screen, plural, share, small, step_line, transcript
 
@@ -237,6 +238,25 @@ def test_the_last_table_shows_before_after_intervals_seconds_and_a_transcript() 
     ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J \u202eevil"
+
+
+def test_nothing_that_a_model_or_a_program_says_steers_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    screen, progress, results = screens(Terminal())
+    screen.note(STEERING)
+    failed = {"name": "tiny", "state": "failed", "reason": STEERING, "step": 3}
+    shown = {"before": {"question": "4?", "text": STEERING, "verdict": "wrong"}}
+    screen.summary({**failed, "summary": {"accuracy_before": None}, "transcripts": shown})
+    assert cli.run(["runs", "show", STEERING]) != 0
+    told = (progress.getvalue(), results.getvalue(), capsys.readouterr().err)
+    assert [
+        text for text in told if "evil" not in text or "\x1b]" in text or "\x1b[2J" in text or "\u202e" in text
+    ] == []
 
 
 def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:

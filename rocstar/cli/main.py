@@ -43,7 +43,7 @@ from rocstar.cli.verbs import (
 from rocstar.cli.verbs import runs as run_verbs
 from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
 from rocstar.errors import ConfigError
-from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need, visible
 from rocstar.support.signals import answered
 from rocstar.support.threads import quiet_torch
 
@@ -123,7 +123,7 @@ def run(arguments: list[str]) -> int:
         told = failure(error)
         if told is None or show_traceback:
             raise
-        print(f"rocstar: {told[1]}", file=sys.stderr)
+        print(f"rocstar: {visible(told[1])}", file=sys.stderr)
         return told[0]
     return code
 

@@ -15,7 +15,6 @@ import csv
 import json
 import os
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -31,6 +30,7 @@ from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
 from rocstar.record.rollouts import result_of, without_end
+from rocstar.support.exits import visible
 from rocstar.types import ToolResult
 
 FACTS = (
@@ -358,17 +358,6 @@ HEAD = f"""<!doctype html>
 def text(value: Any) -> str:
     """Any text as text: nothing of it is markup."""
     return escape(visible(str(value)))
-
-
-def visible(value: str) -> str:
-    """Control and direction characters spelled out, so that none of them steers a screen."""
-    return "".join(_shown(character) for character in value)
-
-
-def _shown(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
-        return character
-    return f"\\u{ord(character):04x}"
 
 
 def _attempt(facts: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:

@@ -14,13 +14,13 @@ from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
-from rocstar.record.formats import visible
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import AnswerEnded, Event, Ran, Words, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
 from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
+from rocstar.support.exits import visible
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
@@ -56,7 +56,7 @@ async def questions(talking: _Conversation, prompt: str | None, question: Callab
         return
     while asked := await question():
         if COMMAND.fullmatch(asked):
-            print(f"{asked} is no question, and there are no commands; an empty line ends", file=sys.stderr)
+            print(f"{visible(asked)} is no question, and there are no commands; an empty line ends", file=sys.stderr)
         else:
             await talking.ask(asked)
 
@@ -127,7 +127,7 @@ class _Told:
             return
         self._show("\n")
         if trajectory.fault is not None:
-            print(f"no answer: {trajectory.fault}", file=sys.stderr)
+            print(visible(f"no answer: {trajectory.fault}"), file=sys.stderr)
         elif trajectory.stop is not Stop.ANSWERED:
             size = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
             print(f"(cut after {size} tokens of its own: {ENDS[trajectory.stop]})", file=sys.stderr)

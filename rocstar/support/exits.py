@@ -1,4 +1,5 @@
-"""How a failure is told on the command line: its exit code and one sentence. Bugs of ours are told by their traceback.
+"""How a failure is told on the command line: its exit code and one sentence, which steers no terminal. Bugs of ours are
+told by their traceback.
 
 Not here: the sentences of our own errors, which are written where they are raised.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +41,17 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+
+
+def visible(text: str) -> str:
+    """Control and direction characters spelled out: what a model, a program or a file says steers no terminal."""
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
+        return character
+    return f"\\u{ord(character):04x}"
 
 
 def failure(error: Exception) -> tuple[int, str] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
+from rocstar.support.exits import visible
 from rocstar.support.pace import Pace, time_left
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Screen:
             self._tell(sentence)
 
     def _tell(self, sentence: str) -> None:
+        sentence = visible(sentence)
         with self._lock:
             if self._live:
                 self._live.console.print(sentence, markup=False, highlight=False)
@@ -292,7 +294,8 @@ class Screen:
         width = None if self._results.isatty() else PIPE_COLUMNS
         console = Console(file=self._results, highlight=False, markup=False, width=width)
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))  # a transcript keeps its lines
+            is_text = isinstance(part, str)
+            console.print(visible(part) if is_text else part, soft_wrap=is_text)  # a transcript keeps its lines
 
 
 def is_live(stream: TextIO) -> bool:

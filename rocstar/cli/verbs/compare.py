@@ -99,7 +99,7 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _start(question: str) -> str:
-    from rocstar.record.formats import visible
+    from rocstar.support.exits import visible
 
     text = visible(" ".join(question.split()))
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."

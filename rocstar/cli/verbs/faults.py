@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json
-from rocstar.support.exits import FAILED, OK
+from rocstar.support.exits import FAILED, OK, visible
 from rocstar.support.signals import terminated_as_interrupted
 
 
@@ -46,6 +46,6 @@ def faults(
             print(f"{name:32} {one.rewarded:8} {one.shown:5} {one.lost:5} {one.run}")
         for one in found:
             if one.words and (one.lost or one.run == "halted" or not one.as_promised):
-                print(f"{one.fault}: {one.words}")
+                print(visible(f"{one.fault}: {one.words}"))
         print(f"{kept} of {len(found)} faults were handled as promised")
     raise typer.Exit(OK if kept == len(found) else FAILED)

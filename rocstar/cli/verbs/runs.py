@@ -292,7 +292,7 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.call_errors import failures
-    from rocstar.record.formats import visible
+    from rocstar.support.exits import visible
 
     errors = ", ".join(failures(row["turns"]))
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
@@ -308,7 +308,8 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _whole(row: Mapping[str, Any], origin: Origin) -> str:
-    from rocstar.record.formats import as_written, visible
+    from rocstar.record.formats import as_written
+    from rocstar.support.exits import visible
 
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
     return "\n".join((_line(row), *said, ""))
