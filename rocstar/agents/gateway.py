@@ -64,7 +64,7 @@ class Gateway:
             del self._attempts[key]
             if not self._attempts:
                 self._server.should_exit = self._server.force_exit = True
-                await self._serving
+                await asyncio.shield(self._serving)  # one that is cancelled here would leave the address listening
 
     async def listen(self, place: socket.socket) -> asyncio.Server:
         """Answer there too, while an attempt is under way; further connections than MOST_CONNECTIONS are closed, for

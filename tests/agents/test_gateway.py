@@ -293,3 +293,25 @@ async def test_the_address_is_there_while_attempts_are() -> None:
     async with gateway.opened(one) as again:
         assert again != key
     await asyncio.sleep(0)
+
+
+async def test_an_attempt_that_is_cancelled_as_it_ends_leaves_no_address_behind() -> None:
+    gateway, entered, ends = Gateway(), asyncio.Event(), asyncio.Event()
+
+    async def use() -> None:
+        async with gateway.opened(attempt(Told([]))), httpx.AsyncClient() as http:
+            await http.get(f"{gateway.origin}/v1/models")
+            entered.set()
+            await ends.wait()
+
+    using = asyncio.create_task(use())
+    await entered.wait()
+    ends.set()
+    for _ in range(20):  # somewhere among these it waits for the address to close
+        await asyncio.sleep(0)
+        using.cancel()
+    await asyncio.wait([using])
+    async with asyncio.timeout(30), httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError):
+            while True:
+                await http.get(f"{gateway.origin}/v1/models")
