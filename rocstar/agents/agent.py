@@ -34,7 +34,7 @@ from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import walled
-from rocstar.support.plugins import begun_in_thread, check_call, is_reference, load, raised_by
+from rocstar.support.plugins import begun_in_thread, check_call, is_function, load, raised_by
 from rocstar.support.processes import run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
@@ -160,7 +160,7 @@ def agent_named(
     a function that is not async. right_above: a larger reward of it is RIGHT. reads: what a program behind walls may
     read; None: it has none. Raises ConfigError."""
     said = f"rollout.agent = {reference!r}"
-    if is_reference(reference) and " " not in reference.strip():
+    if is_function(reference):
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=said)
         bound = None if inspect.iscoroutinefunction(function) else at_once

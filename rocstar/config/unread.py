@@ -15,7 +15,7 @@ from rocstar.config.complaint import Layer, Override
 from rocstar.config.sections import Recipe, RlStage, Stage, TaskSection
 from rocstar.config.tree import Keys, holds
 from rocstar.errors import ConfigError
-from rocstar.support.plugins import is_reference
+from rocstar.support.plugins import is_function, is_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ RULES = (
     Rule(
         "rollout.agent_walls rollout.agent_reads",
         "rollout.agent",
-        lambda it: it is None or (is_reference(it) and " " not in it.strip()),
+        lambda it: it is None or is_function(it),
     ),
     Rule("rollout.agent_reads", "rollout.agent_walls", lambda it: not it),
     Rule("rollout.max_parallel_calls", "rollout.agent", lambda it: it is not None),

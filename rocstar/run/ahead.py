@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from rocstar.protocols import Environment, Reply, ResumableEnvironment
 from rocstar.rollout.carry import RolledStep
-from rocstar.rollout.collect import AttemptMaker, Roller
+from rocstar.rollout.collect import Roller
 from rocstar.support.pace import time_left
 from rocstar.support.watch import Watch
-from rocstar.types import Completion, Problem, Sampling, Trajectory, Turn
+from rocstar.types import Problem, Sampling, Trajectory
 
 Waiting = Callable[[int], AbstractContextManager[None]]
 
@@ -99,16 +98,15 @@ async def steps_ahead(
 
 
 class Attempts:
-    """The attempts of a step, counted by their environments, or as an agent ends them."""
+    """The attempts of a step, counted as they end."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = self.calls = 0
 
     def counted(self, roller: Roller) -> Roller:
-        """The same, whose attempts count their calls and ends here."""
-        agent = roller.agent and _CountedAgent(roller.agent, self)
-        return replace(roller, environment=lambda *given: _Counted(roller.environment(*given), self), agent=agent)
+        """The same, whose attempts are counted here as they end, with their calls."""
+        return CountedRoller(count=self, **{field.name: getattr(roller, field.name) for field in fields(roller)})
 
     def told(self, seconds: float, tokens: int, expected: float | None) -> str:
         """How far they are, in words, after so many seconds, in which engines wrote so many tokens. expected: seconds
@@ -147,46 +145,24 @@ class RolloutProgress:
         self._seconds = time.monotonic() - began
 
 
-class _Counted:
-    """An environment that is counted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRoller(Roller):
+    """Counts its attempts as they end."""
 
-    def __init__(self, inner: Environment, attempts: Attempts) -> None:
-        self._inner, self._attempts = inner, attempts
-        self._open = True
+    count: Attempts
 
-    def opening(self) -> tuple[int, ...]:
-        return self._inner.opening()
-
-    def budget(self) -> int:
-        return self._inner.budget()
-
-    async def reply(self, completion: Completion) -> Reply:
-        reply = await self._inner.reply(completion)
-        self._attempts.calls += len(reply.results)
-        return reply
-
-    async def again(self, turns: Sequence[Turn]) -> None:
-        assert isinstance(self._inner, ResumableEnvironment)
-        self._attempts.total += 1  # beside the part that was done
-        await self._inner.again(turns)
-
-    async def close(self) -> None:
-        self._attempts.done += self._open  # it may be closed twice
-        self._open = False
-        await self._inner.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedAgent:
-    """An agent whose attempts are counted."""
-
-    inner: AttemptMaker
-    attempts: Attempts
-
-    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        made = await self.inner.attempt(roller, problem, index, sampling)
-        self.attempts.done += 1
-        self.attempts.calls += sum(len(turn.results) for turn in made.turns)
+    async def attempt(
+        self,
+        problem: Problem,
+        index: int,
+        sampling: Sampling,
+        before: Trajectory | None = None,
+        most: int | None = None,
+    ) -> Trajectory:
+        self.count.total += before is not None  # beside the part that was done
+        made = await Roller.attempt(self, problem, index, sampling, before, most)
+        self.count.done += 1
+        self.count.calls += len(made.results) - (len(before.results) if before else 0)
         return made
 
 

@@ -14,23 +14,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.sandbox.service.core import is_loopback
+from rocstar.sandbox.service.core import is_loopback as is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-__all__ = [
-    "body_of",
-    "ended_by_signals",
-    "is_loopback",
-    "key_in",
-    "listener",
-    "models_of",
-    "object_in",
-    "quiet_server",
-    "refusal",
-    "url_of",
-]
 
 
 def listener(host: str, port: int) -> socket.socket:

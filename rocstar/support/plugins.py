@@ -36,6 +36,11 @@ def is_reference(text: str) -> bool:
     return ":" in text
 
 
+def is_function(text: str) -> bool:
+    """Whether a setting that takes a command, too, names a function of the user's own."""
+    return is_reference(text) and " " not in text.strip()
+
+
 def load(reference: str, *, folders: Sequence[PathLike] = (), setting: str = "plug-in") -> Any:
     """The callable (function or class) that `reference` names.
 

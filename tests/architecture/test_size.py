@@ -33,21 +33,21 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2932, 17),
     "rollout": (1902, 12),
-    "run": (4525, 25),
+    "run": (4501, 25),
     "sandbox": (9018, 46),
     "serving": (843, 6),
-    "support": (1735, 15),
+    "support": (1727, 15),
     "tools": (924, 7),
     "train": (211, 1),
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 597, 4162
+CLASSES, FUNCTIONS = 596, 4157
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_896, "tests/**/*.py": 49_158}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_896, "tests/**/*.py": 49_157}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

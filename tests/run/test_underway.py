@@ -29,11 +29,10 @@ async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else
 async def test_attempts_of_agents_are_counted_as_they_end() -> None:
     class Agent:
         async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-            return await replace(roller, agent=None).attempt(problem, index, sampling)
+            return await plain.attempt(problem, index, sampling)
 
     plain, attempts = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER])), Attempts(3)
-    agents = replace(attempts.counted(replace(plain, agent=Agent())), environment=plain.environment)
-    await agents.roll([PROBLEM], attempts=3, seed=1)
+    await attempts.counted(replace(plain, agent=Agent())).roll([PROBLEM], attempts=3, seed=1)
     assert (attempts.done, attempts.calls) == (3, 3)
 
 
