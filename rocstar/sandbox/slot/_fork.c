@@ -37,7 +37,6 @@
 
 #define CONTROL 3           /* descriptor of control in the program's process */
 #define OLD_DESCRIPTORS 256 /* a slot holds fewer, where the kernel has no close_range */
-#define FIRST_TO_KILL 1000  /* oom_score_adj of programs: the highest there is */
 
 enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
 
@@ -50,7 +49,7 @@ struct __attribute__((packed)) ended { /* channel.ENDED */
 };
 
 struct slot { /* descriptors and settings as `walls` has them; and */
-    int channel, reset, oom, ordinary;
+    int channel, reset;
     const char *workdir;
     struct stat fresh;      /* the working directory before any program */
     struct timespec opened; /* when the first program came into it, by the clock of files */
@@ -67,14 +66,6 @@ static double seconds_of(clockid_t clock)
     struct timespec time = {0};
     clock_gettime(clock, &time); /* zero where the process is gone */
     return (double)nanoseconds(time) * 1e-9;
-}
-
-static void set_oom_score(const struct slot *slot, int score)
-{
-    char text[16];
-    int size = snprintf(text, sizeof text, "%d", score);
-    if (slot->oom >= 0 && pwrite(slot->oom, text, (size_t)size, 0) < 0)
-        return; /* nothing is lost but the order */
 }
 
 /* One byte and its descriptors; ends the process when the daemon has gone. */
@@ -195,7 +186,6 @@ static PyObject *answer_calls(struct slot *slot)
         double started = seconds_of(CLOCK_MONOTONIC);
         if (!slot->kept)
             clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
-        set_oom_score(slot, FIRST_TO_KILL); /* forks inherit it: they are killed first where memory runs out */
         pid_t pid = _Fork(), number = pid ? pid : getpid();
         slot->counted = slot->counted && (slot->last == 0 || slot->last + 1 == number);
         slot->last = number;
@@ -204,7 +194,6 @@ static PyObject *answer_calls(struct slot *slot)
             _exit(1);
         if (pid == 0)
             return become_child(slot, fds);
-        set_oom_score(slot, slot->ordinary);
         for (int n = 0; n < DESCRIPTORS; n++)
             close(fds[n]);
         if (!end_call(slot, pid, started, stale, keep))
@@ -219,18 +208,15 @@ static PyObject *serve(PyObject *module, PyObject *args)
 {
     (void)module;
     struct slot slot = {.counted = true};
-    PyObject *channel, *walls, *shield;
+    PyObject *channel, *walls;
     if (!PyArg_ParseTuple(args, "OO", &channel, &walls) || (slot.channel = PyObject_AsFileDescriptor(channel)) < 0)
         return NULL;
     if (getpid() != 1) {
         PyErr_SetString(PyExc_ValueError, "only the first process of a pid namespace may serve: it kills all others");
         return NULL;
     }
-    if (!(shield = PyObject_GetAttrString(walls, "shield")))
-        return NULL;
-    args = Py_BuildValue("(NNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
-                         PyObject_GetAttrString(shield, "fd"), PyObject_GetAttrString(shield, "ordinary"));
-    if (!args || !PyArg_ParseTuple(args, "isii", &slot.reset, &slot.workdir, &slot.oom, &slot.ordinary))
+    args = Py_BuildValue("(NN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"));
+    if (!args || !PyArg_ParseTuple(args, "is", &slot.reset, &slot.workdir))
         return NULL;
     if (stat(slot.workdir, &slot.fresh) < 0)
         return PyErr_SetFromErrnoWithFilename(PyExc_OSError, slot.workdir);

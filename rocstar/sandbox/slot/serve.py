@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 
 from rocstar.sandbox.slot.channel import CONTROL, ENDED, RUN_AND_KEEP
-from rocstar.sandbox.walls.cgroups import FIRST_TO_KILL
 from rocstar.sandbox.walls.plans import Walls
 
 COARSE = 5  # CLOCK_REALTIME_COARSE: what files are dated by
@@ -22,14 +21,12 @@ def serve(channel: socket.socket, walls: Walls) -> int:
     while reusable and len((got := socket.recv_fds(channel, 1, 3))[1]) == 3:
         kind, fds, started, last = got[0], got[1], time.monotonic(), number
         opened = opened if kept else time.clock_gettime_ns(COARSE)
-        walls.shield.set(FIRST_TO_KILL)  # forks inherit it: they are killed first where memory runs out
         pid = os.fork()
         number = pid or os.getpid()
         counted = counted and (not private or last in (0, number - 1))  # else an earlier call has started processes
         stale = not counted and not kept
         if not pid:
             return os._exit(0) if stale else become_child(fds, walls.workdir)
-        walls.shield.set(walls.shield.ordinary)
         for fd in fds:
             os.close(fd)
         status, stopped, ended, own, spent, peak = await_end(pid, walls)
