@@ -60,8 +60,6 @@ class Isolation(StrEnum):
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
-    L4 = "L4"
-    """L3, and the kernel that programs see runs inside a virtual machine or another kernel."""
 
 
 class SandboxDown(Exception):
@@ -210,13 +208,6 @@ class DaemonInfo(Struct, frozen=True, kw_only=True):
     """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
     node: str = ""
     """See Response."""
-    second_kernel: str = ""
-    """What holds the kernel that programs see, by evidence: `gvisor`, `kata`, `firecracker`, `microvm`; else empty."""
-
-    @property
-    def walls(self) -> Isolation:
-        """The level of what we build ourselves, whatever is around it."""
-        return Isolation.L3 if self.isolation == Isolation.L4 else self.isolation
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -242,8 +233,6 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
     """The daemon refuses to start below this level."""
-    apart: bool = False
-    """Whether who is to be protected runs under another kernel; elsewhere a second kernel adds nothing to L3."""
     skip_plans: int = 0
     """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
     compiled: bool = True

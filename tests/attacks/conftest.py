@@ -36,6 +36,6 @@ def started(number: int, compiled: bool, *, slots: int) -> Iterator[Daemon]:
             raise
         pytest.skip(f"{plan.name} is not to be had here: {error}")
     with sandbox:
-        if sandbox.info.walls != plan.level:
-            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.walls}")
+        if sandbox.info.isolation != plan.level:
+            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.isolation}")
         yield sandbox

@@ -265,8 +265,6 @@ def test_what_is_no_frame_ends_the_connection() -> None:
 def test_it_says_why_it_does_not_serve() -> None:
     with pytest.raises(Refused, match=r"no_such_module.*install it or take it out"):
         Daemon(preload=("no_such_module",))
-    with pytest.raises(Refused, match="asks for L4"):
-        Daemon(skip_plans=2, min_isolation=Isolation.L4)
     with pytest.raises(Refused, match=r"asks for L3; permit namespaces, or lower min_isolation"):
         Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)
     with pytest.raises(Refused, match="no sandbox slot can be started here"):

@@ -45,7 +45,7 @@ SEEN = """(
 @pytest.fixture(scope="module", params=[0, 1], ids=["root", "user"])
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     with Daemon(skip_plans=request.param, slots=4) as started:
-        if started.info.walls != "L3":
+        if started.info.isolation != "L3":
             pytest.skip("sessions are forked where there are namespaces")
         yield started
 

@@ -66,7 +66,6 @@ def daemon_of(settings: Settings) -> DaemonSettings:
         slots=-(-settings.all_slots // settings.daemons),
         preload=names(settings.preload),
         min_isolation=Isolation(settings.min_isolation),
-        apart=True,
         daemons=settings.daemons,
         session_slots=settings.session_slots,
         session_idle_seconds=settings.session_idle_seconds,
