@@ -339,15 +339,12 @@ class Sessions:
     async def become(self, session: NotebookSession, snapshot: Snapshot) -> None:
         """Start a branch's process, and have it become the copy. Raises OSError and SandboxDown."""
         limits = session.limits
-        opened = [(*each,) for each in snapshot.opened]
         bounds = limits.memory_bytes, limits.processes
-        become = Become(*bounds, snapshot.folder, snapshot.umask, opened, snapshot.size, len(snapshot.steps))
+        become = Become(*bounds, snapshot.folder, snapshot.umask, snapshot.size, len(snapshot.steps))
         await self.begin(session, become, snapshot.origin.zygote)
         assert session.pipes is not None and session.worker is not None
         descriptors = snapshot.descriptors_for_one()
         try:
-            if session.pipes.unsent:
-                raise SandboxDown("the notebook has too many files open")
             channel.send_descriptors(session.pipes.control.fd, descriptors)
         finally:
             for fd in descriptors:

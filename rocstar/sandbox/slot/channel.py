@@ -113,15 +113,6 @@ class Fork(NamedTuple):
     """Wait, to be copied."""
 
 
-class Opened(NamedTuple):
-    """A file that a notebook has open."""
-
-    number: int
-    path: str
-    flags: int
-    position: int
-
-
 class Become(NamedTuple):
     """Become the copy of a notebook, in a fresh process of the same zygote."""
 
@@ -129,8 +120,6 @@ class Become(NamedTuple):
     processes: int
     folder: str
     umask: int
-    opened: list[tuple[int, str, int, int]]
-    """Each an Opened."""
     offset: int
     """Of the steps in the snapshot."""
     steps: int
