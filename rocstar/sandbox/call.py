@@ -174,7 +174,8 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: tuple[bytes, ...] = ()
     """Of a session's cell: figures it left open, as PNG, 8 MB together."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content."""
+    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content. None of a
+    program that was killed, or ended itself past its last line (`os._exit`)."""
 
     def __post_init__(self) -> None:
         kind = ServiceOutcome if self.outcome in ServiceOutcome._value2member_map_ else ProgramOutcome

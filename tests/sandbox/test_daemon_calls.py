@@ -142,9 +142,21 @@ def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) 
     assert len(large.files["f"]) == 10**7
 
 
-def test_files_come_back_from_a_program_that_was_ended(daemon: Daemon) -> None:
-    response = daemon.run(f"open('f', 'w').write('half')\n{SLEEP}", fetch=("f",), wall_seconds=0.3)
-    assert (response.outcome, response.files) == ("wall_timeout", {"f": b"half"})
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [("1 / 0", "exception"), ("raise SystemExit(3)", "exit_nonzero"), ("held = bytearray(2**33)", "memory")],
+)
+def test_files_come_back_from_a_program_that_failed_wherever_it_is_then(daemon: Daemon, end: str, outcome: str) -> None:
+    held = "held = [bytearray(2**20) for _ in range(400)]\ntry:\n    while held.append(open('f')) is None: pass"
+    code = f"import os\nopen('f', 'wb').write(b'x' * 10**7)\n{held}\nexcept OSError: os.chdir('/')\n{end}"
+    response = daemon.run(code, fetch=("f",), memory_bytes=2**29)
+    assert (response.outcome, len(response.files["f"])) == (outcome, 10**7), response
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(60)", "os.fork()"])
+def test_no_files_come_back_from_a_program_that_did_not_come_to_its_end(daemon: Daemon, end: str) -> None:
+    response = daemon.run(f"import os, time\nopen('f', 'w').write('x')\n{end}", fetch=("f",), wall_seconds=0.3)
+    assert response.files == ({"f": b"x"} if end == "os.fork()" else {})
 
 
 @pytest.mark.parametrize("which", [Daemon.slots, Daemon.zygotes], ids=["slot", "zygote"])

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.sandbox.slot import channel
-from tests.sandbox.driver import needs_empty_folder
 from tests.sandbox.slots import Slot, Zygote, zygote
 
 LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
@@ -60,13 +58,6 @@ def test_an_untouched_directory_is_kept(slot: Slot) -> None:
     assert len({slot.code(look).stdout for _ in range(3)}) == 1
 
 
-@needs_empty_folder
-def test_a_directory_that_is_kept_shows_the_next_call_what_is_in_it(slot: Slot) -> None:
-    assert slot.code("open('f', 'w').write('kept')", channel.RUN_AND_KEEP).ended.reusable
-    assert slot.code("print(open('f').read())").stdout == "kept\n"
-    assert slot.code("import os\nprint(os.listdir('.'))").stdout == "[]\n"
-
-
 def test_a_slot_whose_directory_cannot_be_renewed_says_so_and_exits(
     slot: Slot, source: tuple[Zygote, tuple[int, ...]]
 ) -> None:
@@ -85,15 +76,6 @@ def test_a_program_that_has_started_processes_makes_the_next_call_stale(private:
     outcome = private.code("print('run')")
     assert outcome.ended.stale and not outcome.ended.reusable
     assert outcome.stdout == ""
-    assert private.is_closed()
-
-
-@needs_empty_folder
-def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
-    private.code(f"open('f', 'w').close()\n{FORK}", channel.RUN_AND_KEEP)
-    outcome = private.code("import os\nprint(os.listdir('.'))")
-    assert outcome.stdout == "['f']\n"
-    assert not outcome.ended.stale and not outcome.ended.reusable
     assert private.is_closed()
 
 

@@ -253,7 +253,7 @@ class Sessions:
             raise SandboxDown("the preloaded Python that the session began with is gone; open another session")
         worker.limit(session.limits)
         session.pipes = Pipes(worker.loop, session.limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
-        worker.start(session.pipes, channel.RUN, channel.pack(payload), partial(self.process_ended, session))
+        worker.start(session.pipes, channel.pack(payload), partial(self.process_ended, session))
 
     def run(self, session: NotebookSession, cell: Queued) -> None:
         call = cell.call

@@ -52,8 +52,7 @@ struct slot { /* descriptors and settings as `walls` has them; and */
     int channel, reset;
     const char *workdir;
     struct stat fresh;      /* the working directory before any program */
-    struct timespec opened; /* when the first program came into it, by the clock of files */
-    bool kept;              /* the last call left the directory to this one, which is ours and not a program's */
+    struct timespec opened; /* when the program came into it, by the clock of files */
     bool counted;           /* the only processes so far were forks of ours: no number tells of anything else */
     pid_t last;             /* number of the last fork */
     double children_seconds;
@@ -68,8 +67,8 @@ static double seconds_of(clockid_t clock)
     return (double)nanoseconds(time) * 1e-9;
 }
 
-/* One byte and its descriptors; ends the process when the daemon has gone. */
-static char receive(const struct slot *slot, int fds[DESCRIPTORS])
+/* The descriptors of a call; ends the process when the daemon has gone. */
+static void receive(const struct slot *slot, int fds[DESCRIPTORS])
 {
     char kind, room[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
     struct iovec part = {&kind, 1};
@@ -79,7 +78,6 @@ static char receive(const struct slot *slot, int fds[DESCRIPTORS])
     if (!extra || extra->cmsg_type != SCM_RIGHTS || extra->cmsg_len != CMSG_LEN(DESCRIPTORS * sizeof(int)))
         _exit(0);
     memcpy(fds, CMSG_DATA(extra), DESCRIPTORS * sizeof(int));
-    return kind;
 }
 
 /* In a fresh fork: nothing of the slot, and Python as it was. Control's descriptor. */
@@ -161,9 +159,9 @@ static bool renew(struct slot *slot)
 }
 
 /* Answer the call whose first process has just been forked; false: the slot can serve no other. */
-static bool end_call(struct slot *slot, pid_t pid, double started, bool stale, bool keep)
+static bool end_call(struct slot *slot, pid_t pid, double started)
 {
-    struct ended ended = {.stale = stale};
+    struct ended ended = {.stale = !slot->counted};
     const struct timespec now = {0};
     sigset_t stop;
     sigemptyset(&stop);
@@ -171,10 +169,9 @@ static bool end_call(struct slot *slot, pid_t pid, double started, bool stale, b
     await_end(&ended, pid, started);
     if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* too late: it must not end the next call */
         ended.stopped = true;
-    slot->kept = keep;
     slot->children_seconds += ended.cpu_seconds;
     ended.slot_cpu_seconds = slot->children_seconds + seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-    ended.reusable = !stale && (keep || (slot->counted && (!is_touched(slot) || renew(slot))));
+    ended.reusable = slot->counted && (!is_touched(slot) || renew(slot));
     return send(slot->channel, &ended, sizeof ended, MSG_NOSIGNAL) == sizeof ended && ended.reusable;
 }
 
@@ -182,21 +179,19 @@ static PyObject *answer_calls(struct slot *slot)
 {
     for (;;) {
         int fds[DESCRIPTORS];
-        bool keep = receive(slot, fds) == 'K';
+        receive(slot, fds);
         double started = seconds_of(CLOCK_MONOTONIC);
-        if (!slot->kept)
-            clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
+        clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
         pid_t pid = _Fork(), number = pid ? pid : getpid();
         slot->counted = slot->counted && (slot->last == 0 || slot->last + 1 == number);
         slot->last = number;
-        bool stale = !slot->counted && !slot->kept;
-        if (pid < 0 || (pid == 0 && stale))
+        if (pid < 0 || (pid == 0 && !slot->counted))
             _exit(1);
         if (pid == 0)
             return become_child(slot, fds);
         for (int n = 0; n < DESCRIPTORS; n++)
             close(fds[n]);
-        if (!end_call(slot, pid, started, stale, keep))
+        if (!end_call(slot, pid, started))
             _exit(0);
     }
 }

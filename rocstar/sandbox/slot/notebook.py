@@ -99,7 +99,7 @@ class Notebook:
             os.close(packed)
             self.allow_cpu(IDLE_CPU_SECONDS)
         program.flush_all()
-        if compiled.pause(self.control, channel.report({"status": 0})):  # type: ignore[union-attr]
+        if compiled.pause(self.control, channel.report_head({"status": 0})):  # type: ignore[union-attr]
             self.base.seeder.reseed(channel.receive(self.control).seed)
             for number in signal.valid_signals():
                 if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:

@@ -56,7 +56,7 @@ class Base(NamedTuple):
 
 def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
-    status = 1
+    status, process, folder = 1, os.getpid(), os.getcwd()
     try:
         enter(base, task.seed)
         gc.freeze()  # so that what is not frozen at the end is the program's
@@ -64,8 +64,20 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
         bounds = limits(base, task.memory_bytes, task.processes)
         status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
         finish()
+        if task.fetch and os.getpid() == process:  # a fork of the program may come back here
+            send_files(task.fetch, folder, control)
     finally:
         os._exit(status)
+
+
+def send_files(paths: Sequence[str], folder: str, control: int) -> None:
+    """When the program is over. folder: the working directory, which it may have left."""
+    with suppress(OSError, ValueError):  # it has closed control, or may not have the slack
+        allow_slack()
+        os.closerange(control + 1, MOST_FILES)
+        os.chdir(folder)
+        found = files.read(paths)
+        channel.send_report(control, {"files": files.sizes(found)}, found.values())
 
 
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:

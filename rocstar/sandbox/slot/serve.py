@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 
-from rocstar.sandbox.slot.channel import CONTROL, ENDED, RUN_AND_KEEP
+from rocstar.sandbox.slot.channel import CONTROL, ENDED
 from rocstar.sandbox.walls.plans import Walls
 
 COARSE = 5  # CLOCK_REALTIME_COARSE: what files are dated by
@@ -16,27 +16,24 @@ def serve(channel: socket.socket, walls: Walls) -> int:
     """Answer requests until the channel closes, then end the process. Returns in forked processes only: the descriptor
     of control, with standard streams in place, all others closed, in the working directory; OSError if that is gone."""
     private, number, total = os.getpid() == 1, 0, 0.0
-    fresh, opened, counted, kept, reusable = times(walls.workdir), 0, True, False, True
+    fresh, counted, reusable = times(walls.workdir), True, True
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    while reusable and len((got := socket.recv_fds(channel, 1, 3))[1]) == 3:
-        kind, fds, started, last = got[0], got[1], time.monotonic(), number
-        opened = opened if kept else time.clock_gettime_ns(COARSE)
+    while reusable and len(fds := socket.recv_fds(channel, 1, 3)[1]) == 3:
+        started, opened, last = time.monotonic(), time.clock_gettime_ns(COARSE), number
         pid = os.fork()
         number = pid or os.getpid()
         counted = counted and (not private or last in (0, number - 1))  # else an earlier call has started processes
-        stale = not counted and not kept
         if not pid:
-            return os._exit(0) if stale else become_child(fds, walls.workdir)
+            return become_child(fds, walls.workdir) if counted else os._exit(0)
         for fd in fds:
             os.close(fd)
         status, stopped, ended, own, spent, peak = await_end(pid, walls)
         stopped |= signal.sigtimedwait({signal.SIGUSR1}, 0) is not None  # too late: it must not end the next call
-        kept, total = kind == RUN_AND_KEEP, total + spent
-        reusable = not stale and (kept or counted)
-        if reusable and not kept and (times(walls.workdir) != fresh or opened <= fresh[0]):  # that clock ticks coarsely
+        total, reusable = total + spent, counted
+        if reusable and (times(walls.workdir) != fresh or opened <= fresh[0]):  # that clock ticks coarsely
             reusable, fresh = walls.renew(), times(walls.workdir)
         seconds = ended - started, spent, own, total + time.process_time()
-        channel.send(ENDED.pack(status, stopped, stale, *seconds, peak, reusable))
+        channel.send(ENDED.pack(status, stopped, not counted, *seconds, peak, reusable))
     os._exit(0)
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
+from rocstar.sandbox.slot import channel, notebook, program, seeds, serve, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
 from rocstar.sandbox.walls.folders import FILE_BYTES
@@ -92,7 +92,6 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
 
 def be_program(control: int, base: Base) -> NoReturn:
     """In a process that a slot has forked: do what the payload from the daemon asks for."""
-    status = 1
     try:
         if not base.inside.private_processes:
             linux.die_with_parent(signal.SIGKILL)
@@ -103,12 +102,8 @@ def be_program(control: int, base: Base) -> NoReturn:
             notebook.main(task, control, base)
         elif isinstance(task, channel.Become):
             notebook.become(task, control, base)
-        else:
-            found = files.read(task.paths)
-            channel.send_report(control, {"files": files.sizes(found)}, found.values())
-            status = 0
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
 def load(preload: Sequence[str]) -> str:
@@ -129,7 +124,7 @@ def warm_up(base: Base) -> None:
     ours.setblocking(False)
     with ours, theirs:
         for code in tiers.rehearsal():
-            task = channel.Program(code, "", {}, 0, 1.0, 2**29, 1000, 16)
+            task = channel.Program(code, "", {}, (), 0, 1.0, 2**29, 1000, 16)
             ours.sendall(channel.pack(task))
             program.rehearse(theirs.fileno(), base)
             with suppress(BlockingIOError):  # it had nothing to report
