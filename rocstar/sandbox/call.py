@@ -205,8 +205,6 @@ class DaemonInfo(Struct, frozen=True, kw_only=True):
     """Modules the operator asked to be imported before forking."""
     tiers: tuple[str, ...] = ()
     """Sets of preloaded modules a program may be started from; those not needed yet are not up."""
-    fork_path: str = "python"
-    """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
     node: str = ""
     """See Response."""
 
@@ -236,8 +234,6 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """The daemon refuses to start below this level."""
     skip_plans: int = 0
     """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
-    compiled: bool = True
-    """Whether slots may run the compiled loop."""
     groups: bool = True
     """Whether control groups may be used."""
     grace_seconds: float = 5.0

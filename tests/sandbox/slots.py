@@ -63,9 +63,9 @@ class Slot:
 class Zygote:
     """Our end of a zygote's command socket."""
 
-    def __init__(self, workdirs: str, preload: tuple[str, ...] = (), compiled: bool = True) -> None:
+    def __init__(self, workdirs: str, preload: tuple[str, ...] = ()) -> None:
         self.workdirs = workdirs
-        settings = {"preload": list(preload), "workdirs": workdirs, "compiled": compiled}
+        settings = {"preload": list(preload), "workdirs": workdirs}
         self.commands, self.process = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
         self.commands.settimeout(SECONDS)
         self.hello: dict[str, Any] = json.loads(self.commands.recv(65536))

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -284,9 +283,9 @@ def test_it_says_why_it_does_not_serve() -> None:
 
 
 def test_hello_says_what_it_is() -> None:
-    with Daemon(slots=3, preload=("numpy",), node="here", compiled=False) as daemon:
+    with Daemon(slots=3, preload=("numpy",), node="here") as daemon:
         info = daemon.info
-    assert (info.slots, info.preload, info.node, info.fork_path) == (3, ("numpy",), "here", "python")
+    assert (info.slots, info.preload, info.node) == (3, ("numpy",), "here")
     assert info.tiers[:2] == ("bare", "preload")
 
 
@@ -356,11 +355,10 @@ def programs() -> dict[str, tuple[dict[str, Any], dict[str, Any], str]]:
 PROGRAMS = programs()
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
+@pytest.fixture(scope="module", params=[0, 2], ids=["L3", "L2"])
 def answers(request: pytest.FixtureRequest) -> Iterator[dict[str, Response]]:
     """Of all of them, run beside each other."""
-    with Daemon(compiled=request.param) as daemon:
-        assert daemon.info.fork_path == ("c" if request.param and find_spec("rocstar.sandbox.slot._fork") else "python")
+    with Daemon(skip_plans=request.param) as daemon:
         numbers = {name: daemon.submit(code, **limits) for name, (limits, _, code) in PROGRAMS.items()}
         told = {name: daemon.answer(number) for name, number in numbers.items()}
         again = {name for name, response in told.items() if is_starved(response)}

@@ -282,11 +282,10 @@ def test_a_refused_fork_ends_no_session() -> None:
         assert daemon.frame(daemon.submit("x", session="idle", cell=2)).kind is FrameKind.LOST
 
 
-def test_sessions_are_not_forked_without_namespaces_or_the_compiled_loop() -> None:
-    for settings in ({"skip_plans": 2}, {"compiled": False}):
-        with Daemon(**settings) as daemon:
-            begin(daemon, "l", "x = 1")
-            assert "namespaces" in fork(daemon, "l", "l.1").message and value(daemon, "l", "x") == "1"
+def test_sessions_are_not_forked_without_namespaces() -> None:
+    with Daemon(skip_plans=2) as daemon:
+        begin(daemon, "l", "x = 1")
+        assert "namespaces" in fork(daemon, "l", "l.1").message and value(daemon, "l", "x") == "1"
 
 
 async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:

@@ -1,31 +1,31 @@
-"""The contract of `serve`, over the compiled loop and its Python twin: what `test_truth` and the attacks,
-which run over both as well, do not show."""
+"""The contract of a slot's loop, with a pid namespace and without: what other tests and the attacks do not show."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rocstar.sandbox.slot import _fork  # type: ignore[attr-defined]
+from rocstar.sandbox.slot.zygote import LOOP, load
+from rocstar.sandbox.walls.plans import Inside, Walls
 from tests.sandbox.slots import Slot, Zygote, zygote
 
-LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
-"""Whether it is the compiled one, and the plans under which it runs."""
+LOOPS = {"private": (0, 1), "without a pid namespace": (2, 3)}
+"""The plans under which it runs."""
 FORK = "import os\nif os.fork() == 0: os._exit(0)\nos.wait()"
 
 
 @pytest.fixture(scope="module", params=LOOPS)
 def source(request: pytest.FixtureRequest) -> Iterator[tuple[Zygote, tuple[int, ...]]]:
-    compiled, plans = LOOPS[request.param]
-    with zygote(compiled=compiled) as started:
-        if compiled and started.hello["fork_path"] != "c":
-            pytest.skip("the compiled part was not built")
-        yield started, plans
+    with zygote() as started:
+        yield started, LOOPS[request.param]
 
 
 @pytest.fixture
@@ -97,7 +97,12 @@ def test_it_ends_with_its_channel_and_holds_no_descriptor_of_calls(slot: Slot) -
     assert slot.is_closed()
 
 
-def test_the_compiled_loop_refuses_to_run_where_it_would_kill_others() -> None:
-    compiled = pytest.importorskip("rocstar.sandbox.slot._fork")
+def test_the_loop_refuses_to_run_where_it_would_kill_others() -> None:
+    walls = Walls(0, 0, -1, "/", Inside(None, True))
     with pytest.raises(ValueError, match="first process of a pid namespace"):
-        compiled.serve(socket.socketpair()[0], None)
+        _fork.serve(socket.socketpair()[0], walls)
+
+
+def test_where_the_loop_was_not_compiled_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, LOOP, None)
+    assert "install a C compiler and Python's headers, then install rocstar again" in load(())

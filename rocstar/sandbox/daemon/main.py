@@ -121,7 +121,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     pools = Pools(settings, workdirs, groups)
     try:
         bare = await pools.start(plans.PLANS[settings.skip_plans :])
-        info = checked_info(pools, bare, await failed_probes(pools, bare))
+        info = checked_info(pools, await failed_probes(pools, bare))
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
@@ -158,7 +158,7 @@ async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
 
 
-def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...]) -> DaemonInfo:
+def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
     settings = pools.settings
     level, asked = Isolation(pools.plan.level), settings.min_isolation
@@ -175,6 +175,5 @@ def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...]) -> DaemonInf
         slots=settings.slots,
         preload=settings.preload,
         tiers=tuple(tier.name for tier in pools.order),
-        fork_path=bare.fork_path,
         node=settings.node or socket.gethostname(),
     )

@@ -307,7 +307,7 @@ class Sessions:
         if worker is None or pipes is None:
             raise Unforkable("the session has run no cell yet; run one, or open several sessions")
         if worker.origin is None:
-            raise Unforkable("sessions are forked where slots have namespaces (L3) and run the compiled loop only")
+            raise Unforkable("sessions are forked where slots have namespaces (L3), with glibc, only")
         with Snapshot(session.notebook, worker.origin) as snapshot:
             if session.notebook not in watch.children(worker.process):  # else it is another's process by now
                 raise SandboxDown("its process is gone")

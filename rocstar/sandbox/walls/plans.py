@@ -97,15 +97,6 @@ class Walls(NamedTuple):
         os.write(self.reset, RENEW)
         return os.read(self.reset, 1) == RENEWED
 
-    def kill_all(self, pid: int) -> None:
-        """Kill the program whose first process is `pid`, and everything it started."""
-        if self.inside.private_processes:
-            kill_quietly(-1)
-        else:
-            with suppress(ProcessLookupError):  # ended, or it has not made its group yet
-                os.killpg(pid, signal.SIGKILL)
-            kill_children(self.children)
-
 
 def kill_quietly(pid: int) -> None:
     with suppress(ProcessLookupError):  # it has ended already
