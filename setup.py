@@ -7,7 +7,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-# Optional: without a compiler the sandbox forks from Python, slower, and says so (docs/sandbox.md).
+# Optional, so that all else can be installed without a compiler: the sandbox then says what to install.
 FORK = Extension(
     "rocstar.sandbox.slot._fork",
     ["rocstar/sandbox/slot/_fork.c"],

@@ -36,10 +36,6 @@ EXPECTED = {"W1": "2\n", "W2": "1.0\n", "W3": "-sin(1)*cos(1)/2 + 1/2\n"}
 CALLS = {"W1": 400, "W2": 200, "W3": 30}
 FRESH_CALLS = {"W1": 20, "W2": 8, "W3": 4}
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-VARIANTS = {
-    "": {"compiled": True},
-    ", without compiler": {"compiled": False},
-}
 LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
 Contestant = Callable[[str], float]
@@ -52,9 +48,9 @@ Rows = dict[str, dict[str, float]]
 class Sandbox(Worker):
     """A contestant: the sandbox of a checkout, in a process that imports that checkout's rocstar (`served`)."""
 
-    def __init__(self, checkout: str, settings: dict[str, bool]) -> None:
+    def __init__(self, checkout: str) -> None:
         outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [sys.executable, __file__, "--worker", checkout, json.dumps(settings)]
+        command = [sys.executable, __file__, "--worker", checkout]
         super().__init__(command, cwd="/", env=outside)
         self.info: dict[str, str] = json.loads(self.line())
 
@@ -78,13 +74,12 @@ class Sandbox(Worker):
         return found
 
 
-def client_of(compiled: bool) -> Any:
+def client() -> Any:
     """A client not yet started."""
     from rocstar.sandbox.call import DaemonSettings, Isolation
     from rocstar.sandbox.client.client import SandboxClient
 
-    settings = DaemonSettings(slots=2, preload=(), compiled=compiled, min_isolation=Isolation.L1)
-    return SandboxClient(settings)
+    return SandboxClient(DaemonSettings(slots=2, preload=(), min_isolation=Isolation.L1))
 
 
 async def run_calls(client: Any, workload: str, calls: int) -> None:
@@ -98,17 +93,15 @@ async def run_calls(client: Any, workload: str, calls: int) -> None:
             raise AssertionError(f"{workload} ended with {response}")
 
 
-def served(settings: str) -> None:
+def served() -> None:
     """Makes the calls of each `WORKLOAD CALLS` line on stdin, then says `done`."""
-    client = client_of(**json.loads(settings))
-    client.launch()
-    client.await_hello()
-    with client:
-        info = client.info()
-        print(json.dumps({"isolation": info.isolation, "fork_path": info.fork_path}), flush=True)
+    with client() as started:
+        started.launch()
+        started.await_hello()
+        print(json.dumps({"isolation": started.info().isolation}), flush=True)
         for line in sys.stdin:
             workload, calls = line.split()
-            asyncio.run(run_calls(client, workload, int(calls)))
+            asyncio.run(run_calls(started, workload, int(calls)))
             print("done", flush=True)
 
 
@@ -149,7 +142,7 @@ def ratios_of(seen: Costs) -> Rows:
     """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
-        **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
+        "here / against": ("here", "against"),
     }
     return {
         name: {
@@ -215,19 +208,15 @@ def main() -> None:
     arguments.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
     arguments.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
     arguments.add_argument("--loop-seconds", type=float, default=6.0)
-    arguments.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    arguments.add_argument("--worker", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.worker:
-        sys.path[0], settings = options.worker  # in place of this folder
-        served(settings)
+        sys.path[0] = options.worker  # in place of this folder
+        served()
         return
     checkouts = {"here": str(ROOT)} | ({"against": os.path.abspath(options.against)} if options.against else {})
     with ExitStack() as stack:
-        sandboxes = {
-            f"{where}{kind}": stack.enter_context(Sandbox(checkout, settings))
-            for kind, settings in VARIANTS.items()
-            for where, checkout in checkouts.items()
-        }
+        sandboxes = {where: stack.enter_context(Sandbox(checkout)) for where, checkout in checkouts.items()}
         contestants: dict[str, Contestant] = {**sandboxes, "fresh python": fresh}
         seen = compete(contestants, options.rounds)
         about = {name: each.info for name, each in sandboxes.items()}

@@ -91,7 +91,7 @@ class ToolResult:
     truncated_bytes: int = 0
     """Bytes of output that were dropped."""
     isolation: str = ""
-    """Isolation level in force (`L1` to `L4`); empty when nothing was run."""
+    """Isolation level in force (`L1` to `L3`); empty when nothing was run."""
 
     @property
     def is_error(self) -> bool:

@@ -43,7 +43,7 @@ class SandboxSection(Section):
     """Standard output and standard error of one program together."""
     processes: Count = 16
     """Processes and threads of one program that may be alive at once, the first one included."""
-    min_isolation: Literal["L1", "L2", "L3", "L4"] = "L3"
+    min_isolation: Literal["L1", "L2", "L3"] = "L3"
     """The run does not start where the sandbox reaches less than this level (docs/sandbox.md)."""
 
 

@@ -60,8 +60,6 @@ class Isolation(StrEnum):
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
-    L4 = "L4"
-    """L3, and the kernel that programs see runs inside a virtual machine or another kernel."""
 
 
 class SandboxDown(Exception):
@@ -176,7 +174,8 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: tuple[bytes, ...] = ()
     """Of a session's cell: figures it left open, as PNG, 8 MB together."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content."""
+    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content. None of a
+    program that was killed, or ended itself past its last line (`os._exit`)."""
 
     def __post_init__(self) -> None:
         kind = ServiceOutcome if self.outcome in ServiceOutcome._value2member_map_ else ProgramOutcome
@@ -206,17 +205,8 @@ class DaemonInfo(Struct, frozen=True, kw_only=True):
     """Modules the operator asked to be imported before forking."""
     tiers: tuple[str, ...] = ()
     """Sets of preloaded modules a program may be started from; those not needed yet are not up."""
-    fork_path: str = "python"
-    """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
     node: str = ""
     """See Response."""
-    second_kernel: str = ""
-    """What holds the kernel that programs see, by evidence: `gvisor`, `kata`, `firecracker`, `microvm`; else empty."""
-
-    @property
-    def walls(self) -> Isolation:
-        """The level of what we build ourselves, whatever is around it."""
-        return Isolation.L3 if self.isolation == Isolation.L4 else self.isolation
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -242,12 +232,8 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
     """The daemon refuses to start below this level."""
-    apart: bool = False
-    """Whether who is to be protected runs under another kernel; elsewhere a second kernel adds nothing to L3."""
     skip_plans: int = 0
     """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
-    compiled: bool = True
-    """Whether slots may run the compiled loop."""
     groups: bool = True
     """Whether control groups may be used."""
     grace_seconds: float = 5.0

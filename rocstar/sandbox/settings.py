@@ -10,10 +10,10 @@ from typing import Annotated
 
 from typer import Option
 
-ISOLATION = ("L1", "L2", "L3", "L4")  # of `call.Isolation`, what may be asked for there
+ISOLATION = ("L1", "L2", "L3")  # of `call.Isolation`, what may be asked for there
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 
-MinIsolation = Annotated[str, Option(metavar="L1|L2|L3|L4", help="Refuse to start below this level.")]
+MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
     Path | None, Option(metavar="FILE", help="The service's token, first of a list; $ROCSTAR_SANDBOX_TOKEN.")
 ]

@@ -9,33 +9,32 @@ import pytest
 from rocstar.sandbox.walls.plans import PLANS
 from tests.sandbox.driver import Daemon, Refused
 
-WAYS = [*((n, True) for n in range(len(PLANS) - 1)), (0, False)]
-"""Plan, and whether slots run the compiled loop."""
-NAMES = [PLANS[n].name + ("" if compiled else "-python") for n, compiled in WAYS]
+WAYS = range(len(PLANS) - 1)
+NAMES = [PLANS[n].name for n in WAYS]
 
 
 @pytest.fixture(scope="session", params=WAYS, ids=NAMES)
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """One slot, so that a call meets whatever the one before has left."""
-    yield from started(*request.param, slots=1)
+    yield from started(request.param, slots=1)
 
 
-@pytest.fixture(scope="session", params=[0, 1, 2], ids=[PLANS[n].name for n in range(3)])
+@pytest.fixture(scope="session", params=WAYS, ids=NAMES)
 def neighbours(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Two slots, whose programs run at once."""
-    yield from started(request.param, True, slots=2)
+    yield from started(request.param, slots=2)
 
 
-def started(number: int, compiled: bool, *, slots: int) -> Iterator[Daemon]:
+def started(number: int, *, slots: int) -> Iterator[Daemon]:
     """A daemon of this plan; skips the test where it is not to be had."""
     plan = PLANS[number]
     try:
-        sandbox = Daemon(slots=slots, skip_plans=number, compiled=compiled)
+        sandbox = Daemon(slots=slots, skip_plans=number)
     except Refused as error:
         if "can be started here" not in str(error):
             raise
         pytest.skip(f"{plan.name} is not to be had here: {error}")
     with sandbox:
-        if sandbox.info.walls != plan.level:
-            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.walls}")
+        if sandbox.info.isolation != plan.level:
+            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.isolation}")
         yield sandbox

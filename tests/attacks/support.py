@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def promised(daemon: Daemon, *levels: str, without: str = "") -> None:
-    if daemon.info.walls not in levels:
-        pytest.skip(f"isolation {daemon.info.walls} does not promise this, {' and '.join(levels)} do")
+    if daemon.info.isolation not in levels:
+        pytest.skip(f"isolation {daemon.info.isolation} does not promise this, {' and '.join(levels)} do")
     if without in daemon.info.failed_probes:
         pytest.skip(f"the sandbox reports {without} here")
 

@@ -89,7 +89,7 @@ def test_its_own_slot_cannot_be_killed_stopped_or_strangled(daemon: Daemon) -> N
         "os.sched_setaffinity(os.getppid(), {0})",
         "libc.ptrace(16, os.getppid(), 0, 0)",
     ]
-    if daemon.info.walls == "L3":  # elsewhere a hole would cost whoever runs this test all their processes
+    if daemon.info.isolation == "L3":  # elsewhere a hole would cost whoever runs this test all their processes
         calls.append("os.kill(-1, 9)")
     attack(daemon, tried(*calls))
     assert daemon.slots() == before
@@ -202,7 +202,7 @@ def test_a_crash_leaves_no_core_file(daemon: Daemon) -> None:
     response = attack(daemon, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
     # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
     assert response.stdout == "(1, 1)\n"  # at 0 a program that handles cores would be started
-    assert response.signal == "SIGABRT" or (daemon.info.walls < "L3" and response.signal == "SIGSEGV")
+    assert response.signal == "SIGABRT" or (daemon.info.isolation < "L3" and response.signal == "SIGSEGV")
 
 
 def test_calls_of_the_32_bit_kind_kill_the_caller(daemon: Daemon) -> None:
@@ -263,7 +263,7 @@ print(found)
 
 def test_attributes_of_files_outside_cannot_be_read(daemon: Daemon) -> None:
     promised(daemon, "L1", "L2", "L3", without="no_seccomp")
-    if daemon.info.walls == "L3":
+    if daemon.info.isolation == "L3":
         pytest.skip("there nothing but the interpreter and system libraries is in sight")
     code = "import os, shutil, sys\nos.listxattr(sys.executable)"
     assert attack(daemon, code).exception.type == "OSError"  # type: ignore[union-attr]

@@ -112,7 +112,7 @@ PRINTED = {"sqlite": "(5850,)\n(5850,)\n"}
 def test_real_programs_do_what_they_do_elsewhere(daemon: Daemon, name: str) -> None:
     if name in ("numpy", "scipy", "pandas", "sympy", "matplotlib") and importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    if name == "multiprocessing" and daemon.info.walls < "L3":
+    if name == "multiprocessing" and daemon.info.isolation < "L3":
         pytest.skip("its semaphores need /dev/shm, which is there in L3 only")
     if name == "files and time" and "same_user" in daemon.info.failed_probes:
         pytest.skip("what copies the modes of files is refused where programs run as the user who started the sandbox")

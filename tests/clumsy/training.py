@@ -62,7 +62,7 @@ VALUES = [
     tiny("learning.advantage=gae", "'otb', 'rloo' or package.module:name"),
     tiny("resample.method=rocstar.types:Group", "should take (settings)"),
     tiny("data.source=arithmetic 'data.families=[\"gdc\"]' sft.rows_file=none", "gdc ... gcd"),
-    tiny("sandbox.min_isolation=L9", "'L9' ... 'L1', 'L2', 'L3' or 'L4'"),
+    tiny("sandbox.min_isolation=L9", "'L9' ... 'L1', 'L2' or 'L3'"),
     tiny("sandbox.memory_bytes=1000", "sandbox.memory_bytes = 1000 ... greater than or equal"),
     tiny("run.name=a/b", "run.name = 'a/b' ... letters, digits and dashes"),
     tiny("run.folder=rows.jsonl/runs", "rows.jsonl/runs ... run.folder"),

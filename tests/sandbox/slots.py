@@ -16,7 +16,7 @@ from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Ended, Program
 
 SECONDS = 60.0  # a bound on waits, not a measurement
-FIELDS: dict[str, Any] = {"stdin": "", "files": {}, "seed": 1, "cpu_seconds": 20.0, "memory_bytes": 2**30}
+FIELDS: dict[str, Any] = {"stdin": "", "files": {}, "fetch": (), "seed": 1, "cpu_seconds": 20.0, "memory_bytes": 2**30}
 
 
 class Outcome(NamedTuple):
@@ -33,12 +33,12 @@ class Slot:
         self.connection.settimeout(SECONDS)
         self.hello: dict[str, Any] = json.loads(connection.recv(65536) or b'{"problem": "it died"}')
 
-    def begin(self, code: str, kind: bytes = channel.RUN, **fields: Any) -> tuple[socket.socket, int, int]:
+    def begin(self, code: str, **fields: Any) -> tuple[socket.socket, int, int]:
         """Start a program: control, stdout, stderr."""
         program = Program(code=code, output_bytes=2**16, processes=16, **FIELDS | fields)
         ours, theirs = socket.socketpair()
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        socket.send_fds(self.connection, [kind], [out_end, err_end, theirs.fileno()])
+        socket.send_fds(self.connection, [channel.RUN], [out_end, err_end, theirs.fileno()])
         for fd in (out_end, err_end):
             os.close(fd)
         theirs.close()
@@ -49,9 +49,9 @@ class Slot:
     def ended(self) -> Ended:
         return channel.parse_ended(self.connection.recv(channel.ENDED.size))
 
-    def code(self, code: str, kind: bytes = channel.RUN, **fields: Any) -> Outcome:
+    def code(self, code: str, **fields: Any) -> Outcome:
         """Run a program that prints no more than a pipe holds; what it reports is thrown away."""
-        control, out, err = self.begin(code, kind, **fields)
+        control, out, err = self.begin(code, **fields)
         with control, open(out) as stdout, open(err) as stderr:
             return Outcome(self.ended(), stdout.read(), stderr.read())
 
@@ -63,9 +63,9 @@ class Slot:
 class Zygote:
     """Our end of a zygote's command socket."""
 
-    def __init__(self, workdirs: str, preload: tuple[str, ...] = (), compiled: bool = True) -> None:
+    def __init__(self, workdirs: str, preload: tuple[str, ...] = ()) -> None:
         self.workdirs = workdirs
-        settings = {"preload": list(preload), "workdirs": workdirs, "compiled": compiled}
+        settings = {"preload": list(preload), "workdirs": workdirs}
         self.commands, self.process = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
         self.commands.settimeout(SECONDS)
         self.hello: dict[str, Any] = json.loads(self.commands.recv(65536))

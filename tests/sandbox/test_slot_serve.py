@@ -1,33 +1,31 @@
-"""The contract of `serve`, over the compiled loop and its Python twin: what `test_truth` and the attacks,
-which run over both as well, do not show."""
+"""The contract of a slot's loop, with a pid namespace and without: what other tests and the attacks do not show."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rocstar.sandbox.slot import channel
-from tests.sandbox.driver import needs_empty_folder
+from rocstar.sandbox.slot import _fork  # type: ignore[attr-defined]
+from rocstar.sandbox.slot.zygote import LOOP, load
+from rocstar.sandbox.walls.plans import Inside, Walls
 from tests.sandbox.slots import Slot, Zygote, zygote
 
-LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
-"""Whether it is the compiled one, and the plans under which it runs."""
+LOOPS = {"private": (0, 1), "without a pid namespace": (2, 3)}
+"""The plans under which it runs."""
 FORK = "import os\nif os.fork() == 0: os._exit(0)\nos.wait()"
 
 
 @pytest.fixture(scope="module", params=LOOPS)
 def source(request: pytest.FixtureRequest) -> Iterator[tuple[Zygote, tuple[int, ...]]]:
-    compiled, plans = LOOPS[request.param]
-    with zygote(compiled=compiled) as started:
-        if compiled and started.hello["fork_path"] != "c":
-            pytest.skip("the compiled part was not built")
-        yield started, plans
+    with zygote() as started:
+        yield started, LOOPS[request.param]
 
 
 @pytest.fixture
@@ -60,13 +58,6 @@ def test_an_untouched_directory_is_kept(slot: Slot) -> None:
     assert len({slot.code(look).stdout for _ in range(3)}) == 1
 
 
-@needs_empty_folder
-def test_a_directory_that_is_kept_shows_the_next_call_what_is_in_it(slot: Slot) -> None:
-    assert slot.code("open('f', 'w').write('kept')", channel.RUN_AND_KEEP).ended.reusable
-    assert slot.code("print(open('f').read())").stdout == "kept\n"
-    assert slot.code("import os\nprint(os.listdir('.'))").stdout == "[]\n"
-
-
 def test_a_slot_whose_directory_cannot_be_renewed_says_so_and_exits(
     slot: Slot, source: tuple[Zygote, tuple[int, ...]]
 ) -> None:
@@ -88,15 +79,6 @@ def test_a_program_that_has_started_processes_makes_the_next_call_stale(private:
     assert private.is_closed()
 
 
-@needs_empty_folder
-def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
-    private.code(f"open('f', 'w').close()\n{FORK}", channel.RUN_AND_KEEP)
-    outcome = private.code("import os\nprint(os.listdir('.'))")
-    assert outcome.stdout == "['f']\n"
-    assert not outcome.ended.stale and not outcome.ended.reusable
-    assert private.is_closed()
-
-
 @pytest.mark.parametrize("given", [{"big": bytes(65 * 2**20)}, {"x" * 300: b""}, {"a": b"", "a/b": b""}, {"a\0b": b""}])
 def test_nothing_is_run_where_files_cannot_be_written(slot: Slot, given: dict[str, bytes]) -> None:
     seen = slot.code("print(1)", files=given)
@@ -115,7 +97,12 @@ def test_it_ends_with_its_channel_and_holds_no_descriptor_of_calls(slot: Slot) -
     assert slot.is_closed()
 
 
-def test_the_compiled_loop_refuses_to_run_where_it_would_kill_others() -> None:
-    compiled = pytest.importorskip("rocstar.sandbox.slot._fork")
+def test_the_loop_refuses_to_run_where_it_would_kill_others() -> None:
+    walls = Walls(0, 0, -1, "/", Inside(None, True))
     with pytest.raises(ValueError, match="first process of a pid namespace"):
-        compiled.serve(socket.socketpair()[0], None)
+        _fork.serve(socket.socketpair()[0], walls)
+
+
+def test_where_the_loop_was_not_compiled_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, LOOP, None)
+    assert "install a C compiler and Python's headers, then install rocstar again" in load(())

@@ -91,7 +91,7 @@ def test_a_truncation_counts_only_where_there_can_have_been_one(
 def test_files_are_those_that_were_asked_for_and_as_much_as_is_allowed() -> None:
     large = verdict.MAX_FILES_BYTES
     body = report(b"1" + bytes(large) + b"22", files=[["c", 1], ["a", large], ["b", 2]])
-    assert verdict.program(CALL, SEEN, ENDED, body).files == {"a": bytes(large)}
+    assert verdict.program(CALL, SEEN._replace(files=body), ENDED).files == {"a": bytes(large)}
 
 
 def test_images_are_png_and_nothing_else() -> None:

@@ -384,7 +384,7 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),
         ({"wall_seconds": 1e5}, "limit wall_seconds is at most 600"),
-        ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3, L4"),
+        ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3"),
     ],
 )
 def test_a_service_that_would_be_unsafe_or_senseless_is_not_started(changes: dict[str, Any], sentence: str) -> None:

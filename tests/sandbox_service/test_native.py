@@ -18,7 +18,7 @@ def test_a_call_is_answered_with_every_field_of_a_response(http: Http) -> None:
     assert set(response) == set(Response.__struct_fields__)
     assert (response["id"], response["outcome"], response["stdout"]) == ("mine", "ok", "42\n")
     assert (response["value"], response["exit_code"], response["attempt"]) == ("'last'", 0, 1)
-    assert response["isolation"] in ("L1", "L2", "L3", "L4")
+    assert response["isolation"] in ("L1", "L2", "L3")
     failure = http.run("x = 1\nraise ValueError('no')")["exception"]
     assert failure == {"type": "ValueError", "message": "no", "line": 2}
 
@@ -74,7 +74,7 @@ def test_an_impatient_call_is_overloaded_with_a_time_to_come_back(http: Http) ->
 def test_status_says_level_probes_queue_and_slots(http: Http) -> None:
     http.run("1")
     _, status = http.get("/v1/status")
-    assert status["isolation"] in ("L1", "L2", "L3", "L4")
+    assert status["isolation"] in ("L1", "L2", "L3")
     assert (status["slots"], status["num_workers"]) == (4, 4)
     assert eventually(lambda: http.status("queue") == 0)
     assert isinstance(status["failed_probes"], list)

@@ -57,7 +57,7 @@ def test_probe_and_status_say_how_well_programs_are_walled_off(
         (["serve", "--host", "203.0.113.7", "--open-to-network"], exits.USAGE, "cannot listen on 203.0.113.7:8700"),
         (["serve", "--slots", "-1"], exits.USAGE, "--slots -1"),
         (["serve", "--join", "http://127.0.0.1:9"], exits.USAGE, "no such option: --join"),
-        (["serve", "--min-isolation", "L9"], exits.USAGE, "L9 is none of L1, L2, L3, L4"),
+        (["serve", "--min-isolation", "L9"], exits.USAGE, "L9 is none of L1, L2, L3"),
         (["serve", "--token-file", "/no/such/file"], exits.USAGE, "--token-file /no/such/file cannot be read"),
         (["serve", "--token-file", "/dev/null"], exits.USAGE, "--token-file /dev/null is empty"),
         (["serve", "--wall-seconds", "0"], exits.USAGE, "--wall-seconds and --memory-mb must be above 0"),

@@ -132,7 +132,7 @@ def _torch() -> Finding:
 
 
 def _compiled() -> Iterator[Finding]:
-    """The two parts in C, without which the same is done in Python, more slowly."""
+    """The parts in C: without the first the sandbox does not start, without the second attention takes longer."""
     for name, module in COMPILED.items():
         there = find_spec(module) is not None
         yield Finding(

@@ -291,9 +291,7 @@ class SandboxClient:
                 case GiveUp(pending, error):
                     _fail(pending, error)
                 case Overloaded(pending):
-                    waited = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
-                    full = "every queue is full; try again later"
-                    why = waited if time.monotonic() >= pending.deadline else full
+                    why = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
                     _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, why))
         at = self._dispatch.next_at()
         if self._loop is not None and at is not None:

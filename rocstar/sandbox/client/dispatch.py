@@ -9,7 +9,7 @@ elsewhere if there is another node; one that a node had no room for, until its p
 
     node A has c1 and a cell of session s, and dies     c1 waits, attempt 2, then goes to node B; the cell is given up
     node A says OVERLOADED to c1                         c1 goes to node B at once, to A after A's rest or next answer
-    the same, c1 does not wait for room, B rests too     c1 is overloaded
+    the same, c1 does not wait for room, B rests too     c1 is overloaded, and another such is asked of A or B
     node A says OVERLOADED to the first cell of s        the cell waits, then goes anywhere; A does not rest
 """
 
@@ -59,7 +59,7 @@ class Entry(Generic[N]):
     call: Call
     future: Any = None  # its caller's
     again: bool = True  # whether a plain call is sent once more when it is lost
-    waits: bool = True  # for room; else it is overloaded as soon as all nodes that are up are full
+    waits: bool = True  # for room; else it is overloaded as soon as a node says so and all others are full
     attempt: int = 1
     deadline: float = 0.0  # when its patience is over
     not_before: float = 0.0  # a cell that found no room is not sent again before this time
@@ -81,7 +81,7 @@ class GiveUp(NamedTuple):
 
 
 class Overloaded(NamedTuple):
-    """No node took it within its patience, or at once if it does not wait."""
+    """No node took it within its patience."""
 
     entry: Any
 
@@ -114,9 +114,6 @@ class Dispatch(Generic[N]):
     def submit(self, entry: Entry[N], now: float) -> N | None:
         """The node to send it to now; None: it waits, see `decide`."""
         entry.deadline = now + entry.call.patience_seconds
-        if not entry.waits and not self._ready and any(node.up for node in self.nodes):
-            self._ended.append(Overloaded(entry))
-            return None
         return self._place(entry, now)
 
     def answered(self, node: N, number: int) -> Entry[N] | None:
@@ -219,7 +216,9 @@ class Dispatch(Generic[N]):
         return min([*times, self._scan_at] if self.waiting else times, default=None)
 
     def _place(self, entry: Entry[N], now: float) -> N | None:
-        node = self._home_of(entry, now) if entry.call.session else self._choose(self._ready, entry)
+        # One that does not wait is asked of a full node too, which may have room for this caller.
+        ready = self._ready if self._ready or entry.waits else [node for node in self.nodes if node.up]
+        node = self._home_of(entry, now) if entry.call.session else self._choose(ready, entry)
         if node is None:
             self.waiting[entry.number] = entry
             return None

@@ -1,9 +1,5 @@
 """A daemon from start to end: probes the machine, takes what it needs of it, serves, and gives everything back.
 
-A second kernel (gVisor, or a small virtual machine made to hold one workload) is recognised by evidence that only it
-leaves, never by the processor's hypervisor flag, which every rented machine has. Who else runs in the guest
-is not known: the second kernel does not protect them from the sandbox's programs.
-
 Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
 process that started it dies, and takes everything with it. Not here: serving (`queue`).
 """
@@ -15,12 +11,11 @@ import gc
 import importlib
 import json
 import os
-import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -42,7 +37,7 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
-from rocstar.sandbox.walls import cgroups, folders, linux, plans
+from rocstar.sandbox.walls import cgroups, folders, plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
 
@@ -83,18 +78,6 @@ found = {
 print(*(name for name, holds in found.items() if holds))
 """
 """A program that prints a name for each property that the walls should give and do not."""
-EVIDENCE_BYTES = 65536
-EVIDENCE = (
-    ("gvisor", "log", rb"\A[^\n]*Starting gVisor"),  # made up; a real one may quote any text later on
-    ("kata", "proc/cmdline", rb"(?<!\S)systemd\.unit=kata-containers\.target(?!\S)"),  # starts the agent
-    ("kata", "proc/mounts", rb"(?m)^kataShared "),  # the root comes over the agent's shared file system
-    ("firecracker", "sys/firmware/acpi/tables/FACP", rb"(?s)\A.{10}FIRECK"),  # its hardware bears its name, in the
-    ("firecracker", "sys/firmware/acpi/tables/DSDT", rb"(?s)\A.{10}FIRECK"),  # field for its maker
-)
-"""Maker of a second kernel, where it is seen (`log` is the kernel's), and what stands there."""
-VENDOR = "sys/class/dmi/id/sys_vendor"
-Evidence = Mapping[str, bytes]
-"""Content of those files that exist and may be read, and of the log."""
 
 
 def main() -> None:
@@ -138,7 +121,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     pools = Pools(settings, workdirs, groups)
     try:
         bare = await pools.start(plans.PLANS[settings.skip_plans :])
-        info = checked_info(pools, bare, await failed_probes(pools, bare), kernel_named(gather()))
+        info = checked_info(pools, await failed_probes(pools, bare))
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
@@ -175,18 +158,14 @@ async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
 
 
-def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kernel: str) -> DaemonInfo:
+def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
     settings = pools.settings
     level, asked = Isolation(pools.plan.level), settings.min_isolation
-    if settings.apart and second_kernel and level == Isolation.L3:  # L2 in a virtual machine stays L2
-        level = Isolation.L4
     if level < asked:
         advice = (
             "permit namespaces, or lower min_isolation after reading in docs/sandbox.md what programs can reach then"
         )
-        if level == Isolation.L3:
-            advice = "serve it from a gVisor, Kata or Firecracker guest of its own, or lower min_isolation"
         tried = "; ".join(pools.problems) or "every way to isolate was tried that this machine has"
         told = f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}"
         raise SandboxDown(f"{told}; {advice} ({tried})")
@@ -196,25 +175,5 @@ def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kerne
         slots=settings.slots,
         preload=settings.preload,
         tiers=tuple(tier.name for tier in pools.order),
-        fork_path=bare.fork_path,
         node=settings.node or socket.gethostname(),
-        second_kernel=second_kernel,
     )
-
-
-def gather(root: Path = Path("/")) -> Evidence:
-    files = {"log": linux.kernel_log(EVIDENCE_BYTES)}
-    for path in {*(path for _, path, _ in EVIDENCE), VENDOR} - {"log"}:
-        with suppress(OSError), open(root / path, "rb") as file:
-            files[path] = file.read(EVIDENCE_BYTES)
-    return files
-
-
-def kernel_named(evidence: Evidence) -> str:
-    """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
-    for name, path, pattern in EVIDENCE:
-        if re.search(pattern, evidence.get(path, b"")):
-            return name
-    # neither such tables nor a maker's name: the smallest of machines, which are made for one workload
-    is_bare = not any(path.startswith("sys/") for path in evidence)
-    return "microvm" if is_bare and b"virtio_mmio.device=" in evidence.get("proc/cmdline", b"") else ""

@@ -45,7 +45,6 @@ class Pool:
     def __init__(self, tier: Tier, pools: Pools) -> None:
         self.tier, self.pools = tier, pools
         self.name = f"{pools.order[tier]}"
-        self.fork_path = ""
         self.arena: list[int] | None = None
         self.problem = ""
         """Why there can be no workers any more."""
@@ -74,15 +73,13 @@ class Pool:
     async def start(self) -> None:
         """Bring the zygote up and watch it; `problem` is set when it cannot be."""
         self.zygotes += 1
-        compiled, workdirs = self.pools.settings.compiled, f"{self.pools.workdirs}/{self.name}"
-        settings = {"preload": self.tier.modules, "workdirs": workdirs, "compiled": compiled}
+        settings = {"preload": self.tier.modules, "workdirs": f"{self.pools.workdirs}/{self.name}"}
         try:
             self.commands, self.zygote = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
             hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
         except OSError as error:
             hello = {"problem": f"the sandbox zygote could not be started ({error})"}
-        self.problem, self.fork_path = hello["problem"], hello.get("fork_path", "")
-        self.arena = hello.get("arena")
+        self.problem, self.arena = hello["problem"], hello.get("arena")
         self.up = not self.problem
         if self.up and self.zygote:
             self.pools.spawn(self.await_end(self.zygote))

@@ -117,14 +117,17 @@ class Queue(asyncio.Protocol):
             why = f"number {number} is that of another call on this connection"
         outcome: ProgramOutcome | ServiceOutcome = ProgramOutcome.REJECTED
         waiting = len(self.calls) - self.running
-        if not why and (waiting >= self.settings.max_queue or self.bytes + len(body) > MAX_WAITING_BYTES):
+        caller = self.callers.come(wire.caller_of(number))
+        # A full queue has room for who has less than an equal share of it, so that nobody fills it for others.
+        has_share = caller.calls * self.callers.active > self.settings.max_queue + self.settings.slots
+        is_full = waiting >= self.settings.max_queue and has_share
+        if not why and (is_full or self.bytes + len(body) > MAX_WAITING_BYTES):
             outcome, why = ServiceOutcome.OVERLOADED, f"{waiting} calls are waiting already; try again later"
         if why:
+            self.callers.leave(caller)
             self.send(number, failed(call.id, outcome, why))
             return
-        queued = self.calls[number] = Queued(
-            number, next(self.orders), self.callers.come(wire.caller_of(number)), call, len(body)
-        )
+        queued = self.calls[number] = Queued(number, next(self.orders), caller, call, len(body))
         self.bytes += queued.size
         self.place(queued)
         self.fresh.append(queued)
@@ -235,7 +238,7 @@ class Queue(asyncio.Protocol):
             return
         queued.answered = True
         del self.calls[queued.number]
-        queued.caller.calls -= 1
+        self.callers.leave(queued.caller)
         self.bytes -= queued.size
         if queued.timer is not None:
             queued.timer.cancel()

@@ -269,7 +269,7 @@ class Sessions:
             raise SandboxDown("the preloaded Python that the session began with is gone; open another session")
         worker.limit(session.limits)
         session.pipes = Pipes(worker.loop, session.limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
-        worker.start(session.pipes, channel.RUN, channel.pack(payload), partial(self.process_ended, session))
+        worker.start(session.pipes, channel.pack(payload), partial(self.process_ended, session))
 
     def run(self, session: NotebookSession, cell: Queued) -> None:
         call = cell.call
@@ -323,7 +323,7 @@ class Sessions:
         if worker is None or pipes is None:
             raise Unforkable("the session has run no cell yet; run one, or open several sessions")
         if worker.origin is None:
-            raise Unforkable("sessions are forked where slots have namespaces (L3) and run the compiled loop only")
+            raise Unforkable("sessions are forked where slots have namespaces (L3), with glibc, only")
         with Snapshot(session.notebook, worker.origin) as snapshot:
             if session.notebook not in watch.children(worker.process):  # else it is another's process by now
                 raise SandboxDown("its process is gone")
@@ -355,15 +355,12 @@ class Sessions:
     async def become(self, session: NotebookSession, snapshot: Snapshot) -> None:
         """Start a branch's process, and have it become the copy. Raises OSError and SandboxDown."""
         limits = session.limits
-        opened = [(*each,) for each in snapshot.opened]
         bounds = limits.memory_bytes, limits.processes
-        become = Become(*bounds, snapshot.folder, snapshot.umask, opened, snapshot.size, len(snapshot.steps))
+        become = Become(*bounds, snapshot.folder, snapshot.umask, snapshot.size, len(snapshot.steps))
         await self.begin(session, become, snapshot.origin.zygote)
         assert session.pipes is not None and session.worker is not None
         descriptors = snapshot.descriptors_for_one()
         try:
-            if session.pipes.unsent:
-                raise SandboxDown("the notebook has too many files open")
             channel.send_descriptors(session.pipes.control.fd, descriptors)
         finally:
             for fd in descriptors:

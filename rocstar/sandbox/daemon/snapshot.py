@@ -16,10 +16,9 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-from rocstar.sandbox.slot.channel import CONTROL, Opened
+from rocstar.sandbox.slot.channel import CONTROL
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LOWEST = 2**16  # nothing is mapped below
@@ -80,7 +79,6 @@ class Snapshot:
         """Of the pages copied so far; the steps stand behind them."""
         self.steps: list[tuple[int, int, int, int, int, int]] = []
         self.paths = b""
-        self.opened: list[Opened] = []
         self.folder, self.umask = "/", 0o022
 
     def __enter__(self) -> Self:
@@ -96,7 +94,7 @@ class Snapshot:
         if (threads := int(status["Threads"])) > 1:
             raise Unforkable(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
         self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
-        self.opened += self.descriptors()
+        self.refuse_open_files()
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
         if not known:  # as of a process that has died and is still listed; what it shares would be taken for the cell's
             raise ProcessLookupError(f"zygote {self.origin.zygote} has died")
@@ -111,20 +109,13 @@ class Snapshot:
                     self.copy(mapping, mapping.line in known, pages.fileno(), memory.fileno(), most)
         self.end()
 
-    def descriptors(self) -> Iterator[Opened]:
-        """Files to be opened again. Raises Unforkable for what is none."""
+    def refuse_open_files(self) -> None:
+        """Raises Unforkable."""
         for number in sorted(map(int, os.listdir(f"{self.process}/fd"))):
             link = f"{self.process}/fd/{number}"
-            path, kind = os.readlink(link), os.stat(link).st_mode
-            if number <= CONTROL and not stat.S_ISREG(kind):
-                continue
-            is_named = path.startswith("/") and not path.endswith(DELETED)
-            if not is_named or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)):
-                raise Unforkable(
-                    f"descriptor {number} ({path:.100}) is no file that can be opened anew; close it first"
-                )
-            facts = fields(f"{self.process}/fdinfo/{number}")
-            yield Opened(number, path, int(facts["flags"], 8), int(facts["pos"]))
+            if number > CONTROL or stat.S_ISREG(os.stat(link).st_mode):
+                path = os.readlink(link)
+                raise Unforkable(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
 
     def arena(self) -> tuple[int, int]:
         """Where the steps are taken, with the pages that keep it apart."""

@@ -117,6 +117,8 @@ class Callers:
 
     def __init__(self) -> None:
         self._all: dict[int, Caller] = {}
+        self.active = 0
+        """Those with calls that are not answered."""
         self._least = 0.0
         """What the caller of the last call to start had used then: nobody saves up what he left to others."""
 
@@ -128,8 +130,14 @@ class Callers:
         caller = self._all.setdefault(name, Caller(self._least))
         if not caller.calls:
             caller.seconds = max(caller.seconds, self._least)
+            self.active += 1
         caller.calls += 1
         return caller
+
+    def leave(self, caller: Caller) -> None:
+        """A call of it is answered."""
+        caller.calls -= 1
+        self.active -= not caller.calls
 
     def start(self, caller: Caller, now: float) -> None:
         """A call of it starts."""

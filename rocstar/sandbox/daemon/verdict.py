@@ -26,7 +26,7 @@ from rocstar.sandbox.slot.channel import (
 )
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
-MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a fetch or a session's cell, which may bring files and images
+MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a program or a session's cell that brings files and images
 MAX_HEAD_BYTES = 2**20  # of JSON: the paths of files are most of it
 PNG = b"\x89PNG\r\n\x1a\n"
 STARVED = "the machine was busy and gave it hardly any CPU"
@@ -77,25 +77,27 @@ class Seen(NamedTuple):
     run_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    files: bytes = b""
+    """The report that has the files; a cell has one for all."""
 
 
 NOTHING = ProgramReport(status=1)
 decode = json.Decoder(ProgramReport).decode
 
 
-def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
-    """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
+def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
+    """`ended`: None where the slot did not even say that it stopped the program."""
     if seen.reason == "starved":
         return fault(call.id, f"after {seen.run_seconds:.1f} s it had not ended, but {STARVED}")
     report, tail = parse(seen.report)
     if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
-        return told(call, seen, report, tail, None, fetched)
+        return told(call, seen, report, tail, None)
     code = os.waitstatus_to_exitcode(ended.wait_status)
     # A program can send itself the signal that the kernel sends at the limit.
     spent = ended.own_cpu_seconds >= CPU_SHARE * math.ceil(call.limits.cpu_seconds)
     if spent and not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL):
         seen = seen._replace(reason="cpu")
-    return told(call, seen, report, tail, code, fetched)
+    return told(call, seen, report, tail, code)
 
 
 def cell(call: Call, seen: Seen) -> Response:
@@ -104,12 +106,12 @@ def cell(call: Call, seen: Seen) -> Response:
     spent = seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds
     if spent and not seen.reason and report.exception is not None and report.exception[0] == "CPUTimeout":
         seen = seen._replace(reason="cpu")
-    response = told(call, seen, report, tail, None if seen.reason else report.status, seen.report)
+    response = told(call, seen, report, tail, None if seen.reason else report.status)
     return structs.replace(response, images=images(report, tail)) if report.images else response
 
 
-def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None, fetched: bytes) -> Response:
-    """`code`: exit status, or minus the signal; None where we ended it. `fetched`: the report that has the files."""
+def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
+    """`code`: exit status, or minus the signal; None where we ended it."""
     if (
         code == 1 and report.refused and call.session and (call.files or call.branches)
     ):  # what a session did decides what can be written
@@ -133,7 +135,7 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
         run_seconds=seen.run_seconds,
         cpu_seconds=seen.cpu_seconds,
         peak_memory_bytes=seen.peak_memory_bytes,
-        files=files(fetched, call.fetch) if fetched and call.fetch else {},
+        files=files(seen.files, call.fetch) if seen.files and call.fetch else {},
     )
 
 
@@ -180,9 +182,9 @@ def kept_value(report: ProgramReport, tail: bytes, call: Call) -> tuple[bytes | 
     return tail[: report.value], report.dropped if plausible else 0
 
 
-def files(fetched: bytes, asked: Collection[str]) -> dict[str, bytes]:
-    """Those that were asked for, as far as there is room."""
-    report, tail = parse(fetched)
+def files(announced: bytes, asked: Collection[str]) -> dict[str, bytes]:
+    """Those of a report that were asked for, as far as there is room."""
+    report, tail = parse(announced)
     found: dict[str, bytes] = {}
     start, room = report.value or 0, MAX_FILES_BYTES
     for path, size in report.files:

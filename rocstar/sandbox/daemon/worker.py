@@ -29,11 +29,10 @@ from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Fetch, Program
+from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Program
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 
 LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
-FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
 READ_BYTES = 2**16  # more than a page: a program can make its pipe keep packets, the rest of which would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
 FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
@@ -101,10 +100,10 @@ class Pipes:
         self.unsent = memoryview(b"")
         self.watched: set[int] = set()
 
-    def hand_over(self, slot: socket.socket, command: bytes, payload: bytes) -> None:
+    def hand_over(self, slot: socket.socket, payload: bytes) -> None:
         """Have the slot start a process on the other ends, with this payload in control. Raises OSError."""
         self.send(payload)
-        slot.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", self.theirs))])
+        slot.sendmsg([channel.RUN], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", self.theirs))])
         self._close_theirs()
 
     def send(self, payload: bytes) -> None:
@@ -153,12 +152,16 @@ class Pipes:
         size = int(LENGTH.unpack_from(data)[0])
         return size > self.most or len(data) >= LENGTH.size + size
 
-    def taken_report(self) -> bytes:
-        """The report without its length; empty unless it is complete."""
+    def taken_reports(self) -> list[bytes]:
+        """The first two without their lengths; those that are not complete, or not there, are empty."""
         data, _ = self.control.drain()
         self.control.room[0] = LENGTH.size + self.most
-        end = LENGTH.size + LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 0
-        return data[LENGTH.size : end] if end <= len(data) else b""
+        reports = []
+        for _ in range(2):
+            end = LENGTH.size + LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 0
+            reports.append(data[LENGTH.size : end] if end <= len(data) else b"")
+            data = data[end:]
+        return reports
 
     def _close_theirs(self) -> None:
         for fd in self.theirs:
@@ -223,9 +226,9 @@ class Worker:
         if self.group is not None:
             self.group.limit(limits.memory_bytes + HEADROOM_BYTES, limits.processes + 1)  # the slot is one more
 
-    def start(self, pipes: Pipes, command: bytes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
+    def start(self, pipes: Pipes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
         """Run one process. Raises OSError where the slot does not even take the command."""
-        pipes.hand_over(self.slot, command, payload)
+        pipes.hand_over(self.slot, payload)
         self.on_ended, self.started = on_ended, time.monotonic()
 
     def _on_readable(self) -> None:
@@ -390,15 +393,13 @@ class RunningCall:
             reason = "memory"
         if not reason and dropped_out + dropped_err:
             reason = "output"
-        dropped, report = dropped_out + dropped_err, self.pipes.taken_report()
-        return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
+        report, files = self.pipes.taken_reports()
+        usage = run_seconds, cpu_seconds, peak_memory_bytes
+        return Seen(out, err, dropped_out + dropped_err, report, reason, *usage, files or report)
 
 
 class ProgramRun(RunningCall):
-    """One plain call in a slot: the program, and then the files it is to send back."""
-
-    program: tuple[Seen, Ended] | None = None
-    """Set while its files are fetched."""
+    """One plain call in a slot."""
 
     def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
         """grace: a slot that has not ended its program so many seconds after it was told to is stuck itself."""
@@ -408,15 +409,15 @@ class ProgramRun(RunningCall):
         """Run it; whatever happens, `done` is called."""
         try:
             self.worker.limit(self.call.limits)
-            pipes = Pipes(self.worker.loop, self.call.limits.output_bytes, verdict.MAX_REPORT_BYTES)
+            most = verdict.MAX_LONG_REPORT_BYTES if self.call.fetch else verdict.MAX_REPORT_BYTES
+            pipes = Pipes(self.worker.loop, self.call.limits.output_bytes, most)
         except OSError:  # the slot holds too much memory of earlier calls, or we have no descriptors left
             self.worker.give_up()
             self.done(None)
             return
         self.begin(pipes)
         try:
-            command = channel.RUN_AND_KEEP if self.call.fetch else channel.RUN
-            self.worker.start(pipes, command, payload(self.call), self.on_ended)
+            self.worker.start(pipes, payload(self.call), self.on_ended)
         except OSError:  # the slot is dead
             self.worker.give_up()
             self.answer(None)
@@ -429,9 +430,7 @@ class ProgramRun(RunningCall):
         super().answer(response)
 
     def finish(self, ended: Ended | None) -> None:
-        if self.program is not None:
-            self.fetched(*self.program, ended)
-        elif ended is None:
+        if ended is None:
             seen = self.seen(self.reason if self.has_begun else "", self.age(), 0.0, 0)
             died = fault(self.call.id, "the slot that ran it died, or did not answer")
             self.answer(verdict.program(self.call, seen, None) if seen.reason else died)
@@ -439,42 +438,20 @@ class ProgramRun(RunningCall):
             self.answer(None)
         else:
             overtaken = bool(self.reason) and not ended.stopped
-            reason = "" if overtaken and not self.call.fetch else self.reason  # its files are lost: no normal end
-            seen = self.seen(reason, ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
+            usage = ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes
+            response = verdict.program(self.call, self.seen("" if overtaken else self.reason, *usage), ended)
             if overtaken:  # the signal came when the process had ended, and would end the next one
                 self.worker.give_up()
-            if ended.reusable and self.call.fetch and not overtaken:
-                self.fetch(seen, ended)
-            else:
-                self.judge(seen, ended, ended.reusable and not overtaken)
-
-    def fetch(self, seen: Seen, ended: Ended) -> None:
-        self.pipes.close()
-        self.program, self.reason, self.measures = (seen, ended), "fetch", iter(())
-        self.pipes = Pipes(self.worker.loop, 0, verdict.MAX_LONG_REPORT_BYTES)
-        self.pipes.watch(self.pipes.control, self.on_read)
-        self.wake_after(FETCH_SECONDS)
-        self.worker.start(self.pipes, channel.RUN, channel.pack(Fetch(list(self.call.fetch))), self.on_ended)
-
-    def fetched(self, seen: Seen, program: Ended, ended: Ended | None) -> None:
-        self.worker.passed()  # as in `seen`: what the kernel killed while it fetched is nothing of the next call's
-        if ended is None:
-            self.answer(fault(self.call.id, "the slot died, or did not answer, before it sent the files back"))
-        else:
-            self.judge(seen, program, ended.reusable, self.pipes.taken_report())
-
-    def judge(self, seen: Seen, program: Ended, reusable: bool, fetched: bytes = b"") -> None:
-        response = verdict.program(self.call, seen, program, fetched)
-        if reusable:
-            self.worker.on_idle(self.worker)
-        self.answer(response)
+            elif ended.reusable:
+                self.worker.on_idle(self.worker)
+            self.answer(response)
 
 
 def payload(call: Call) -> bytes:
     """What the program's process is sent."""
     limits = call.limits
     bounds = (limits.cpu_seconds, limits.memory_bytes, limits.output_bytes, limits.processes)
-    return channel.pack(Program(call.code, call.stdin, call.files, seed(call), *bounds))
+    return channel.pack(Program(call.code, call.stdin, call.files, call.fetch, seed(call), *bounds))
 
 
 def seed(call: Call) -> int:

@@ -13,9 +13,8 @@ import logging
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
@@ -24,7 +23,6 @@ import msgspec
 from msgspec import structs
 
 from rocstar.sandbox.call import (
-    CALLER,
     MAX_OUTPUT_BYTES,
     Call,
     DaemonSettings,
@@ -66,7 +64,6 @@ def daemon_of(settings: Settings) -> DaemonSettings:
         slots=-(-settings.all_slots // settings.daemons),
         preload=names(settings.preload),
         min_isolation=Isolation(settings.min_isolation),
-        apart=True,
         daemons=settings.daemons,
         session_slots=settings.session_slots,
         session_idle_seconds=settings.session_idle_seconds,
@@ -264,8 +261,6 @@ class Service:
         self.budget = Budget(settings.max_held_mb * 2**20)
         self.held_back = 0
         """Calls of batches that are not under way yet."""
-        self.under_way = Counter[int]()
-        """Single calls and frames that wait or run, by caller."""
         self.ended = ended
         """Given each response, for the metrics."""
 
@@ -274,29 +269,10 @@ class Service:
         return structs.replace(usage, waiting=usage.waiting + self.held_back)
 
     async def run(self, call: Call, *, waits: bool = False) -> Response:
-        """waits: for room in a full queue, as calls of a batch do; others are `overloaded` at once, but for those of a
-        caller who has less than an equal share of the queue."""
+        """waits: for room in a full queue, as calls of a batch do; others are `overloaded` at once."""
         if call.files or len(call.code) > BIG_BODY_BYTES:
             await asyncio.sleep(0)  # others first: encoding it takes a while
-        if waits:
-            return await self.outcome_of(call.id, self.client.run(call))
-        with self.counted() as has_room:
-            return await self.outcome_of(call.id, self.client.run(call, waits=has_room))
-
-    @contextmanager
-    def counted(self) -> Iterator[bool]:
-        """A call of this caller waits or runs inside; whether there was room for it. A full queue still has room for
-        who has less than its share. The nodes of a gateway say themselves that they are full."""
-        caller, settings = CALLER.get(), self.settings
-        most = settings.max_queue * settings.daemons + settings.all_slots
-        self.under_way[caller] += 1
-        is_full = self.under_way.total() > most and self.under_way[caller] * len(self.under_way) > most
-        try:
-            yield not (is_full or settings.nodes)
-        finally:
-            self.under_way[caller] -= 1
-            if not self.under_way[caller]:
-                del self.under_way[caller]
+        return await self.outcome_of(call.id, self.client.run(call, waits=waits))
 
     async def outcome_of(self, name: str, running: Awaitable[Response]) -> Response:
         """Its response, or one that says how we failed; `name` is the call's id. Raises SessionLost."""

@@ -413,9 +413,8 @@ class FrameConnection:
                 return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, why))
             if call.session:
                 self.sessions |= {call.session, *call.branches}
-            with self.service.counted() as has_room:  # who sent it sends it again, not we
-                running = self.client.run(call, waits=has_room, again=False)
-                return FrameKind.RESPONSE, wire.encode(await self.service.outcome_of(call.id, running))
+            running = self.client.run(call, waits=False, again=False)  # who sent it sends it again, not we
+            return FrameKind.RESPONSE, wire.encode(await self.service.outcome_of(call.id, running))
         except BadRequest as error:
             return FrameKind.RESPONSE, wire.encode(failed(call.id, ServiceOutcome.OVERLOADED, str(error)))
         except SessionLost as error:

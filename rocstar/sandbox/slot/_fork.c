@@ -1,10 +1,9 @@
-/* `serve` of serve.py, compiled, for slots that are the first process of a pid namespace. It makes the same promises
-   (tests/sandbox/test_slot_serve.py runs over both) and costs less: between two calls no Python runs in the slot, so
-   next to none of the memory that its programs share with it is written to, and copied.
+/* The loop of a slot: forks and reaps, and never sees a payload or output. Between two calls no Python runs in the slot,
+   so next to none of the memory that its programs share with it is written to, and copied.
 
    Also `pause` and `restore`, by which a notebook goes on in another slot: see daemon/snapshot.py.
 
-   Not covered: slots without a pid namespace, walls, everything else that happens in the program's process. */
+   Not covered: walls, everything else that happens in the program's process. */
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -15,6 +14,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -37,7 +37,7 @@
 
 #define CONTROL 3           /* descriptor of control in the program's process */
 #define OLD_DESCRIPTORS 256 /* a slot holds fewer, where the kernel has no close_range */
-#define FIRST_TO_KILL 1000  /* oom_score_adj of programs: the highest there is */
+#define LIST_BYTES (1 << 13) /* of numbers of children; the rest is found at the next look */
 
 enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
 
@@ -50,12 +50,13 @@ struct __attribute__((packed)) ended { /* channel.ENDED */
 };
 
 struct slot { /* descriptors and settings as `walls` has them; and */
-    int channel, reset, oom, ordinary;
+    int channel, reset;
+    bool private;           /* in a pid namespace of its own, as its first process */
+    int children;           /* elsewhere: descriptor of the list of this process's children; -1 without */
     const char *workdir;
     struct stat fresh;      /* the working directory before any program */
-    struct timespec opened; /* when the first program came into it, by the clock of files */
-    bool kept;              /* the last call left the directory to this one, which is ours and not a program's */
-    bool counted;           /* the only processes so far were forks of ours: no number tells of anything else */
+    struct timespec opened; /* when the program came into it, by the clock of files */
+    bool counted;           /* no process so far but forks of ours whose number would tell of it */
     pid_t last;             /* number of the last fork */
     double children_seconds;
 };
@@ -69,16 +70,8 @@ static double seconds_of(clockid_t clock)
     return (double)nanoseconds(time) * 1e-9;
 }
 
-static void set_oom_score(const struct slot *slot, int score)
-{
-    char text[16];
-    int size = snprintf(text, sizeof text, "%d", score);
-    if (slot->oom >= 0 && pwrite(slot->oom, text, (size_t)size, 0) < 0)
-        return; /* nothing is lost but the order */
-}
-
-/* One byte and its descriptors; ends the process when the daemon has gone. */
-static char receive(const struct slot *slot, int fds[DESCRIPTORS])
+/* The descriptors of a call; ends the process when the daemon has gone. */
+static void receive(const struct slot *slot, int fds[DESCRIPTORS])
 {
     char kind, room[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
     struct iovec part = {&kind, 1};
@@ -88,7 +81,6 @@ static char receive(const struct slot *slot, int fds[DESCRIPTORS])
     if (!extra || extra->cmsg_type != SCM_RIGHTS || extra->cmsg_len != CMSG_LEN(DESCRIPTORS * sizeof(int)))
         _exit(0);
     memcpy(fds, CMSG_DATA(extra), DESCRIPTORS * sizeof(int));
-    return kind;
 }
 
 /* In a fresh fork: nothing of the slot, and Python as it was. Control's descriptor. */
@@ -122,9 +114,34 @@ static int reap(struct ended *ended, pid_t pid)
     return status;
 }
 
+/* Send a signal to each child in this list, which ends with a zero. */
+static void signal_all(char *list, int number)
+{
+    long pid;
+    for (char *next = list; (pid = strtol(next, &next, 10)) > 0;)
+        kill((pid_t)pid, number);
+}
+
+/* Kill the program whose first process this is, and everything it started. A stopped process cannot fork. */
+static void kill_all(const struct slot *slot, pid_t pid)
+{
+    char list[LIST_BYTES]; /* not static: `restore` reads this module's data while it replaces anonymous memory */
+    if (slot->private) {
+        kill(-1, SIGKILL);
+        return;
+    }
+    kill(-pid, SIGKILL); /* its group, if it has made one yet */
+    ssize_t size = slot->children < 0 ? 0 : pread(slot->children, list, sizeof list - 1, 0);
+    while (size > 0 && list[size - 1] != ' ') /* a number that is cut off would be another process's */
+        size--;
+    list[size < 0 ? 0 : size] = 0;
+    signal_all(list, SIGSTOP);
+    signal_all(list, SIGKILL);
+}
+
 /* Until the first process is dead; then kill and reap the rest. Orphans come to us when their parents die: no child
    means that nothing of the call is left. */
-static void await_end(struct ended *ended, pid_t pid, double started)
+static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, double started)
 {
     sigset_t expected;
     sigemptyset(&expected);
@@ -141,11 +158,11 @@ static void await_end(struct ended *ended, pid_t pid, double started)
         } else if (dead.si_pid) {
             reap(ended, dead.si_pid);
         } else if (over) {
-            kill(-1, SIGKILL);
+            kill_all(slot, pid);
             waitid(P_ALL, 0, &dead, WEXITED | WNOWAIT);
         } else if (sigwaitinfo(&expected, NULL) == SIGUSR1) {
             ended->stopped = true;
-            kill(-1, SIGKILL);
+            kill_all(slot, pid);
         }
         dead.si_pid = 0;
     }
@@ -170,20 +187,19 @@ static bool renew(struct slot *slot)
 }
 
 /* Answer the call whose first process has just been forked; false: the slot can serve no other. */
-static bool end_call(struct slot *slot, pid_t pid, double started, bool stale, bool keep)
+static bool end_call(struct slot *slot, pid_t pid, double started)
 {
-    struct ended ended = {.stale = stale};
+    struct ended ended = {.stale = !slot->counted};
     const struct timespec now = {0};
     sigset_t stop;
     sigemptyset(&stop);
     sigaddset(&stop, SIGUSR1);
-    await_end(&ended, pid, started);
+    await_end(slot, &ended, pid, started);
     if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* too late: it must not end the next call */
         ended.stopped = true;
-    slot->kept = keep;
     slot->children_seconds += ended.cpu_seconds;
     ended.slot_cpu_seconds = slot->children_seconds + seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-    ended.reusable = !stale && (keep || (slot->counted && (!is_touched(slot) || renew(slot))));
+    ended.reusable = slot->counted && (!is_touched(slot) || renew(slot));
     return send(slot->channel, &ended, sizeof ended, MSG_NOSIGNAL) == sizeof ended && ended.reusable;
 }
 
@@ -191,47 +207,48 @@ static PyObject *answer_calls(struct slot *slot)
 {
     for (;;) {
         int fds[DESCRIPTORS];
-        bool keep = receive(slot, fds) == 'K';
+        receive(slot, fds);
         double started = seconds_of(CLOCK_MONOTONIC);
-        if (!slot->kept)
-            clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
-        set_oom_score(slot, FIRST_TO_KILL); /* forks inherit it: they are killed first where memory runs out */
+        clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
         pid_t pid = _Fork(), number = pid ? pid : getpid();
-        slot->counted = slot->counted && (slot->last == 0 || slot->last + 1 == number);
+        slot->counted = slot->counted && (!slot->private || slot->last == 0 || slot->last + 1 == number);
         slot->last = number;
-        bool stale = !slot->counted && !slot->kept;
-        if (pid < 0 || (pid == 0 && stale))
+        if (pid < 0 || (pid == 0 && !slot->counted))
             _exit(1);
         if (pid == 0)
             return become_child(slot, fds);
-        set_oom_score(slot, slot->ordinary);
         for (int n = 0; n < DESCRIPTORS; n++)
             close(fds[n]);
-        if (!end_call(slot, pid, started, stale, keep))
+        if (!end_call(slot, pid, started))
             _exit(0);
     }
 }
 
 PyDoc_STRVAR(serve_doc, "serve(channel, walls) -> int\n\n"
-"As `serve.serve`, in the first process of a pid namespace. Raises ValueError in any other.");
+"Answer requests until the channel closes, then end the process. Returns in forked processes only: the descriptor of\n"
+"control, with standard streams in place, all others closed, in the working directory.\n\n"
+"Raises OSError if that is gone, ValueError where it should be the first process of a pid namespace and is not.");
 
 static PyObject *serve(PyObject *module, PyObject *args)
 {
     (void)module;
     struct slot slot = {.counted = true};
-    PyObject *channel, *walls, *shield;
+    PyObject *channel, *walls, *inside;
+    int private;
     if (!PyArg_ParseTuple(args, "OO", &channel, &walls) || (slot.channel = PyObject_AsFileDescriptor(channel)) < 0)
         return NULL;
-    if (getpid() != 1) {
+    if (!(inside = PyObject_GetAttrString(walls, "inside")))
+        return NULL;
+    args = Py_BuildValue("(NNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
+                         PyObject_GetAttrString(walls, "children"),
+                         PyObject_GetAttrString(inside, "private_processes"));
+    if (!args || !PyArg_ParseTuple(args, "isip", &slot.reset, &slot.workdir, &slot.children, &private))
+        return NULL;
+    slot.private = private;
+    if (private && getpid() != 1) {
         PyErr_SetString(PyExc_ValueError, "only the first process of a pid namespace may serve: it kills all others");
         return NULL;
     }
-    if (!(shield = PyObject_GetAttrString(walls, "shield")))
-        return NULL;
-    args = Py_BuildValue("(NNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
-                         PyObject_GetAttrString(shield, "fd"), PyObject_GetAttrString(shield, "ordinary"));
-    if (!args || !PyArg_ParseTuple(args, "isii", &slot.reset, &slot.workdir, &slot.oom, &slot.ordinary))
-        return NULL;
     if (stat(slot.workdir, &slot.fresh) < 0)
         return PyErr_SetFromErrnoWithFilename(PyExc_OSError, slot.workdir);
     sigset_t all;

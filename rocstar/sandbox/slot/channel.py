@@ -3,11 +3,11 @@
 The daemon owns every pipe of a call; a slot sees numbers only, so nothing of one call can be found in the memory that
 the next call's process is forked from.
 
-    daemon -> slot      one byte (RUN or RUN_AND_KEEP), with three descriptors: stdout, stderr, control
+    daemon -> slot      RUN, with three descriptors: stdout, stderr, control
     daemon -> slot      SIGUSR1: end what runs
     slot -> daemon      ENDED, exactly one for each byte; a slot that cannot serve another call then exits
-    daemon -> program   on control: LENGTH, then a marshalled Program, Fetch or NotebookPayload
-    program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`)
+    daemon -> program   on control: LENGTH, then a marshalled Program or NotebookPayload
+    program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`), and another one of its files
     daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; it answers each with a report
                         Fork and a descriptor for its files: after its report it waits for GO
     daemon -> branch    on control: Become and descriptors of a snapshot, then Branch, which it reports on
@@ -24,9 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RUN = b"R"
-RUN_AND_KEEP = b"K"
-"""Leave the working directory as it is afterwards: a Fetch follows."""
-
 CONTROL = 3
 """Descriptor of control in a program's process."""
 
@@ -77,17 +74,12 @@ class Program(NamedTuple):
     code: str
     stdin: str
     files: dict[str, bytes]
+    fetch: tuple[str, ...]
     seed: int
     cpu_seconds: float
     memory_bytes: int
     output_bytes: int
     processes: int
-
-
-class Fetch(NamedTuple):
-    """Files to read back, relative to the working directory."""
-
-    paths: list[str]
 
 
 class NotebookPayload(NamedTuple):
@@ -113,15 +105,6 @@ class Fork(NamedTuple):
     """Wait, to be copied."""
 
 
-class Opened(NamedTuple):
-    """A file that a notebook has open."""
-
-    number: int
-    path: str
-    flags: int
-    position: int
-
-
 class Become(NamedTuple):
     """Become the copy of a notebook, in a fresh process of the same zygote."""
 
@@ -129,8 +112,6 @@ class Become(NamedTuple):
     processes: int
     folder: str
     umask: int
-    opened: list[tuple[int, str, int, int]]
-    """Each an Opened."""
     offset: int
     """Of the steps in the snapshot."""
     steps: int
@@ -142,7 +123,7 @@ class Branch(NamedTuple):
     seed: int
 
 
-Payload = Program | Fetch | NotebookPayload | CellPayload | Fork | Become | Branch
+Payload = Program | NotebookPayload | CellPayload | Fork | Become | Branch
 PAYLOADS: dict[str, type] = {kind.__name__: kind for kind in Payload.__args__}
 NAMES = {kind: name for name, kind in PAYLOADS.items()}
 
@@ -189,16 +170,18 @@ def receive_descriptors(control: int, count: int) -> list[int]:
 
 
 def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] = ()) -> None:
-    """`report`, whole. Raises OSError where nobody reads any more."""
-    data = memoryview(report(head, tail))
-    while data:
-        data = data[os.write(control, data) :]
+    """Head and tail of a report. Raises OSError where nobody reads any more."""
+    tail = [*tail]
+    for part in (report_head(head, sum(map(len, tail))), *tail):
+        data = memoryview(part)
+        while data:
+            data = data[os.write(control, data) :]
 
 
-def report(head: Mapping[str, object], tail: Iterable[bytes] = ()) -> bytes:
-    """`head` as JSON, a newline, `tail`. Fields of a head, all optional: `exception` (type, message, line or null),
+def report_head(head: Mapping[str, object], tail_bytes: int = 0) -> bytes:
+    """Length, `head` as JSON, and a newline. Fields of a head, all optional: `exception` (type, message, line or null),
     `value` (bytes of it that are in the tail), `dropped` (bytes of it that are not), `status` (a cell's exit status),
     `files` (path and bytes of each), `images` (bytes of each), `refused` (why a cell was not run). The tail is the
     value, the files and the images, in the order of the head."""
-    body = b"".join((json.dumps(head, ensure_ascii=False).encode("utf-8", "replace"), b"\n", *tail))
-    return LENGTH.pack(len(body)) + body
+    body = json.dumps(head, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return LENGTH.pack(len(body) + tail_bytes) + body

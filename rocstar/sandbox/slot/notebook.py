@@ -8,7 +8,6 @@ processes of the session, output. Those are the daemon's.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import math
 import os
@@ -16,22 +15,14 @@ import resource
 import signal
 import sys
 import time
-from _ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
-from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from contextvars import copy_context
-from types import CodeType, FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType, ModuleType
+from typing import NoReturn
 
 from rocstar.sandbox.slot import channel, files, program
 from rocstar.sandbox.slot.channel import MAX_IMAGES_BYTES
 from rocstar.sandbox.slot.program import Base, Execution
 
-if TYPE_CHECKING:
-    from asyncio import Runner
-
-COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
-LOOP_STARTS = ("asyncio.run(", ".run_until_complete(")
 MAX_IMAGES = 16
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
 FORK_CPU_SECONDS = 5.0  # for packing files
@@ -45,32 +36,6 @@ class CPUTimeout(BaseException):
 CPUTimeout.__module__ = "builtins"  # that is how it is shown
 
 
-class Cell(Execution):
-    """One cell. It may await at its top level; it then runs in the event loop from its first line on, unless it starts
-    a loop by itself, which Python refuses there: then only what awaits does."""
-
-    flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
-
-    def __init__(self, cell: channel.CellPayload, notebook: Notebook) -> None:
-        super().__init__(cell.code, f"<cell {cell.number}>", notebook.module, cell.output_bytes)
-        self.notebook = notebook
-
-    def execute(self, parts: Sequence[CodeType]) -> Any:
-        if len(parts) > 1 and any(start in self.code for start in LOOP_STARTS):
-            return [self.execute([part]) for part in parts][-1]
-        if any(part.co_flags & COROUTINE for part in parts):
-            return self.notebook.wait_for(self.awaited(parts))
-        return self.notebook.context.run(super().execute, parts)
-
-    async def awaited(self, parts: Sequence[CodeType]) -> Any:
-        value = None
-        for part in parts:
-            value = super().execute([part])
-            if part.co_flags & COROUTINE:
-                value = await value
-        return value
-
-
 class Notebook:
     def __init__(self, control: int, memory: int, base: Base) -> None:
         """memory: address space the process may use, bytes."""
@@ -82,9 +47,6 @@ class Notebook:
         self.pid = os.getpid()
         self.is_running = False
         self.cpu_seconds = IDLE_CPU_SECONDS
-        self.loop: Runner | None = None
-        self.context = copy_context()
-        """Of all cells, in the loop or not."""
 
     def serve(self) -> NoReturn:
         """Until control closes."""
@@ -105,7 +67,7 @@ class Notebook:
 
     def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
         """Run a cell; its report. Signals raise exceptions meanwhile; one that escapes is the cell's failure."""
-        execution = Cell(cell, self)
+        execution = Execution(cell.code, f"<cell {cell.number}>", self.module, cell.output_bytes)
         refused = ""
         images: list[bytes] = []
         self.catch_signals()
@@ -131,20 +93,13 @@ class Notebook:
         (packed,) = channel.receive_descriptors(self.control, 1)
         self.allow_cpu(FORK_CPU_SECONDS)
         try:
-            if self.loop is not None:
-                import asyncio
-
-                if any(not task.done() for task in asyncio.all_tasks(self.loop.get_loop())):
-                    return "tasks of its event loop are under way; await or cancel them first"
-                self.loop.close()
-                self.loop = None
             if refused := files.pack(self.folder, packed):
                 return refused
         finally:
             os.close(packed)
             self.allow_cpu(IDLE_CPU_SECONDS)
         program.flush_all()
-        if compiled.pause(self.control, channel.report({"status": 0})):  # type: ignore[union-attr]
+        if compiled.pause(self.control, channel.report_head({"status": 0})):  # type: ignore[union-attr]
             self.base.seeder.reseed(channel.receive(self.control).seed)
             for number in signal.valid_signals():
                 if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:
@@ -193,21 +148,6 @@ class Notebook:
         whole = math.ceil(time.process_time() + seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
 
-    def wait_for(self, cell: Coroutine[Any, Any, Any]) -> Any:
-        """What it returns. One event loop for all cells, made for the first that needs it; a cell that is interrupted
-        is cancelled, or it would go on in the next one."""
-        import asyncio
-
-        self.loop = self.loop or asyncio.Runner()
-        loop = self.loop.get_loop()
-        task = loop.create_task(cell, context=self.context)
-        try:
-            return loop.run_until_complete(task)
-        finally:
-            if not task.done():
-                task.cancel()
-                loop.run_until_complete(asyncio.wait([task]))
-
 
 def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
     """Serve, and end the process. Descriptors are as for `program.main`."""
@@ -223,33 +163,19 @@ def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
 
 
 def become(task: channel.Become, control: int, base: Base) -> NoReturn:
-    """Go on as the copy of another notebook, whose files are open at the same numbers, each anew."""
+    """Go on as the copy of another notebook."""
     memory, packed = channel.receive_descriptors(control, 2)
-    opened = [channel.Opened(*each) for each in task.opened]
-    memory = fcntl.fcntl(memory, fcntl.F_DUPFD, max([control, *(each.number for each in opened)]) + len(opened) + 2)
     program.limit(program.limits(base, task.memory_bytes, task.processes))
     try:
         files.unpack(os.getcwd(), packed)
         os.chdir(task.folder)
         os.umask(task.umask)
-        os.closerange(control + 1, memory)
-        for each in opened:
-            open_anew(each)
+        os.close(packed)
     except (OSError, ValueError, EOFError, TypeError) as error:  # ill-made things of a hostile notebook too
-        channel.send_report(control, {"refused": f"a file could not be opened anew: {error}", "status": 1})
+        channel.send_report(control, {"refused": f"a file could not be copied: {error}", "status": 1})
     else:
         sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.steps)
     os._exit(1)
-
-
-def open_anew(file: channel.Opened) -> None:
-    fd = os.open(file.path, file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
-    if fd != file.number:
-        os.dup2(fd, file.number)
-        os.close(fd)
-    os.set_inheritable(file.number, not file.flags & os.O_CLOEXEC)
-    if file.position:
-        os.lseek(file.number, file.position, os.SEEK_SET)
 
 
 def figures() -> list[bytes]:

@@ -56,7 +56,7 @@ class Base(NamedTuple):
 
 def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
-    status = 1
+    status, process, folder = 1, os.getpid(), os.getcwd()
     try:
         enter(base, task.seed)
         gc.freeze()  # so that what is not frozen at the end is the program's
@@ -64,8 +64,20 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
         bounds = limits(base, task.memory_bytes, task.processes)
         status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
         finish()
+        if task.fetch and os.getpid() == process:  # a fork of the program may come back here
+            send_files(task.fetch, folder, control)
     finally:
         os._exit(status)
+
+
+def send_files(paths: Sequence[str], folder: str, control: int) -> None:
+    """When the program is over. folder: the working directory, which it may have left."""
+    with suppress(OSError, ValueError):  # it has closed control, or may not have the slack
+        allow_slack()
+        os.closerange(control + 1, MOST_FILES)
+        os.chdir(folder)
+        found = files.read(paths)
+        channel.send_report(control, {"files": files.sizes(found)}, found.values())
 
 
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
@@ -145,9 +157,6 @@ def limit(bounds: Sequence[Limit]) -> None:
 class Execution:
     """One source text that is run in one module, and what came of it."""
 
-    flags = 0
-    """Of the compiler."""
-
     def __init__(self, code: str, filename: str, module: ModuleType, value_bytes: int) -> None:
         """value_bytes: how much of the value is kept."""
         self.code = code
@@ -176,18 +185,13 @@ class Execution:
         """Run it; repr of its last expression, as IPython shows it."""
         name, module = self.filename, self.module
         linecache.cache[name] = (len(self.code), None, self.code.splitlines(True), name)
-        body, last = compiled(self.code, name, self.flags)
+        body, last = compiled(self.code, name)
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
-        value = self.execute([part for part in (body, last) if part])
-        return None if value is None else repr(value)
-
-    def execute(self, parts: Sequence[CodeType]) -> Any:
-        """One after another; the value of the last."""
         value = None
-        for part in parts:
-            value = eval(part, self.module.__dict__)
-        return value
+        for part in filter(None, (body, last)):
+            value = eval(part, module.__dict__)
+        return None if value is None else repr(value)
 
     def fail(self, error: BaseException) -> None:
         """Print the traceback; note type, message and line of the error."""
@@ -214,12 +218,12 @@ class Execution:
         return head
 
 
-def compiled(code: str, name: str, flags: int = 0) -> tuple[CodeType | None, CodeType | None]:
+def compiled(code: str, name: str) -> tuple[CodeType | None, CodeType | None]:
     """The program, and its last expression apart when it ends in one that no semicolon hides."""
-    return compiled_by_lines(code, name, flags) or compiled_by_tree(code, name, flags)
+    return compiled_by_lines(code, name) or compiled_by_tree(code, name)
 
 
-def compiled_by_lines(code: str, name: str, flags: int) -> tuple[CodeType | None, CodeType] | None:
+def compiled_by_lines(code: str, name: str) -> tuple[CodeType | None, CodeType] | None:
     """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
     whole expression, then together they are that program followed by that expression."""
     head, _, last = code.rstrip().rpartition("\n")
@@ -227,21 +231,21 @@ def compiled_by_lines(code: str, name: str, flags: int) -> tuple[CodeType | None
         return None
     try:
         if not head:
-            return None, compile(last, name, "eval", flags, dont_inherit=True)
-        body = compile(head + "\n", name, "exec", flags, dont_inherit=True)
+            return None, compile(last, name, "eval", dont_inherit=True)
+        body = compile(head + "\n", name, "exec", dont_inherit=True)
         lead = "\n" * (head.count("\n") + 1)
-        return body, compile(lead + last, name, "eval", flags | body.co_flags & FUTURE_FLAGS, dont_inherit=True)
+        return body, compile(lead + last, name, "eval", body.co_flags & FUTURE_FLAGS, dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
 
 
-def compiled_by_tree(code: str, name: str, flags: int) -> tuple[CodeType, CodeType | None]:
-    tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+def compiled_by_tree(code: str, name: str) -> tuple[CodeType, CodeType | None]:
+    tree: Any = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not hidden_by_semicolon(code, tree.body[-1]):
         last = ast.Expression(tree.body.pop().value)
-    body = compile(tree, name, "exec", flags, dont_inherit=True)
-    flags |= body.co_flags & FUTURE_FLAGS
+    body = compile(tree, name, "exec", dont_inherit=True)
+    flags = body.co_flags & FUTURE_FLAGS
     return body, compile(last, name, "eval", flags, dont_inherit=True) if last else None
 
 

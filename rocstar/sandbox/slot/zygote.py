@@ -19,10 +19,9 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from types import ModuleType
 from typing import Any, NoReturn
 
-from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
+from rocstar.sandbox.slot import channel, notebook, program, seeds, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
 from rocstar.sandbox.walls.folders import FILE_BYTES
@@ -34,6 +33,7 @@ MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each kills what it sees; the next kills the orphans that this made
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
+LOOP = "rocstar.sandbox.slot._fork"
 # What programs import most, beside what Python loads anyway.
 COMMON = (
     "bisect collections.abc copy decimal fractions functools heapq itertools json math operator random re string time"
@@ -47,8 +47,8 @@ Slot = tuple[socket.socket, Walls]
 def main() -> None:
     """Preload, report it, then obey until the daemon goes away. Forked slots and programs' processes run in here too.
 
-    Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
-    {"problem": sentence or "", "fork_path": "c" or "python", "arena": address and size, or null}. Commands:
+    Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`. First message to the daemon:
+    {"problem": sentence or "", "arena": address and size, or null}. Commands:
     {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has died. Never
     returns."""
     settings = json.loads(sys.argv[1])
@@ -76,23 +76,20 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
-    compiled = compiled_part() if settings["compiled"] else None
+    loop = importlib.import_module(LOOP)
     gc.collect()
     gc.freeze()
     with open("/proc/self/statm") as file:  # in use before any program; limits come on top of it
         memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    facts = {"fork_path": "c", "arena": compiled.arena} if compiled else {"fork_path": "python", "arena": None}
-    commands.send(json.dumps({"problem": "", **facts}).encode())
+    commands.send(json.dumps({"problem": "", "arena": loop.arena}).encode())
     slot = Zygote(commands, settings["workdirs"]).obey()
     if slot is not None:
         connection, walls = slot
-        loop = compiled.serve if compiled and walls.inside.private_processes else serve.serve
-        be_program(loop(connection, walls), Base(memory, walls.inside, seeder, hooks))
+        be_program(loop.serve(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 
 def be_program(control: int, base: Base) -> NoReturn:
     """In a process that a slot has forked: do what the payload from the daemon asks for."""
-    status = 1
     try:
         if not base.inside.private_processes:
             linux.die_with_parent(signal.SIGKILL)
@@ -103,16 +100,17 @@ def be_program(control: int, base: Base) -> NoReturn:
             notebook.main(task, control, base)
         elif isinstance(task, channel.Become):
             notebook.become(task, control, base)
-        else:
-            found = files.read(task.paths)
-            channel.send_report(control, {"files": files.sizes(found)}, found.values())
-            status = 0
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
 def load(preload: Sequence[str]) -> str:
     """Import the modules; a sentence about the first that fails, else ""."""
+    try:
+        importlib.import_module(LOOP)
+    except ImportError as error:
+        advice = "install a C compiler and Python's headers, then install rocstar again"
+        return f"the sandbox's loop in C was not compiled ({error}); {advice}"
     for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
@@ -129,21 +127,11 @@ def warm_up(base: Base) -> None:
     ours.setblocking(False)
     with ours, theirs:
         for code in tiers.rehearsal():
-            task = channel.Program(code, "", {}, 0, 1.0, 2**29, 1000, 16)
+            task = channel.Program(code, "", {}, (), 0, 1.0, 2**29, 1000, 16)
             ours.sendall(channel.pack(task))
             program.rehearse(theirs.fileno(), base)
             with suppress(BlockingIOError):  # it had nothing to report
                 ours.recv(MAX_COMMAND_BYTES)
-
-
-def compiled_part() -> ModuleType | None:
-    """None where it was not built, or where a preloaded module has started threads."""
-    if len(os.listdir("/proc/self/task")) > 1:
-        return None
-    try:
-        return importlib.import_module("rocstar.sandbox.slot._fork")
-    except ImportError:
-        return None
 
 
 class Zygote:

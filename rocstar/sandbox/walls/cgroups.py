@@ -24,33 +24,9 @@ HEADROOM_BYTES = 128 * 2**20  # files in the working directory are memory too (6
 GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
 KILLS = b"oom_kill "
 KILLS_BYTES = 512
-FIRST_TO_KILL = 1000  # oom_score_adj, the highest there is
 CONTROLLERS = frozenset({"memory", "pids", "cpu"})
 WEIGHTS = {1: ("cpu.shares", 1024, 2**18), 2: ("cpu.weight", 100, 10_000)}
 """By version: file, weight of one ordinary process, greatest weight."""
-
-
-class Shield(NamedTuple):
-    """When memory runs out, the kernel kills programs before their slot: they inherit a higher score at the fork."""
-
-    fd: int = -1
-    """Of this process's oom_score_adj, opened while /proc can be written; -1 without."""
-    ordinary: int = 0
-    """What stands there for the slot."""
-
-    @classmethod
-    def open(cls) -> Shield:
-        try:
-            fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-            return cls(fd, int(os.pread(fd, 16, 0)))
-        except OSError:
-            return cls()
-
-    def set(self, score: int) -> None:
-        """FIRST_TO_KILL before the fork of a program, which inherits it; `ordinary` afterwards."""
-        if self.fd >= 0:
-            with suppress(OSError):  # nothing is lost but the order
-                os.pwrite(self.fd, b"%d" % score, 0)
 
 
 class Tree(NamedTuple):

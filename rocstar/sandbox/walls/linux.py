@@ -131,9 +131,3 @@ def map_user(inside: int, user: int, group: int) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {user} 1"), ("gid_map", f"{inside} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-
-
-def kernel_log(size: int) -> bytes:
-    """The last `size` bytes of the kernel's log; empty where it may not be read."""
-    buffer = ctypes.create_string_buffer(size)
-    return buffer.raw[: max(0, libc().klogctl(3, buffer, size))]

@@ -19,7 +19,6 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
-from rocstar.sandbox.walls.cgroups import Shield
 from rocstar.sandbox.walls.folders import WorkFolder
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
@@ -27,6 +26,7 @@ FIRST_USER = 0x70000000  # far above the numbers of people and services; see `sl
 SLOTS_PER_ZYGOTE = 256
 INSIDE_USER = 1000
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
+FIRST_TO_KILL = "1000"  # where memory runs out: programs go before everything else on the machine
 PID = struct.Struct("=i")
 RENEW, RENEWED, FAILED = b"r", b"\1", b"\0"
 SHARED_COUNTS = {resource.RLIMIT_CORE: 1, resource.RLIMIT_SIGPENDING: 0, resource.RLIMIT_MSGQUEUE: 0}
@@ -85,7 +85,6 @@ class Walls(NamedTuple):
     workdir: str
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
     inside: Inside
-    shield: Shield = Shield()
     children: int = -1
     """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     failed: tuple[str, ...] = ()
@@ -97,15 +96,6 @@ class Walls(NamedTuple):
         """Have the keeper give a fresh working directory; False where it could not, and the slot must exit."""
         os.write(self.reset, RENEW)
         return os.read(self.reset, 1) == RENEWED
-
-    def kill_all(self, pid: int) -> None:
-        """Kill the program whose first process is `pid`, and everything it started."""
-        if self.inside.private_processes:
-            kill_quietly(-1)
-        else:
-            with suppress(ProcessLookupError):  # ended, or it has not made its group yet
-                os.killpg(pid, signal.SIGKILL)
-            kill_children(self.children)
 
 
 def kill_quietly(pid: int) -> None:
@@ -165,7 +155,9 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: st
     ours.close()
     os.setpgid(0, 0)
     (process,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
-    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open())
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write(FIRST_TO_KILL)  # programs inherit it
+    return Walls(process, keeper, theirs.detach(), workdir, inside)
 
 
 def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
