@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.analysis.sweep import came_to, carry_out, planned, slurm_script, swept_runs, values_of
+from rocstar.analysis.sweep import came_to, carry_out, planned, swept_runs, values_of
 from rocstar.cli import main as cli
 from rocstar.config.recipe import load_recipe
 from rocstar.errors import ConfigError
@@ -159,20 +158,6 @@ def test_a_dry_run_lists_what_there_is_to_do(recipe: str, capsys: pytest.Capture
     assert cli.run(["sweep", recipe, "run.seed=0..2", "--dry-run", "--only", "2"]) == exits.OK
     assert "tiny-seed=2" in capsys.readouterr().out
     assert cli.run(["sweep", recipe, "run.seed=0..2", "--only", "3"]) == exits.USAGE
-
-
-def test_a_batch_script_makes_each_run_in_a_task_of_its_own(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    odd = 'run.name=a "b"'
-    assert cli.run(["sweep", recipe, "run.seed=0..2", odd, "--slurm"]) == exits.OK
-    script = capsys.readouterr().out
-    assert "#SBATCH --array=0-2\n" in script and "--gpus" not in script
-    words = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True)
-    assert words.stderr == ""
-    run = script.rstrip().splitlines()[-1].replace("exec ", "printf '%s\\n' ")
-    told = subprocess.run(["bash", "-c", run], env={"SLURM_ARRAY_TASK_ID": "2"}, text=True, capture_output=True)
-    assert told.stdout.splitlines()[3:] == ["sweep", recipe, "run.seed=0..2", odd, "--only", "2"]
-    with pytest.raises(ConfigError, match="Ray cluster"):
-        slurm_script([], planned(recipe, ["cluster.launcher=ray"]))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,15 +24,12 @@ from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.evaluation.intervals import student_interval
-from rocstar.parts.placement import place
 from rocstar.record.differences import varying
 from rocstar.record.folder import RunFolder, list_runs, read_json, refuse_place
 from rocstar.record.show import COMPARED, state_of
 from rocstar.support.exits import INTERRUPTED
 
 MOST_RUNS = 1000
-JOB = {"job": tuple(map(str, range(4096)))}
-"""GPUs that a job could have."""
 NAME_CHARACTERS = 40  # of a value in the name of its run
 SEED = "run.seed"
 GAINS = ("accuracy", "greedy")
@@ -249,44 +245,3 @@ def _over_runs(key: tuple[str, str], values: Mapping[str, float]) -> dict[str, A
     found = student_interval(numbers)
     interval = found and [max(low, found[0]), min(high, found[1])]
     return {"values": dict(values), "mean": fmean(numbers), "range": [min(numbers), max(numbers)], "interval": interval}
-
-
-# A batch script
-
-AUTO_CORES = 8  # to ask for where `run.threads` is to find out how many pay
-SLURM = """\
-#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --array=0-{last}
-#SBATCH --output=%x-%A_%a.log
-#SBATCH --open-mode=append
-#SBATCH --cpus-per-task={cores}{gpus}
-#SBATCH --time=24:00:00
-#SBATCH --requeue
-#SBATCH --signal=B:TERM@300
-# add what your cluster wants: --partition, --account, --mem; finished runs are not made again
-cd {folder}
-exec {command} --only "$SLURM_ARRAY_TASK_ID"
-"""
-
-
-def slurm_script(argv: Sequence[str], runs: Sequence[SweptRun]) -> str:
-    """An array job, one task a run. Each task saves and ends when its time is up, and goes on when the job is given
-    again. Raises ConfigError."""
-    recipe = runs[0].recipe
-    if recipe.cluster.launcher == "ray":
-        raise ConfigError(
-            "cluster.launcher = 'ray' needs a Ray cluster inside the job, which this script would not start; write one "
-            "that does (docs/cluster.md)"
-        )
-    on_gpu = recipe.model.device == "cuda" or (recipe.model.device == "auto" and recipe.model.path is not None)
-    gpus = {gpu for process in place(recipe, None, JOB, 0.0).processes for gpu in process.gpus}
-    threads = AUTO_CORES if recipe.run.threads == "auto" else recipe.run.threads
-    return SLURM.format(
-        name=recipe.run.sweep,
-        last=len(runs) - 1,
-        cores=threads + recipe.sandbox.slots,
-        gpus=f"\n#SBATCH --gpus={len(gpus)}" if on_gpu else "",
-        folder=shlex.quote(str(Path.cwd())),
-        command=shlex.join([sys.executable, "-m", "rocstar", "sweep", *argv]),
-    )

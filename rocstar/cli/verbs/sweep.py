@@ -51,7 +51,6 @@ def run(
         int | None, typer.Option(metavar="N", help="Only this one, as --dry-run numbers them.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and how they stand, and stop.")] = False,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Print a Slurm array job that makes the runs.")] = False,
     as_json: AsJson = False,
     runs: Annotated[
         Path | None, typer.Option("--runs", help="Folder of the runs; default: the recipe's run.folder.")
@@ -60,16 +59,14 @@ def run(
     """Make all runs, one after another, or go on with those that are not finished; then print the table of `show`.
 
     Example: rocstar sweep recipes/quickstart.toml learning.learning_rate=2e-4,4e-4 run.seed=0..2"""
-    from rocstar.analysis.sweep import planned, slurm_script
+    from rocstar.analysis.sweep import planned
 
     given = [*(settings or []), *([f"run.folder={runs}"] if runs else [])]
     all_runs = planned(recipe, given)
     if only is not None and not 0 <= only < len(all_runs):
         raise ConfigError(f"--only {only} is none of the {len(all_runs)} runs, which are numbered from 0")
     chosen = all_runs if only is None else [all_runs[only]]
-    if slurm:
-        print(slurm_script([recipe, *given], all_runs), end="")
-    elif dry_run:
+    if dry_run:
         _list(chosen, as_json=as_json)
     else:
         need("train")
