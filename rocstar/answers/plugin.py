@@ -6,7 +6,7 @@ event loop, one call at a time and without any wall.
     def right(data_source, solution_str, ground_truth, extra_info):    # verl: a number, or a dict with "score"
 
 It gives a finite number, which is the reward, or None (TRL) for "cannot tell"; above `right_above` the attempt is
-right. What it raises is an outage, never a reward, and so is nan.
+right. What it raises is an outage, never a reward, and so is nan. `rocstar reward test` calls it as training does.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rocstar.answers.cases import Case
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
-from rocstar.answers.rewards import VERL, Function, load_function, number_of, rewards_in, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.support.plugins import raised_by
+from rocstar.support.plugins import load, raised_by
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
+TRL, VERL = "trl", "verl"
+SHOWN_CHARS = 80  # of what a function gave, in a message
+Function = Callable[..., Any]
 
 
 def verifier_named(
@@ -78,15 +82,13 @@ class Reward:
     """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict."""
 
     def __call__(self, problem: Problem, text: str) -> Any:
-        """What it says about one text. Raises whatever the function does, ConfigError where it gave no reward."""
+        """What it says about one text. Raises whatever the function does, and ConfigError, to be read after its name,
+        where it gave no reward."""
         columns = self.arguments(problem, text)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
-        try:
-            (reward,) = rewards_in(given, self.signature, 1)
-        except ConfigError as wrong:
-            raise ConfigError(f"your reward function {self.name} {wrong}") from None
+        (reward,) = rewards_in(given, self.signature)
         return reward
 
     def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
@@ -119,14 +121,10 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
             "or package.module:function."
         )
     function = load_function(reference, folders)
-    signature = signature_of(function, f"evaluate.verifier = {reference!r}")
-    parameters = inspect.signature(function).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
-    reward = Reward(reference, function, signature, None if takes_any else frozenset(parameters), chat)
+    reward = reward_of(reference, function, f"evaluate.verifier = {reference!r}")
     given = reward.arguments(Problem(id="", question="", answer=""), "")
     missing = [
-        name for name, one in parameters.items()
+        name for name, one in inspect.signature(function).parameters.items()
         if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in given
     ]  # fmt: skip
     if missing:
@@ -135,6 +133,108 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
             f"a column of the data with a default, as {missing[0]}=None."
         )
     return reward
+
+
+def reward_of(name: str, function: Function, said: str = "the reward function") -> Reward:
+    """said: the function in messages. Raises ConfigError when its parameters are neither TRL's nor verl's."""
+    signature, parameters = signature_of(function, said), inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
+    return Reward(name, function, signature, None if takes_any else frozenset(parameters), chat)
+
+
+def load_function(name: str, folders: Sequence[Path | str] = ()) -> Function:
+    """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. `folders` and the
+    current one are searched. Raises ConfigError."""
+    found = load(name, folders=(*folders, Path.cwd()), setting="reward function")
+    if not inspect.isclass(found):
+        return cast(Function, found)
+    try:
+        return cast(Function, found())
+    except Exception as error:
+        raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
+
+
+def signature_of(function: Function, name: str = "the reward function") -> str:
+    """`trl` or `verl`, by the names of its parameters. Raises ConfigError when they tell neither."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # of builtins
+        raise ConfigError(f"{name} does not say what it takes; wrap it in a function of your own.") from error
+    if "completions" in parameters:
+        return TRL
+    if "solution_str" in parameters:
+        return VERL
+    raise ConfigError(
+        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str."
+    )
+
+
+def rewards_in(given: Any, signature: str) -> list[Any]:
+    """The reward of the one completion, whatever it is. Raises ConfigError, to be read after the function's name, where
+    the function gave something else."""
+    shown = repr(given)[:SHOWN_CHARS]
+    if signature == VERL:
+        if isinstance(given, Mapping) and "score" not in given:
+            raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
+        return [given["score"] if isinstance(given, Mapping) else given]
+    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
+    rewards = list(given)
+    if len(rewards) != 1:
+        raise ConfigError(f"gave {len(rewards)} rewards for 1 completion")
+    return rewards
+
+
+def number_of(given: Any) -> float:
+    """What a reward function gave; numbers of numpy and torch are taken, the text of a number is not. An integer past
+    what a float holds is inf. Raises TypeError, ValueError."""
+    if isinstance(given, str | bytes):
+        raise TypeError("a text is no number")
+    try:
+        return float(given)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    case: Case
+    reward: float | None
+    """What the function gave; None when it said nothing (TRL's None) or raised."""
+    error: str
+    """What it raised or returned instead of a number; empty otherwise."""
+    milliseconds: float
+    """Wall time."""
+
+
+def score(reward: Reward, case: Case) -> Scored:
+    """What the function gives a case, whose columns are those of its problem; what it raises becomes the `error`."""
+    row = case.columns
+    extra, prompt = row.get("extra_info"), row.get("prompt", row.get("prompts", ""))
+    asked = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
+    problem = Problem(
+        id=f"line {case.line}",
+        question=str(row.get("question", asked)),
+        answer=case.gold,
+        source=str(row.get("data_source", "")),
+        metadata={**row, **(extra if isinstance(extra, Mapping) else {})},
+    )
+    started, given, told = time.perf_counter(), None, ""
+    try:
+        given = reward(problem, case.text)
+    except ConfigError as wrong:
+        told = str(wrong)
+    except Exception as error:
+        told = raised_by(reward.function, error)
+    spent = 1000 * (time.perf_counter() - started)
+    try:
+        number = None if given is None else number_of(given)
+    except (TypeError, ValueError):
+        number, told = None, f"gave {given!r} instead of a number"
+    if number is not None and not math.isfinite(number):
+        number, told = None, f"gave {number}"
+    return Scored(case=case, reward=number, error=told, milliseconds=spent)
 
 
 class RewardVerifier:
@@ -216,7 +316,7 @@ class RewardVerifier:
         try:
             done.set_result(self._reward(problem, text))
         except ConfigError as wrong:
-            done.set_exception(wrong)
+            done.set_exception(ConfigError(f"your reward function {self._reward.name} {wrong}"))
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
             told = f"your reward function {self._reward.name} raised {raised_by(self._reward.function, error)}."
             done.set_exception(VerifierUnavailable(told))

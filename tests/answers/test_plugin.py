@@ -7,8 +7,7 @@ import pytest
 
 from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
-from rocstar.answers.rewards import load_function, score, signature_of
+from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, score, verifier_named
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -125,9 +124,7 @@ async def test_a_reward_of_another_shape_is_refused_and_says_what_to_return(name
     with pytest.raises(ConfigError) as refused:
         await asked(name, "5")
     assert str(refused.value) == f"your reward function {HERE}{name} {told}"
-    case = Case(line=1, text="5", gold="5")
-    function = load_function(HERE + name)
-    assert [one.error for one in score(function, signature_of(function), [case])] == [told]
+    assert score(load_reward(HERE + name), Case(line=1, text="5", gold="5")).error == told
 
 
 async def test_a_class_is_made_and_true_is_right() -> None:

@@ -153,7 +153,7 @@ def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
     (tmp_path / "half_reward_for_a_test.py").write_text("def f(completions, grade, **columns):\n    return [0.5]\n")
     data = tmp_path / "graded.jsonl"
     data.write_text("".join(json.dumps({"text": "1", "gold": "2", "grade": grade}) + "\n" for grade in (0.5, 1, 0.25)))
-    asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--batch", "1", "--data", str(data)]
+    asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--data", str(data)]
     assert cli.run([*asked, "--expected", "grade"]) == OK
     assert "expected: 3\nagreed: 1\n" in capsys.readouterr().out
     assert cli.run(["verify", "--cases", str(data), "--expected", "grade"]) == USAGE  # it gives verdicts only

@@ -14,7 +14,7 @@ from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
     from rocstar.answers.cases import Case, Decided
-    from rocstar.answers.rewards import Scored
+    from rocstar.answers.plugin import Scored
     from rocstar.types import Verdict
 
 app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
@@ -82,32 +82,28 @@ def test(
     ] = None,
     expected: Expected = None,
     limit: Limit = None,
-    signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Completions per call in TRL's signature.")] = 16,
-    chat: Annotated[bool, typer.Option("--chat", help="Pass completions as conversations, as TRL may.")] = False,
     right_above: Annotated[float, typer.Option(help="As evaluate.right_above: a larger reward is right.")] = 0.5,
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards. Without a
-    column of what a model wrote, it judges for each problem the reference in a box and a wrong answer.
+    """Run a reward function of TRL's or verl's signature over a file, as training calls it, and set our verdicts beside
+    its rewards. Without a column of what a model wrote, it judges for each problem the reference in a box and a wrong
+    answer.
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
     from rocstar.answers.cases import agreement, load_cases
-    from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
+    from rocstar.answers.plugin import load_function, reward_of, score
     from rocstar.data.rows import read_rows
     from rocstar.errors import ConfigError
 
-    if signature not in (None, TRL, VERL):
-        raise ConfigError(f"--signature is {signature!r}; choose {TRL} or {VERL}.")
-    called = load_function(function)
+    called = reward_of(function, load_function(function), function)
     if question or _are_problems(data, text, gold):
         if expected is not None:
             raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
         loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
-    scored = score(called, signature or signature_of(called, function), loaded, batch=batch, chat=chat)
+    scored = [score(called, case) for case in loaded]
     ours = _decide(loaded, strict=strict)
     rows = [
         {
