@@ -34,15 +34,6 @@ NEAR = 32  # tokens of a completion that count as directly after the reply
 RUN = 3  # marked tokens that make a run
 GAP = 2  # unmarked tokens that a run may hold between two marked ones
 MOST_WORDS = 20_000  # kept while counting
-DOUBT = re.compile(
-    r"\b(?:wait(?:s|ed|ing)?|hm+|but|however|maybe|perhaps|alternative(?:s|ly)?|actually|instead|again|"
-    r"(?:re-?|double-?)?check(?:s|ed|ing)?|(?:re-?)?verif(?:y|ies|ied|ying|ication)|confirm(?:s|ed|ing|ation)?|"
-    r"recomput(?:e|es|ed|ing|ation)|mistak(?:e|es|en|enly)|wrong(?:ly)?|errors?|erroneous(?:ly)?|issues?|"
-    r"fix(?:es|ed|ing)?)\b",
-    re.IGNORECASE,
-)
-"""Words of doubt, checking and repair with their inflections, looked for in the text of a completion, so that a word
-may be of several tokens: counted among the marked tokens, and never what decides a kind."""
 
 _BLOCK = re.compile(
     r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|(?P<answer><answer>).*?(?:</answer>|\Z)|"
@@ -73,8 +64,6 @@ class TokenCounts:
     marked: int = 0
     kinds: Counter[TokenKind] = field(default_factory=Counter)
     """Marked tokens by kind."""
-    doubt: Counter[TokenKind] = field(default_factory=Counter)
-    """Marked tokens that stand in a word of DOUBT, by kind."""
     after_ok: int = 0
     """Reflection tokens after a reply without a failure."""
     after_error: int = 0
@@ -94,7 +83,6 @@ class TokenCounts:
             "entropy_outside_calls": _share(entropy, outside),
             **{f"{kind}_tokens": self.kinds[kind] for kind in TokenKind},
             **{f"{kind}_share": _share(self.kinds[kind], self.marked) for kind in TokenKind},
-            **{f"{kind}_doubt_share": _share(self.doubt[kind], self.kinds[kind]) for kind in TokenKind},
             "reflection_after_ok": self.after_ok,
             "reflection_after_error": self.after_error,
         }
@@ -107,7 +95,6 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
     written = [place for turn in attempt.turns for place in range(turn.start, turn.end)]
     marked = marked_places(attempt.entropies, written)
     inside = {place: kind for turn in attempt.turns for place, kind in enclosed(attempt, turn, piece)}
-    doubtful = {place for turn in attempt.turns for place in _doubtful(attempt, turn, piece)}
     calls = [place for place, kind in inside.items() if kind is TokenKind.CALL]
     kinds = kinds_of(attempt, marked, inside)
     counts.attempts += 1
@@ -119,7 +106,6 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
     for place, kind in kinds.items():
         counts.kinds[kind] += 1
         counts.words[kind, piece(attempt.token_ids[place])] += 1
-        counts.doubt[kind] += place in doubtful
         if kind is TokenKind.REFLECTION:
             failed = turn_of(attempt, place).after == "error"
             counts.after_error += failed
@@ -164,9 +150,11 @@ def runs_of(places: Sequence[int]) -> Iterator[list[int]]:
 def enclosed(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[tuple[int, TokenKind]]:
     """Places of the tokens of a completion that stand in a tool call or an answer block, their tags included, and of
     marks."""
-    text, places = _text(attempt, turn, piece)
-    for begin, end, kind in blocks(text):
-        yield from ((place, kind) for place in places(begin, end))
+    texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
+    ends = list(accumulate(map(len, texts)))
+    for begin, end, kind in blocks("".join(texts)):
+        first, last = bisect_right(ends, begin), bisect_left(ends, end)
+        yield from ((turn.start + number, kind) for number in range(first, last + 1))
     if turn.ended and turn.end > turn.start:
         yield turn.end - 1, TokenKind.MARK
 
@@ -176,25 +164,6 @@ def blocks(text: str) -> Iterator[tuple[int, int, TokenKind]]:
     for found in _BLOCK.finditer(text):
         kind = TokenKind.CALL if found["call"] else TokenKind.ANSWER if found["answer"] else TokenKind.MARK
         yield found.start(), found.end(), kind
-
-
-def _doubtful(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[int]:
-    """Places of the tokens that are a word of DOUBT, or a part of one."""
-    text, places = _text(attempt, turn, piece)
-    for found in DOUBT.finditer(text):
-        yield from places(found.start(), found.end())
-
-
-def _text(attempt: Attempt, turn: TurnSpan, piece: Piece) -> tuple[str, Callable[[int, int], Iterator[int]]]:
-    """The text of a completion, and which tokens hold the characters from one to another."""
-    texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
-    ends = list(accumulate(map(len, texts)))
-
-    def places(begin: int, end: int) -> Iterator[int]:
-        first, last = bisect_right(ends, begin), bisect_left(ends, end)
-        yield from (turn.start + number for number in range(first, last + 1))
-
-    return "".join(texts), places
 
 
 def turn_of(attempt: Attempt, place: int) -> TurnSpan:

@@ -6,14 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.analysis.attempts import Attempt, TurnSpan, read_attempts
 from rocstar.analysis.sources import piece_of
 from rocstar.analysis.tokens import (
-    DOUBT,
     GAP,
     NEAR,
     RUN,
@@ -29,8 +27,8 @@ from tests.analysis.rows import attempt, turn, written
 
 TEXTS = ["<tool_call>", "{}", "</tool_call>", "<answer>", "5", "</answer>", " wait", " a", " b", " c"]
 OPEN, BODY, CLOSE, ANSWER, FIVE, END, WAIT, A, B, C = range(10)
-MORE = ["<|im_end|>", "</", "reason", ">", " re", "check", "ing", " waiter", " mist", "akes", "\n"]
-STOP, TAG, REASON, SHUT, RE, CHECK, ING, WAITER, MIST, AKES, LINE = range(10, 21)
+MORE = ["<|im_end|>", "</", "reason", ">", "\n"]
+STOP, TAG, REASON, SHUT, LINE = range(10, 15)
 
 
 def piece(token: int) -> str:
@@ -107,14 +105,13 @@ def test_a_run_that_begins_late_and_lone_tokens_fork() -> None:
     assert set(kinds_of(late, marked, {}).values()) == {TokenKind.FORKING}
 
 
-def test_counts_name_what_the_reply_said_and_words_of_doubt() -> None:
+def test_counts_name_what_the_reply_said() -> None:
     entropies = {6: 1.0, 7: 0.9, 8: 0.8}
     one = told(([A, B, C], None), ([WAIT, A, B, *[C] * 9], "error"), entropies=entropies)
     counts = TokenCounts()
     assert count_tokens(counts, one, piece) == dict.fromkeys((6, 7, 8), TokenKind.REFLECTION)
     figures = counts.figures()
     assert (figures["reflection_after_error"], figures["reflection_after_ok"]) == (3, 0)
-    assert figures["reflection_doubt_share"] == 1 / 3
     assert figures["entropy"] == 2.7 / 15
 
 
@@ -142,32 +139,6 @@ def test_a_mark_between_tokens_neither_ends_a_reflection_nor_belongs_to_it() -> 
     assert {kinds[start + place] for place in (0, 1, 5)} == {TokenKind.FORKING}  # a gap of three
     closer = kinds_of(one, {start, start + 1, start + 2, start + 3, start + 4}, inside)
     assert closer[start] is TokenKind.FORKING  # two tokens and a mark are no run of three
-
-
-def test_words_of_doubt_are_found_in_their_inflections_and_over_several_tokens() -> None:
-    words = [RE, CHECK, ING, MIST, AKES, WAITER, WAIT, WAIT, ING, A, CHECK, A]
-    one = told((words, None), entropies={place: 1.0 for place in range(2, 14)})
-    counts = TokenCounts()
-    for place in range(2, 14):
-        alone = replace(one, entropies=[float(at == place) for at in range(15)])
-        count_tokens(counts, alone, piece)
-    marked_twice = (
-        counts.kinds[TokenKind.FORKING] - 12
-    )  # of 12 tokens two are marked, the second is the first of equals
-    first = bool(DOUBT.search("rechecking"))
-    assert counts.doubt[TokenKind.FORKING] == sum([1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0]) + marked_twice * first
-
-
-@pytest.mark.parametrize(
-    ("text", "doubts"),
-    [
-        ("Let me verify. I am verifying what was verified", 3), ("double-checked, checks, re-check", 3),
-        ("mistakes, mistaken, errors, wrongly, fixes, issues", 6), ("Hmmm, wait, waiting", 3), ("confirmation", 1),
-        ("waiter checkbox errand fixture buttress recomputer tissue terror maybes", 0), ("The wrongdoing", 0),
-    ],
-)  # fmt: skip
-def test_what_is_a_word_of_doubt(text: str, doubts: int) -> None:
-    assert len(DOUBT.findall(text)) == doubts
 
 
 def test_a_token_of_a_tokenizer_of_words_keeps_its_space(tmp_path: Path) -> None:
