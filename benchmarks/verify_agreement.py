@@ -4,7 +4,8 @@ Runs every row of verify/*.jsonl (of ../shared/data, or of $ROCSTAR_DATA), with 
 with: `match_types` says whether formulas only or bare numbers too are looked for in running text, `params.strict`
 whether names of variables matter, and how far numbers may be off stands in PRECISION where rows lost it. Columns:
 
-    ours         the default graders on the last boxes or what is announced; math-verify may also search running text
+    ours         the default graders on the last boxes or what is announced; where these do not accept, math-verify may
+                 find the reference in the text
     prime        the PRIME-style grader alone, on the same answers
     math_verify  the library alone: its own extraction and comparison on the untouched texts
     wrapped      the same, with a text that has no formula marks put between dollar signs (most LaTeX rows need that)
@@ -28,17 +29,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from frame import Table, data_folder, parser, report
 
 from rocstar.answers.cases import Case, load_cases, pair_of, short
-from rocstar.answers.grade import DEFAULT, Grade, Grader
+from rocstar.answers.grade import DEFAULT, Grade, Grader, Pair
+from rocstar.answers.numbers import parse_number
+from rocstar.answers.pieces import take_apart
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.tolerance import parse_tolerance
+from rocstar.answers.wording import clean
 from rocstar.data.rows import read_rows
 from rocstar.types import Verdict
 
@@ -46,15 +52,16 @@ JUDGED = Path(__file__).with_name("answers_judged.jsonl")
 HALVES = ("dev", "held", "fresh", "dev2", "held2")
 COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
+WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")
 
 # The absolute precision that eval/scoring_examples.json of OpenBMB/OlympiadBench (ba5b26a) gives for the answers that
 # verify/olympiadbench.jsonl has without it; the two with the same texts differ in nothing else.
 PRECISION = {
     "olympiadbench.jsonl": {
-        ("7 \\times 10^{35}", "7.1 \\cdot 10^{35}"): ["1e34", "1e33"],
-        ("7 \\times 10^{35}, 0.002", "0.001, 7.1 \\cdot 10^{35}"): ["1e34, 1e-3"],
-        ("0.003, 5.233", "0.002, 5.234"): ["1e-3"],
+        ("7 \\times 10^{35}", "7.1 \\cdot 10^{35}"): [["1e34"], ["1e33"]],
+        ("7 \\times 10^{35}, 0.002", "0.001, 7.1 \\cdot 10^{35}"): [["1e34", "1e-3"]],
+        ("0.003, 5.233", "0.002, 5.234"): [["1e-3"]],
     }
 }
 
@@ -81,18 +88,40 @@ def library_verdict(case: Case, *, wrap: bool) -> Verdict:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     kinds = [LatexExtractionConfig()] + ([ExprExtractionConfig()] if search_of(case) == "all" else [])
-    texts = [
-        text if not wrap or any(mark in text for mark in MARKS) else f"${text}$" for text in (case.gold, case.text)
-    ]
-    gold, predicted = (parse(text, kinds) for text in texts)
+    marked = [text if any(mark in text for mark in MARKS) else f"${text}$" for text in (case.gold, case.text)]
+    gold, predicted = (parse(text, kinds) for text in (marked if wrap else (case.gold, case.text)))
     return Verdict.RIGHT if verify(gold, predicted, strict=names_matter(case)) else Verdict.WRONG
+
+
+def is_found_in(case: Case) -> bool:
+    """Whether there is running text, and math-verify, by its own rules, finds the reference in it."""
+    gold = pair_of(case).gold
+    searched = replace(case, gold=gold if any(mark in gold for mark in MARKS) else f"${gold}$")
+    is_running = "half" not in case.columns and WORD.search(case.text) is not None
+    return is_running and library_verdict(searched, wrap=False) is Verdict.RIGHT
+
+
+def within(pair: Pair, precision: Sequence[str]) -> Grade | None:
+    """By the absolute precision of an answer: one for all its numbers or one for each; they may stand in any order."""
+    if not precision or pair.predicted is None:
+        return None
+    texts = [clean(text) for text in (pair.gold, pair.predicted)]
+    apart = [None if parse_number(text) else take_apart(text) for text in texts]
+    items = [pieces.items if pieces else (text,) for pieces, text in zip(apart, texts, strict=True)]
+    wanted, given = ([number.value for item in some if (number := parse_number(item))] for some in items)
+    bounds = [Fraction(one) for one in precision] * (len(wanted) if len(precision) == 1 else 1)
+    same = len(wanted) == len(given) and any(
+        all(abs(a - b) <= bound for a, b, bound in zip(wanted, order, bounds, strict=True))
+        for order in permutations(given)
+    )
+    return Grade(Verdict.RIGHT if same else Verdict.WRONG, "precision", pair.predicted)
 
 
 def published(file: Path) -> list[Case]:
     """The cases of a file with the precision of each; every entry of PRECISION has to find its row."""
     left = {texts: list(values) for texts, values in PRECISION.get(file.name, {}).items()}
     cases = [
-        replace(case, tolerance=parse_tolerance(values.pop(0)))
+        replace(case, columns={**case.columns, "precision": values.pop(0)})
         if (values := left.get((case.gold, case.text)))
         else case
         for case in load_cases(file, read_rows(file), text="pred", expected="expected")
@@ -103,14 +132,15 @@ def published(file: Path) -> list[Case]:
 
 
 async def run_case(file: str, case: Case, ours: Grader, free: Grader, prime: Grader) -> Row:
-    pair = pair_of(case, search="" if "half" in case.columns else search_of(case))
-    fused = ours if names_matter(case) else free
-    (grade,) = await fused.grade_all([pair])
-    (bare,) = await fused.grade_all([replace(pair, tolerance=())])
-    (reward,) = await fused.grade_all([pair_of(case)])
-    (alone,) = await prime.grade_all([pair_of(case)])
+    pair, fused = pair_of(case), ours if names_matter(case) else free
+    by_precision = within(pair, case.columns.get("precision", ()))
+    (plain,) = await fused.grade_all([pair])
+    (alone,) = await prime.grade_all([pair])
+    is_there = plain.verdict is not Verdict.RIGHT and is_found_in(case)
+    searched = replace(plain, verdict=Verdict.RIGHT, method="math_verify in the text") if is_there else plain
+    grade, reward, alone = by_precision or searched, by_precision or plain, by_precision or alone
     library = [library_verdict(case, wrap=wrap) for wrap in (False, True)]
-    found = (grade.verdict, alone.verdict, *library, reward.verdict, bare.verdict)
+    found = (grade.verdict, alone.verdict, *library, reward.verdict, searched.verdict)
     return Row(file, case, grade, dict(zip(COLUMNS, found, strict=True)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 MAX_CHARS = 1000  # one of 58,000 references is longer; parsers are slow. Source: release, which cuts predictions there
-MAX_SEARCHED = 2000  # of running text in which an answer is looked for, from its end
 MAX_DEPTH = 40  # brackets inside brackets; published references stay below ten
 MAX_DIGITS = 20_000  # of an integer that a parser would evaluate, some milliseconds; references reach 6,000
 MAX_FACTORIAL = 5000  # 5000! has 16,326 digits; references like years, 2022!
@@ -27,9 +26,9 @@ _FACTORIAL = re.compile(r"(\d+)[\s)}\]]*!")
 _FACTORIAL_TWICE = re.compile(r"(\d+)[\s)}\]]*![\s)}\]]+!|\^[\s({]*\d+[\s)}\]]*!")
 
 
-def refusal(text: str, max_chars: int = MAX_CHARS) -> str | None:
+def refusal(text: str) -> str | None:
     """Why a text must not be parsed: `too_long`, `too_deep`, `too_big`; None when it may be."""
-    if len(text) > max_chars:
+    if len(text) > MAX_CHARS:
         return "too_long"
     if _depth(text) > MAX_DEPTH:
         return "too_deep"

@@ -6,22 +6,16 @@ Used by `rocstar verify`, `rocstar reward test` and the benchmarks.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
 from rocstar.answers.grade import Grader, Pair
-from rocstar.answers.numbers import parse_number
-from rocstar.answers.pieces import take_apart
-from rocstar.answers.tolerance import parse_tolerance
-from rocstar.answers.wording import clean, is_running, undelimited
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -32,9 +26,6 @@ EITHER = "answer"
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
 MAX_ERROR_CHARS = 400  # of what a function raised
-_OPERATION = re.compile(
-    r"^\\(?:not|neq?|leq?|geq?|[lg]t|pm|mp)(?![A-Za-z])|^[<>]|[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])"
-)
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 
@@ -48,8 +39,6 @@ class Case:
     """The reference; where it is a transcript itself, what that one boxes counts."""
     expected: Verdict | float | None = None
     """What somebody says about it, a verdict or the reward it should have; None when nobody does."""
-    tolerance: tuple[Fraction, ...] = ()
-    """Absolute tolerances published with the reference; empty for none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
 
@@ -73,14 +62,13 @@ def load_cases(
     text: str = "text",
     gold: str = "gold",
     expected: str | None = None,
-    tolerance: str | None = None,
     limit: int | None = None,
     graded: bool = False,
 ) -> list[Case]:
-    """The cases of a file, in its order. rows: (line, row), as `data.rows.read_rows` gives them. text, gold, expected,
-    tolerance: column names; where a default one is absent and exactly one usual synonym is there, that is used; a row
-    may lack a tolerance. limit: read only the first so many. graded: where one that is expected is no verdict but a
-    reward, such as 0.5, all are rewards. Raises DataError naming file, line and field."""
+    """The cases of a file, in its order. rows: (line, row), as `data.rows.read_rows` gives them. text, gold, expected:
+    column names; where a default one is absent and exactly one usual synonym is there, that is used. limit: read only
+    the first so many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards.
+    Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
     for line, row in islice(rows, limit):
@@ -95,7 +83,6 @@ def load_cases(
                 text=_text(file, line, row, texts),
                 gold=_text(file, line, row, golds),
                 expected=wanted,
-                tolerance=() if tolerance is None else _tolerance(file, line, row, tolerance),
                 columns=row,
             )
         )
@@ -116,28 +103,24 @@ def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(str(message.get("content") or "") for message in completion if message.get("role") == "assistant")
 
 
-def pair_of(case: Case, *, strict: bool = False, search: str = "") -> Pair:
+def pair_of(case: Case, *, strict: bool = False) -> Pair:
     """What is compared. Strict: the box inside the answer block. Otherwise the last box, or what is announced as the
-    final answer after it; without any, what is announced as the answer, else the whole text. With `search`
-    math-verify may also look into a running text by its own rules."""
+    final answer after it; without any, what is announced as the answer, else the whole text."""
     boxed_gold = boxed_answer(case.gold)
     gold = case.gold if boxed_gold is None else boxed_gold
     if strict:
-        return Pair(gold=gold, predicted=strict_answer(case.text), tolerance=case.tolerance)
+        return Pair(gold=gold, predicted=strict_answer(case.text))
     found = lenient_answer(case.text)
-    pair = Pair(gold=gold, predicted=case.text if found is None else found, tolerance=case.tolerance)
-    return replace(pair, said=case.text, search=search) if search and _may_search(case.text) else pair
+    return Pair(gold=gold, predicted=case.text if found is None else found)
 
 
-async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False, search: str = "") -> list[Decided]:
+async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False) -> list[Decided]:
     """One after the other, so that the milliseconds of each are its own. Raises VerifierUnavailable."""
     found = []
     for case in cases:
         started = time.perf_counter()
-        pair = pair_of(case, strict=strict, search=search)
-        grade = await grader.grade_all([pair])
+        (given,) = await grader.grade_all([pair_of(case, strict=strict)])
         spent = 1000 * (time.perf_counter() - started)
-        (given,) = grade
         found.append(
             Decided(
                 case=case, verdict=given.verdict, method=given.method, extracted=given.extracted, milliseconds=spent
@@ -198,15 +181,6 @@ def short(value: Any, most: int = SHOWN_CHARS) -> str:
     return text if len(text) <= most else "..." + text[-(most - 3) :]
 
 
-def _may_search(text: str) -> bool:
-    """Whether the answer may be a part of the text: not of a list, a sum or a bound, whose last number would pass for
-    all, nor of a number with its unit."""
-    plain = clean(undelimited(text))
-    if parse_number(plain) is not None:
-        return False
-    return is_running(text) or (take_apart(plain) is None and _OPERATION.search(plain) is None)
-
-
 def _column(
     file: Path, line: int, row: Mapping[str, Any], name: str, default: str, synonyms: Sequence[str], *, taken: str
 ) -> str:
@@ -230,14 +204,6 @@ def _text(file: Path, line: int, row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {type(value).__name__}.")
     return str(value)
-
-
-def _tolerance(file: Path, line: int, row: Mapping[str, Any], name: str) -> tuple[Fraction, ...]:
-    try:
-        return parse_tolerance(row.get(name))
-    except (ValueError, OverflowError) as error:
-        told = f"expected a number of 0 or more, or several, as in 1e-3, got {row[name]!r}"
-        raise DataError(f"{file}, line {line}, field {name!r}: {told}.") from error
 
 
 def _expected(file: Path, line: int, row: Mapping[str, Any], name: str, graded: bool) -> Verdict | float:

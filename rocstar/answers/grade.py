@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, TypeVar
 
-from rocstar.answers.caps import MAX_CHARS, MAX_SEARCHED, refusal
+from rocstar.answers.caps import MAX_CHARS, refusal
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.answers.text import compare_exactly, compare_text
-from rocstar.answers.tolerance import compare_within
-from rocstar.answers.wording import clean, is_running
+from rocstar.answers.wording import clean
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
 
@@ -41,13 +39,6 @@ class Pair:
     """Reference answer."""
     predicted: str | None
     """The extracted answer; None when there was none."""
-    said: str = ""
-    """The running text that `predicted` was found in, if math-verify may look for an answer in its last MAX_SEARCHED
-    characters as well, and accept that. Meant for foreign transcripts, never for rewards."""
-    search: str = "all"
-    """What it may take from `said`: `latex` for formulas, `all` for formulas and numbers."""
-    tolerance: tuple[Fraction, ...] = ()
-    """Absolute tolerances that were published with the reference: one for all of its numbers, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ class Grade:
     verdict: Verdict
     """RIGHT, WRONG or UNDECIDED."""
     method: str
-    """What decided: tolerance, integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
+    """What decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
     too_long, too_deep, too_big, unreadable, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
@@ -120,32 +111,27 @@ class Grader:
         """A verdict that needs no symbolic mathematics, else what to ask."""
         if pair.predicted is None or not pair.predicted.strip():
             return Verdict.WRONG, "no_answer"
-        limit = MAX_SEARCHED if pair.said else MAX_CHARS
-        predicted, said = pair.predicted[-limit:] if pair.said else pair.predicted, pair.said[-limit:]
-        if pair.gold == predicted and len(predicted) > limit:
+        if pair.gold == pair.predicted and len(pair.predicted) > MAX_CHARS:
             return Verdict.RIGHT, "text"
-        for text, verdict in ((predicted, Verdict.WRONG), (pair.gold, Verdict.UNDECIDED)):
-            if len(text) > limit:
+        for text, verdict in ((pair.predicted, Verdict.WRONG), (pair.gold, Verdict.UNDECIDED)):
+            if len(text) > MAX_CHARS:
                 return verdict, "too_long"
-        gold, predicted = clean(pair.gold), clean(predicted)
-        if pair.tolerance and (found := compare_within(gold, predicted, pair.tolerance)):
-            return found
+        gold, predicted = clean(pair.gold), clean(pair.predicted)
         for grader in self._at_once:
-            found = grader(gold, predicted)
-            if found and (found[0] is Verdict.RIGHT or not is_running(said)):
+            if found := grader(gold, predicted):
                 return found
-        if refused := _refused(gold, predicted, limit) or _refused(gold, said, limit):
+        if refused := _refused(gold, predicted):
             return refused
         if not self._graders:
             return Verdict.UNDECIDED, "unsure"
-        return Question(graders=self._graders, gold=gold, predicted=predicted, said=said, search=pair.search)
+        return Question(graders=self._graders, gold=gold, predicted=predicted)
 
 
-def _refused(gold: str, predicted: str, limit: int) -> Found | None:
+def _refused(gold: str, predicted: str) -> Found | None:
     """Texts that are not parsed. Who writes what nobody can read, or a value larger than any reference, is wrong: were
     it undecided, a policy could leave its group by writing it."""
     for text, verdict in ((gold, Verdict.UNDECIDED), (predicted, Verdict.WRONG)):
-        if reason := refusal(text, limit):
+        if reason := refusal(text):
             return verdict, reason
     return None
 

@@ -15,29 +15,24 @@ from typing import Any
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
-from rocstar.answers.wording import ABROAD, HEDGE, is_running, named_primes, undelimited
+from rocstar.answers.wording import ABROAD, HEDGE, named_primes, undelimited
 from rocstar.types import Verdict
 
 # math-verify as a grader. Whether two answers *should* count as equal is the library's business; which texts it may
 # read is decided here.
 
 METHOD = "math_verify"
-LATEX, ANYTHING = "latex", "all"
-"""What may be taken from a running text: formulas; bare numbers as well."""
 
 
-def grade_math_verify(
-    gold: str, predicted: str, *, said: str = "", search: str = ANYTHING, any_names: bool = False
-) -> tuple[Verdict, str]:
+def grade_math_verify(gold: str, predicted: str, *, any_names: bool = False) -> tuple[Verdict, str]:
     """(verdict, method): RIGHT or WRONG; UNDECIDED when the reference cannot be read and the two texts do not come out
-    equal. A prediction that cannot be read is WRONG. `said`: running text, searched by the library's own rules as well.
-    `any_names`: names of variables do not matter, so f(x) is f(y). Unbounded in time."""
+    equal. A prediction that cannot be read is WRONG. `any_names`: names of variables do not matter, so f(x) is f(y).
+    Unbounded in time."""
     from math_verify import verify
 
-    wanted = _search(gold, search) if said and is_running(gold) else _read(gold)
-    given = [*_read(predicted), *(_search(said, search) if said else [])]
+    wanted = _read(gold)
     # A set may be written as a relation, 1 < x < 2 for (1, 2), by either side.
-    if verify(wanted, given, strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
+    if verify(wanted, _read(predicted), strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
         return Verdict.RIGHT, METHOD
     unread = all(isinstance(part, str) for part in wanted)
     return (Verdict.UNDECIDED, "gold_unparsed") if unread else (Verdict.WRONG, METHOD)
@@ -46,14 +41,10 @@ def grade_math_verify(
 def _read(text: str) -> list[Any]:
     """A text that must parse as LaTeX in whole: the library otherwise takes the last formula it finds, and then the
     last number, so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
-    return _search(f"${named_primes(undelimited(text))}$", LATEX)
+    from math_verify import LatexExtractionConfig, parse
 
-
-def _search(text: str, search: str) -> list[Any]:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    kinds = [LatexExtractionConfig(), *([ExprExtractionConfig()] if search == ANYTHING else [])]
-    parsed: list[Any] = parse(text, kinds, parsing_timeout=None)
+    formula = f"${named_primes(undelimited(text))}$"
+    parsed: list[Any] = parse(formula, [LatexExtractionConfig()], parsing_timeout=None)
     return parsed
 
 
@@ -92,29 +83,29 @@ def judge(question: Mapping[str, Any]) -> Found:
     return (Verdict.WRONG, "unreadable") if readable else found
 
 
-def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str) -> Found:
+def _attempted(graders: Sequence[str], gold: str, predicted: str) -> Found:
     try:
-        return fused(graders, gold, predicted, **others)
+        return fused(graders, gold, predicted)
     except MemoryError:
         raise
     except Exception:  # parsers and sympy raise anything at all for texts that are no formula
         return Verdict.UNDECIDED, "unreadable"
 
 
-def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
-    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, unless there is a
-    running text in which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the
+def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
+    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, else when one
+    rejects and none accepts; UNDECIDED when none can read the
     reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
     lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
     lossy = lossy or bool(_ABROAD.search(gold)) != bool(_ABROAD.search(predicted))
-    if not said and lossy:
+    if lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
-    if not said and "math_verify_any_names" not in graders and _differ_in_case(gold, predicted):
+    if "math_verify_any_names" not in graders and _differ_in_case(gold, predicted):
         graders = [name for name in graders if name != "math_verify"] or graders
     for name in graders:
-        verdict, method = GRADERS[name](gold, predicted, said=said, search=search)
-        if verdict is Verdict.RIGHT or (method in FINAL and not is_running(said)):
+        verdict, method = GRADERS[name](gold, predicted)
+        if verdict is Verdict.RIGHT or method in FINAL:
             return verdict, method
         if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
             last = verdict, method
@@ -131,5 +122,5 @@ def warm() -> None:
     """Import the libraries, build their grammars and patterns, silence their logs, before any clock runs."""
     logging.disable(logging.CRITICAL)
     sys.set_int_max_str_digits(2 * MAX_DIGITS)  # 2022! is a reference, and libraries print what they compare
-    grade_math_verify("$\\frac{1}{2}+x$", "x+0.5", said="so it is x+0.5")
+    grade_math_verify("$\\frac{1}{2}+x$", "x+0.5")
     grade_prime("(1, x+1)", "(1, 1+x)")

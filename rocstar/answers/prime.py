@@ -41,7 +41,7 @@ _CLOSED = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
-def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
+def grade_prime(gold: str, predicted: str) -> tuple[Verdict, str]:
     """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
     `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
     cannot be told. Running text is not looked at. May be slow."""

@@ -32,10 +32,6 @@ class Question:
     """Names in the order they are asked; see `judge.py`."""
     gold: str
     predicted: str
-    said: str = ""
-    """Running text in which math-verify may look for an answer of its own; empty for none."""
-    search: str = "all"
-    """What it may take from it; see `judge.py`."""
 
 
 class SymbolicChecker:
@@ -85,7 +81,7 @@ class SymbolicChecker:
         limited = [question for question, answer in zip(questions, found, strict=True) if answer in LIMITS]
         if not limited:
             return found
-        alone = [replace(question, predicted=PLAIN, said="") for question in limited]
+        alone = [replace(question, predicted=PLAIN) for question in limited]
         found_alone = await self._ask(alone, deadlines=PATIENCE)
         affordable = {q for q, answer in zip(limited, found_alone, strict=True) if answer not in LIMITS}
         return [

@@ -97,7 +97,6 @@ _FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|c
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
-_WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
 _TRANSPOSED = re.compile(
     r"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?|\([A-Za-z+\- ]+\))\s*\^\s*"
@@ -261,11 +260,6 @@ def bare(text: str) -> str:
             text = inner.strip()
             break
     return _MEMBER.sub("", text.rstrip(".").strip())
-
-
-def is_running(text: str) -> bool:
-    """Whether an answer has to be looked for: something is boxed, or words stand outside of all commands."""
-    return "\\boxed" in text or _WORD.search(_WRAPPER.sub("", text)) is not None
 
 
 def undelimited(text: str) -> str:

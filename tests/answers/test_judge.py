@@ -29,7 +29,7 @@ def test_either_may_accept_and_two_numbers_that_differ_end_it(
     calls = []
 
     def says(found: Found) -> object:
-        return lambda gold, predicted, *, said, search: calls.append(gold) or found
+        return lambda gold, predicted: calls.append(gold) or found
 
     monkeypatch.setattr(judge, "GRADERS", {"a": says(first), "b": says(second)})
     assert fused(("a", "b"), "x", "y") == together
@@ -61,9 +61,3 @@ def test_what_the_parser_would_lose_is_compared_as_text(gold: str, predicted: st
 def test_the_first_that_accepts_is_named() -> None:
     question = {"gold": "x<1", "predicted": "-x > -1"}
     assert judge.judge({**question, "graders": ["prime", "math_verify"]}) == (RIGHT, "math_verify")
-
-
-def test_in_running_text_another_number_may_be_the_answer() -> None:
-    question = {"gold": "5", "predicted": "4", "graders": ["prime", "math_verify"]}
-    assert judge.judge(question) == (WRONG, "value")
-    assert judge.judge({**question, "said": "Not 4, the final answer is $5$."}) == (RIGHT, "math_verify")

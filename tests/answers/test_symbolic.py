@@ -9,7 +9,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +103,6 @@ async def test_names_of_variables_matter_unless_another_grader_is_asked(checker:
 async def test_a_reference_that_does_not_parse_leaves_the_question_undecided(checker: SymbolicChecker) -> None:
     questions = [question("5", r"\frac{", grader) for grader in ("prime", "math_verify")]
     assert await checker.compare(questions) == [(UNDECIDED, "gold_unparsed")] * 2
-
-
-async def test_running_text_is_searched_only_on_request(checker: SymbolicChecker) -> None:
-    text = "so the number is 10 which is 1,000.99m²"
-    asked = question(text, "1000.99")
-    questions = [asked, replace(asked, said=text, search="latex"), replace(asked, said=text)]
-    assert [verdict_of(found) for found in await checker.compare(questions)] == [WRONG, WRONG, RIGHT]
 
 
 async def test_many_questions_at_once_each_get_their_own_answer(checker: SymbolicChecker) -> None:

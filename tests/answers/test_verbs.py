@@ -46,8 +46,6 @@ def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture
     [
         (["--graders", "magic"], "no grader"),
         (["--gold", "nothing"], "line 1"),
-        (["--search", "web"], "latex or all"),
-        (["--tolerance", "nothing"], "no row has a tolerance"),
         (["--cases", "no_such_file.jsonl"], "no_such_file.jsonl does not exist"),
     ],
 )

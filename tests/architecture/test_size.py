@@ -16,9 +16,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
     "agents": (1113, 6),
-    "analysis": (2141, 11),
-    "answers": (3631, 20),
-    "cli": (3433, 23),
+    "analysis": (2065, 11),
+    "answers": (3427, 18),
+    "cli": (3415, 23),
     "cluster": (782, 8),
     "config": (2133, 11),
     "data": (4637, 24),
@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2932, 17),
     "rollout": (1902, 12),
     "run": (4501, 25),
-    "sandbox": (9018, 46),
+    "sandbox": (8696, 45),
     "serving": (843, 6),
     "support": (1727, 15),
     "tools": (924, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 596, 4157
+CLASSES, FUNCTIONS = 592, 4121
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_896, "tests/**/*.py": 49_157}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_915, "tests/**/*.py": 48_936}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

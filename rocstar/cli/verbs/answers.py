@@ -38,9 +38,7 @@ def verify(
     text: Text = "text",
     gold: Gold = "gold",
     expected: Expected = None,
-    tolerance: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with absolute tolerances.")] = None,
     strict: Strict = False,
-    search: Annotated[str, typer.Option(help="Look for answers in running text: latex or all.")] = "",
     graders: Graders = None,
     deadline: Deadline = 5.0,
     limit: Limit = None,
@@ -51,14 +49,9 @@ def verify(
     Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
     from rocstar.answers.cases import as_row, load_cases, summary
     from rocstar.data.rows import read_rows
-    from rocstar.errors import DataError
 
-    loaded = load_cases(
-        cases, read_rows(cases), text=text, gold=gold, expected=expected, tolerance=tolerance, limit=limit
-    )
-    if tolerance and not any(case.tolerance for case in loaded):
-        raise DataError(f"{cases}: no row has a tolerance in a column {tolerance!r}; check the name or leave it out.")
-    found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
+    loaded = load_cases(cases, read_rows(cases), text=text, gold=gold, expected=expected, limit=limit)
+    found = _decide(loaded, strict=strict, graders=graders, deadline=deadline)
     rows, figures = [as_row(one) for one in found], summary(found)
     if as_json:
         print_json({"rows": rows, "summary": figures})
@@ -164,7 +157,6 @@ def _decide(
     cases: Sequence[Case],
     *,
     strict: bool = False,
-    search: str = "",
     graders: str | None = None,
     deadline: float = 5.0,
 ) -> list[Decided]:
@@ -173,16 +165,13 @@ def _decide(
     from rocstar.answers.cases import decide
     from rocstar.answers.grade import DEFAULT, Grader
     from rocstar.answers.symbolic import SymbolicChecker
-    from rocstar.errors import ConfigError
 
-    if search not in ("", "latex", "all"):
-        raise ConfigError(f"--search is {search!r}; choose latex or all, or leave it out.")
     names = DEFAULT if graders is None else [name.strip() for name in graders.split(",")]
     grader = Grader(SymbolicChecker(deadline_seconds=deadline), graders=names)
 
     async def run() -> list[Decided]:
         try:
-            return await decide(grader, cases, strict=strict, search=search)
+            return await decide(grader, cases, strict=strict)
         finally:
             await grader.close()
 
