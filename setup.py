@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from zlib import crc32
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
@@ -12,6 +13,8 @@ FORK = Extension(
     "rocstar.sandbox.slot._fork",
     ["rocstar/sandbox/slot/_fork.c"],
     extra_compile_args=["-O2", "-std=gnu11"],
+    # An older one would go on being loaded after an update; `slot/zygote.py` refuses it.
+    define_macros=[("SOURCE", str(crc32(Path("rocstar/sandbox/slot/_fork.c").read_bytes())))],
     optional=True,
 )
 # Optional: without a compiler the torch engine attends through torch, slower (docs/engines.md).

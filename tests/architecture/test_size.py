@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2932, 17),
     "rollout": (1902, 12),
     "run": (4501, 25),
-    "sandbox": (8696, 45),
+    "sandbox": (8701, 45),
     "serving": (843, 6),
     "support": (1727, 15),
     "tools": (924, 7),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_915, "tests/**/*.py": 48_936}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_915, "tests/**/*.py": 48_942}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -106,3 +106,9 @@ def test_the_loop_refuses_to_run_where_it_would_kill_others() -> None:
 def test_where_the_loop_was_not_compiled_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LOOP, None)
     assert "install a C compiler and Python's headers, then install rocstar again" in load(())
+
+
+def test_a_loop_that_was_compiled_before_an_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(()) == ""
+    monkeypatch.setattr(_fork, "source", _fork.source + 1)
+    assert load(()).endswith("was compiled from another version of _fork.c; install rocstar again")

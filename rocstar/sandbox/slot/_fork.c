@@ -392,7 +392,7 @@ PyMODINIT_FUNC PyInit__fork(void)
     if (make_arena())
         Py_SETREF(place, Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)arena, (unsigned long long)arena_bytes));
 #endif
-    if (module && PyModule_AddObject(module, "arena", place) < 0)
+    if (module && (PyModule_AddObject(module, "arena", place) < 0 || PyModule_AddIntConstant(module, "source", SOURCE)))
         Py_CLEAR(module);
     return module;
 }

@@ -19,7 +19,9 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
+from zlib import crc32
 
 from rocstar.sandbox.slot import channel, notebook, program, seeds, tiers
 from rocstar.sandbox.slot.program import Base
@@ -107,10 +109,13 @@ def be_program(control: int, base: Base) -> NoReturn:
 def load(preload: Sequence[str]) -> str:
     """Import the modules; a sentence about the first that fails, else ""."""
     try:
-        importlib.import_module(LOOP)
+        loop = importlib.import_module(LOOP)
     except ImportError as error:
         advice = "install a C compiler and Python's headers, then install rocstar again"
         return f"the sandbox's loop in C was not compiled ({error}); {advice}"
+    source = Path(__file__).with_name("_fork.c")  # a wheel has none
+    if source.exists() and crc32(source.read_bytes()) != getattr(loop, "source", None):
+        return f"the sandbox's loop in C was compiled from another version of {source.name}; install rocstar again"
     for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
