@@ -4,7 +4,7 @@
 
 FOLDER: a checkout of the peer (github.com/0xWJ/code-judge, github.com/bytedance/SandboxFusion). Their test files are
 used as they are; only the client behind them is exchanged: instead of the peer's own application it calls our service.
-Of code-judge all tests of Python are run, those of C++ are not. Prints what pytest says and last one JSON line.
+Their conftests want the package fastapi. Of code-judge all tests of Python are run, those of C++ are not. Prints what pytest says and last one JSON line.
 """
 
 from __future__ import annotations
@@ -109,9 +109,12 @@ def run_tests(tests: list[Path], conftest: str, peer: Path, chosen: str) -> dict
         pytest = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
         command = [*pytest, "-k", chosen, "--rootdir", folder, folder]
         outside = {**os.environ, "SERVICE": url, "PEER": str(peer)}
-        said = subprocess.run(command, env=outside, cwd=folder, capture_output=True, text=True).stdout
-    print(said)
-    count = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", said.splitlines()[-1])}
+        ended = subprocess.run(command, env=outside, cwd=folder, capture_output=True, text=True)
+    print(ended.stdout)
+    if not ended.stdout.strip():
+        sys.exit(f"their tests did not start: {ended.stderr.strip()[-300:]}")
+    last = ended.stdout.splitlines()[-1]
+    count = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", last)}
     return {"passed": count.get("passed", 0), "failed": count.get("failed", 0) + count.get("error", 0)}
 
 
