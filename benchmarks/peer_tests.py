@@ -4,7 +4,8 @@
 
 FOLDER: a checkout of the peer (github.com/0xWJ/code-judge, github.com/bytedance/SandboxFusion). Their test files are
 used as they are; only the client behind them is exchanged: instead of the peer's own application it calls our service.
-Their conftests want the package fastapi. Of code-judge all tests of Python are run, those of C++ are not. Prints what pytest says and last one JSON line.
+They want the package fastapi. Of code-judge all tests of Python are run, those of C++ are not. Prints what pytest says
+and last one JSON line.
 """
 
 from __future__ import annotations
