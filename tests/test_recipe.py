@@ -510,3 +510,13 @@ def test_what_a_sandbox_elsewhere_settles_itself_is_refused(folder: Path, key: s
 @pytest.mark.parametrize("url", ["a:8700", "https://a", "http://", "http://a/v1/run", "http://user@a"])
 def test_what_is_no_address_of_a_sandbox_is_refused(folder: Path, url: str) -> None:
     assert f"'{url}' is no address of a sandbox" in complaint("parent.toml", f"sandbox.urls={url}")
+
+
+def test_every_default_can_be_written_in_a_recipe() -> None:
+    """Else a setting could be read on its page and set nowhere."""
+    for name, kind in Recipe.model_fields.items():
+        defaults = Recipe().model_dump(mode="json")[name]
+        for field, value in defaults.items() if isinstance(defaults, dict) else ():
+            assert isinstance(kind.annotation, type) and issubclass(kind.annotation, Section)
+            if value is not None:
+                kind.annotation.model_validate({field: value}, strict=True)

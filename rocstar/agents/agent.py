@@ -31,6 +31,7 @@ from typing import Any
 from rocstar.agents.attempt import AgentAttempt, AgentFailed
 from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import MODEL, read_chat, write_chat
+from rocstar.answers.extract import boxed
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import walled
@@ -140,7 +141,7 @@ class GatewayAgent:
             verdict = Verdict.RIGHT if given > self._right_above else Verdict.WRONG
             told = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
             return replace(made, outcome=told)
-        said = tuple(roller.codec.encode(f"<answer>\\boxed{{{given}}}</answer>"))
+        said = tuple(roller.codec.encode(f"<answer>{boxed(given)}</answer>"))
         words = Turn(completion=Completion(token_ids=said, logprobs=(0.0,) * len(said), finish=Finish.STOP))
         with_words = replace(made, turns=(*made.turns, words), stop=Stop.ANSWERED)
         (judged,) = await verified(roller.verifier, problem, [with_words])
@@ -295,9 +296,9 @@ def _printed(last: str) -> Any:
     """What the last line of a program gives, where it gives something."""
     with suppress(ValueError, RecursionError):
         match json.loads(last):
-            case {"reward": reward}:
+            case {"reward": bool() | int() | float() as reward, **other} if "answer" not in other:
                 return reward
-            case {"answer": answer}:
+            case {"answer": str() | int() | float() as answer, **other} if "reward" not in other:
                 return str(answer)
             case {**other} if other:
                 return other  # which is refused

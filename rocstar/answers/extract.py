@@ -71,6 +71,20 @@ def boxed_answer(text: str) -> str | None:
     return ", ".join(dict.fromkeys(contents))
 
 
+def boxed(answer: str) -> str:
+    """A box that holds this text, whatever it is: where its braces would close the box or leave it open, all of them
+    are escaped."""
+    depth = least = 0
+    for token in (match.group() for match in _BRACES.finditer(answer)):
+        depth += token.endswith("{") and token != "\\{"
+        depth -= token == "}"
+        least = min(least, depth)
+    if depth or least:
+        answer = re.sub(r"(?<!\\)((?:\\\\)*)([{}])", r"\1\\\2", answer)
+    end = " " if answer.endswith("\\") else ""
+    return f"\\boxed{{{answer}{end}}}"
+
+
 def phrase_answer(text: str) -> str | None:
     """What follows the last phrase that announces an answer, and in it the last "is" or "are", up to the end of the
     sentence; a formula at the start or the end of that is the answer. None when there is no such phrase, or nothing

@@ -16,6 +16,7 @@ import pytest
 
 from rocstar.agents import agent as own
 from rocstar.agents.agent import GatewayAgent, agent_named
+from rocstar.answers.extract import strict_answer
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
@@ -301,6 +302,26 @@ async def test_an_answer_is_judged_and_never_a_reward(tmp_path: Path, text: str)
 
     found = await made(program(tmp_path, text), ["no box"], verifier=ScriptedVerifier(judge))
     assert found.outcome and found.outcome.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"reward": "9"}', '{"answer": null}', '{"answer": [9]}', '{"answer": 9, "reward": 1}', '{"result": 9}'],
+)
+async def test_a_last_line_that_gives_neither_an_answer_nor_a_reward_is_refused(tmp_path: Path, line: str) -> None:
+    found = await made(program(tmp_path, f"print({line!r})\n"), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and "let it give a text, a finite number or nothing" in str(found.fault)
+
+
+@pytest.mark.parametrize("given", ["{", "5} or 6", "5}\\\\boxed{6", "5\\\\", "}{", "{5"])
+async def test_no_brace_of_an_answer_has_another_one_judged(tmp_path: Path, given: str) -> None:
+    def judge(problem: Problem, trajectory: Trajectory) -> Verdict:
+        text = "".join(CODEC.decode(turn.completion.token_ids) for turn in trajectory.turns)
+        return Verdict.RIGHT if strict_answer(text) == "5" else Verdict.WRONG
+
+    text = f"async def agent(problem, client):\n{ASKS}    return '{given}'\n"
+    found = await made(function(tmp_path, text), [ANSWER], verifier=ScriptedVerifier(judge))
+    assert found.outcome and found.outcome.verdict is Verdict.WRONG
 
 
 async def test_a_child_that_holds_the_output_does_not_hold_the_attempt(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
-    "agents": (1113, 6),
+    "agents": (1114, 6),
     "analysis": (2065, 11),
-    "answers": (3427, 18),
+    "answers": (3441, 18),
     "cli": (3415, 23),
     "cluster": (782, 8),
     "config": (2133, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 592, 4121
+CLASSES, FUNCTIONS = 592, 4122
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_942}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_973}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
