@@ -137,10 +137,7 @@ def renew_workdir(covered: Mapping[str, str]) -> None:
 
 def bind_read_only(old: str, path: str) -> None:
     linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
-    try:
-        linux.make_read_only(path)
-    except OSError:  # before Linux 5.12
-        remount_read_only(path)
+    linux.make_read_only(path)
 
 
 def remount_read_only(path: str, without: int = 0) -> None:
