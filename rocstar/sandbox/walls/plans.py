@@ -191,16 +191,16 @@ def settled(walls: Walls) -> Walls:
 
 def start_inside(plan: Plan, user: int) -> Walls:
     """Behind namespaces. user: who programs run as, if we are root."""
-    outside, covered = (os.geteuid(), os.getegid()), rootfs.covered_sources()
+    outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(processes_beside(plan, outside[0]), True)
+    inside = Inside(processes_beside(plan, outside[0]), True, "" if workdir == rootfs.WORKDIR else workdir)
     # There is nothing to remove at the end: the mounts go with their namespace.
-    walls = fork_slot(partial(rootfs.renew_workdir, covered), lambda: None, rootfs.WORKDIR, inside)
+    walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
-    rootfs.build()
+    rootfs.build(workdir)
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
