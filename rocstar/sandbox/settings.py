@@ -44,7 +44,6 @@ class ServeOptions:
     max_held_mb: Annotated[int, Option(help="Large bodies and unread answers held at once, MiB.")] = 96
     """Frames that arrive and results of batches too, of all callers; those of up to 64 KiB are not counted."""
     request_seconds: Annotated[float, Option(help="Within which a request must have arrived.")] = 30.0
-    max_sessions: Annotated[int, Option(help="Sessions held over HTTP at once, for a token.")] = 1000
     session_slots: Annotated[int, Option(help="Sessions alive at once in a daemon.")] = 96
     session_idle_seconds: Annotated[float, Option(help="How long a session may be without a cell.")] = 600.0
     drain_seconds: Annotated[float, Option(help="How long calls may take after SIGTERM.")] = 120.0

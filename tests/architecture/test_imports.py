@@ -38,7 +38,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "data": SHARED,
     "record": SHARED,
     # What they become together.
-    "agents": (*SHARED, "data", "rollout", "sandbox"),
+    "agents": (*SHARED, "answers", "data", "rollout", "sandbox"),
     "cluster": (*SHARED, "engines", "learning", "sandbox"),
     "parts": (*PARTS, "agents"),
     "evaluation": RUNS,

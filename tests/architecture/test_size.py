@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2932, 17),
     "rollout": (1902, 12),
     "run": (4501, 25),
-    "sandbox": (8701, 45),
+    "sandbox": (8611, 45),
     "serving": (843, 6),
     "support": (1727, 15),
     "tools": (924, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 592, 4122
+CLASSES, FUNCTIONS = 590, 4115
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_973}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_942}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

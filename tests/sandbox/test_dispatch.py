@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
 
     def take(self, entry: Entry[NodeFacts], node: NodeFacts) -> None:
         assert node.up and node.held[entry.number] is entry
-        assert node.rests_until <= self.bench.now or entry.call.session or node in self.with_room
+        assert node.rests_until <= self.bench.now or not entry.waits or entry.call.session or node in self.with_room
         ready = [each for each in self.dispatch.nodes if each.up and each.rests_until <= self.bench.now]
         assert node is not entry.avoid or len(ready) < 2 or entry.call.session, "elsewhere, where there is another"
         if session := entry.call.session:

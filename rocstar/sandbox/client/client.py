@@ -202,11 +202,12 @@ class SandboxClient:
         cell."""
         return Session(self, limits or Limits(), seed, replay=replay)
 
-    def close_session(self, name: str) -> None:
-        """End its process. Does nothing where no daemon has it."""
+    def close_session(self, name: str) -> bool:
+        """End its process; whether a daemon had it, as far as we know."""
         node = self._dispatch.forget(name)
         if node is not None and node.up:
             node.send(FrameKind.CLOSE, body=wire.encode(name))
+        return node is not None
 
     def close(self) -> None:
         """End the connections, and daemons that are children with all that runs in them. Calls still awaited raise

@@ -126,7 +126,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
     queue = Queue(settings, info, pools)
-    with suppress(OSError):  # before Linux 5.3 only the closed connection tells
+    with suppress(ProcessLookupError):  # it has ended, and its connection tells that too
         loop.add_reader(os.pidfd_open(parent), queue.gone.set)
     gc.freeze()
     gc.set_threshold(50_000)  # a call leaves no cycles behind; looking for them was a twentieth of its cost

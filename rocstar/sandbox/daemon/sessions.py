@@ -65,6 +65,8 @@ class NotebookSession:
     """Its process, and the CPU it had used when its last cell ended; 0 before that."""
     cpu_seconds = 0.0
     seed = 0
+    cells = 0
+    """Run so far; opening a session without code is none."""
     forked = 0
     """Branches made of it."""
 
@@ -274,7 +276,8 @@ class Sessions:
     def run(self, session: NotebookSession, cell: Queued) -> None:
         call = cell.call
         bounds = call.limits.cpu_seconds, call.limits.output_bytes
-        payload = CellPayload(call.cell, call.code, call.files, list(call.fetch), *bounds)
+        session.cells += bool(call.code)
+        payload = CellPayload(session.cells, call.code, call.files, list(call.fetch), *bounds)
         cell.run = self.run_in(session, call, payload, partial(self.done, session, cell))
         if cell.answered:  # cancelled while the slot was started
             cell.run.stop("cancelled")
@@ -314,7 +317,7 @@ class Sessions:
             raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
         for name in names:
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
-            branch.free = False
+            branch.free, branch.cells = False, session.cells
             branches.append(branch)
 
     async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:

@@ -270,18 +270,16 @@ class Worker:
     def _signal(self, pid: int, number: int) -> None:
         handle = self.handles.get(pid)
         with suppress(OSError):  # gone
-            if handle:
+            if handle is not None:
                 signal.pidfd_send_signal(handle, number)
-            elif handle == 0:
-                os.kill(pid, number)
 
 
-def pidfd(pid: int) -> int:
-    """0 where the kernel has none (before Linux 5.3)."""
+def pidfd(pid: int) -> int | None:
+    """None where it has ended already."""
     try:
         return os.pidfd_open(pid)
-    except OSError:
-        return 0
+    except ProcessLookupError:
+        return None
 
 
 class RunningCall:

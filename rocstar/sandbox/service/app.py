@@ -103,7 +103,7 @@ class Application:
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
         self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS
-        self.endpoints |= native.HeldSessions(service).endpoints() | self.pages()
+        self.endpoints |= self.pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests += 1

@@ -80,7 +80,7 @@ def default_limits(settings: Settings) -> Limits:
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
-    for name in ("daemons", "session_slots", "max_sessions", "max_queue", "max_held_mb"):
+    for name in ("daemons", "session_slots", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
     for name in ("patience_seconds", "request_seconds", "session_idle_seconds", "drain_seconds"):

@@ -7,12 +7,12 @@ with a Retry-After. A batch is always 200: its calls have outcomes of their own.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -24,7 +24,6 @@ from rocstar.sandbox.call import (
     CALLER,
     MAX_BRANCHES,
     Call,
-    ForkRefused,
     Limits,
     ProgramOutcome,
     Response,
@@ -39,10 +38,6 @@ from rocstar.sandbox.service.core import Asked, BadRequest, Endpoints, Hold, Ser
 from rocstar.sandbox.settings import Settings
 from rocstar.sandbox.wire import FrameKind
 
-if TYPE_CHECKING:
-    from rocstar.sandbox.client import Session
-
-MAX_CELLS_WAITING = 32  # in one session
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
 USAGE_SECONDS = 0.25  # between looks at our load
@@ -170,135 +165,77 @@ def limits_of(settings: Settings, /, **given: int | float) -> Limits:
     return limits
 
 
-@dataclass(slots=True, eq=False)
-class Held:
-    """A session that a caller holds over HTTP."""
-
-    session: Session
-    """Its name is its id: 128 random bits. Who knows it owns the session; nothing lists ids."""
-    owner: int
-    cells: int = 0
-    """Run so far."""
-    branches: int = 0
-    """That are being made of it."""
-    under_way: int = 0
-    """Cells that wait or run."""
-    used: float = field(default_factory=time.monotonic)
-    """When its last cell ended."""
+async def open_session(asked: Asked) -> HttpReply:
+    service, shape = asked.service, decode(asked.body or b"{}", OpenSession)
+    limits = limits_of(service.settings, **shape.limits)
+    name, patience = session_name(limits), service.settings.patience_seconds
+    call = Call(id="", code="", limits=limits, seed=shape.seed, session=name, cell=1, patience_seconds=patience)
+    response = await service.run(call)
+    if response.outcome is not ProgramOutcome.OK:
+        raise BadRequest(f"the session could not be opened: {response.message or response.outcome}", 503, 5)
+    return HttpReply(core.encode({"session": name}), 201)
 
 
-class HeldSessions:
-    """Those that callers hold over HTTP. A session ends when its caller says so, or after `session_idle_seconds`
-    without a cell."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.held: dict[str, Held] = {}
-
-    def endpoints(self) -> Endpoints:
-        root, one = "/v1/sessions", "/v1/sessions/{id}"
-        return {
-            ("POST", root): self.open,
-            ("GET", one): self.state,
-            ("DELETE", one): self.end,
-            ("POST", f"{one}/cells"): self.run,
-            ("POST", f"{one}/fork"): self.fork,
-        }
-
-    async def open(self, asked: Asked) -> HttpReply:
-        shape = decode(asked.body or b"{}", OpenSession)
-        await self._forget_idle()
-        limits = limits_of(self.service.settings, **shape.limits)
-        self._make_sure_of_room_for(1)
-        session = self.service.client.open_session(limits=limits, seed=shape.seed)
-        return stated(self._hold(session), 201)
-
-    async def state(self, asked: Asked) -> HttpReply:
-        return stated(await self._find(asked.name), 200)
-
-    async def run(self, asked: Asked) -> HttpReply:
-        """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends it."""
-        held, shape = await self._find(asked.name), decode(asked.body, CellShape)
-        if held.under_way >= MAX_CELLS_WAITING:
-            raise BadRequest(f"{held.under_way} cells of this session wait already; come again in 1 s", 503, 1)
-        patience = shape.patience_seconds or self.service.settings.patience_seconds
-        files = files_of(shape.files)
-        running = held.session.run(shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
-        with self._used(held):
-            try:
-                response = await self.service.outcome_of(shape.id, running)
-            except SessionLost:
-                await self._close(held)
-        await self._find(asked.name)  # it may have been closed meanwhile
-        held.cells += 1
-        return answer(self.service, structs.replace(response, id=shape.id))
-
-    async def fork(self, asked: Asked) -> HttpReply:
-        held, branches = await self._find(asked.name), decode(asked.body, ForkSession).branches
-        self._make_sure_of_room_for(branches)
-        made: list[Session] = []
-        with self._used(held, branches):
-            try:
-                made = await held.session.fork(branches)
-            except ForkRefused as error:
-                raise BadRequest(str(error), 409) from None
-            except SessionLost:
-                await self._close(held)
-            except SandboxDown as error:
-                raise BadRequest(f"the session could not be forked: {error}", 503, 5) from None
-        if held.session.name not in self.held:  # it was closed meanwhile
-            for session in made:
-                await session.close()
-        await self._find(asked.name)
-        names = [self._hold(session, held.cells).session.name for session in made]
-        return HttpReply(core.encode({"sessions": names}), 201)
-
-    async def end(self, asked: Asked) -> HttpReply:
-        await self._close(await self._find(asked.name))
-        return HttpReply(b"", 204)
-
-    async def _find(self, name: str) -> Held:
-        """Raises BadRequest."""
-        await self._forget_idle()
-        if name not in self.held:
-            why = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
-            raise BadRequest(f"there is no session {name[:40]!r}: {why}", 404)
-        return self.held[name]
-
-    async def _forget_idle(self) -> None:
-        since = time.monotonic() - self.service.settings.session_idle_seconds
-        for held in [held for held in self.held.values() if not held.under_way and held.used < since]:
-            await self._close(held)
-
-    def _make_sure_of_room_for(self, count: int) -> None:
-        """Raises BadRequest where this caller would have too many."""
-        most = self.service.settings.max_sessions
-        if sum(1 + held.branches for held in self.held.values() if held.owner == CALLER.get()) + count > most:
-            raise BadRequest(f"{most} sessions are open, which is all that is held; close one", 503, 5)
-
-    def _hold(self, session: Session, cells: int = 0) -> Held:
-        held = self.held[session.name] = Held(session, CALLER.get(), cells)
-        return held
-
-    @contextmanager
-    def _used(self, held: Held, branches: int = 0) -> Iterator[None]:
-        held.under_way += 1
-        held.branches += branches
-        try:
-            yield
-        finally:
-            held.under_way -= 1
-            held.branches -= branches
-            held.used = time.monotonic()
-
-    async def _close(self, held: Held) -> None:
-        """End its process, a cell that runs too, and forget it."""
-        if self.held.pop(held.session.name, None) is not None:
-            await held.session.close()
+async def run_cell(asked: Asked) -> HttpReply:
+    """The response to a cell; those sent together run in their order."""
+    shape = decode(asked.body, CellShape)
+    files, patience = files_of(shape.files), shape.patience_seconds or asked.service.settings.patience_seconds
+    cell = later_cell(asked, id=shape.id, code=shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
+    return answer(asked.service, await in_session(asked, cell))
 
 
-def stated(held: Held, status: int) -> HttpReply:
-    return HttpReply(core.encode({"session": held.session.name, "cells": held.cells}), status)
+async def fork_session(asked: Asked) -> HttpReply:
+    count = decode(asked.body, ForkSession).branches
+    limits = limits_in(asked)
+    names = tuple(session_name(limits) for _ in range(count))
+    response = await in_session(asked, later_cell(asked, id="", code="", branches=names))
+    if response.outcome is not ProgramOutcome.OK:
+        is_refused = response.outcome is ProgramOutcome.REJECTED
+        why = f"the session was not forked: {response.message or response.outcome}"
+        raise BadRequest(why, 409 if is_refused else 503, None if is_refused else 5)
+    return HttpReply(core.encode({"sessions": names}), 201)
+
+
+async def end_session(asked: Asked) -> HttpReply:
+    if not asked.service.client.close_session(asked.name):
+        raise no_session(asked)
+    return HttpReply(b"", 204)
+
+
+def session_name(limits: Limits) -> str:
+    """The id of a new session: 128 random bits, so that who knows it owns the session (nothing lists ids), and the
+    limits of its cells, so that the service need not remember any."""
+    return "_".join([os.urandom(16).hex(), *map(str, structs.astuple(limits))])
+
+
+def limits_in(asked: Asked) -> Limits:
+    """Those that the session's id names. Raises BadRequest."""
+    try:
+        _, *given = asked.name.split("_")
+        named = dict(zip(Limits.__struct_fields__, map(msgspec.json.decode, given), strict=True))
+        return limits_of(asked.service.settings, **named)
+    except (ValueError, TypeError, BadRequest):  # nobody was given such an id
+        raise no_session(asked) from None
+
+
+def later_cell(asked: Asked, **fields: Any) -> Call:
+    return Call(limits=limits_in(asked), session=asked.name, cell=2, **fields)  # its daemon counts them
+
+
+async def in_session(asked: Asked, call: Call) -> Response:
+    """Raises BadRequest where the session is gone, also while it ran."""
+    try:
+        response = await asked.service.run(call)
+    except SessionLost:
+        raise no_session(asked) from None
+    if response.outcome is ServiceOutcome.CANCELLED:
+        raise no_session(asked)
+    return response
+
+
+def no_session(asked: Asked) -> BadRequest:
+    why = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
+    return BadRequest(f"there is no session {asked.name[:40]!r}: {why}", 404)
 
 
 class FrameConnection:
@@ -439,4 +376,11 @@ class FrameConnection:
                 self.push(FrameKind.USAGE, 0, wire.encode(told := usage))
 
 
-ENDPOINTS: Endpoints = {("POST", "/v1/run"): run, ("POST", "/v1/batch"): batch}
+ENDPOINTS: Endpoints = {
+    ("POST", "/v1/run"): run,
+    ("POST", "/v1/batch"): batch,
+    ("POST", "/v1/sessions"): open_session,
+    ("POST", "/v1/sessions/{id}/cells"): run_cell,
+    ("POST", "/v1/sessions/{id}/fork"): fork_session,
+    ("DELETE", "/v1/sessions/{id}"): end_session,
+}

@@ -109,8 +109,7 @@ def rehearse(control: int, base: Base) -> None:
 
 def enter(base: Base, seed: int) -> None:
     """What programs and notebooks do first."""
-    if not base.inside.private_processes:
-        base.inside.enter_call()
+    base.inside.enter_call()
     base.seeder.reseed(seed)
     seeds.register_hooks(base.hooks)
 

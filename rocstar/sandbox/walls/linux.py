@@ -93,9 +93,8 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def make_read_only(target: str, *, devices: bool = False) -> None:
-    """Read-only and no set-uid, for a mount and all below it; no devices either, unless they are to stay.
-
-    Raises OSError (ENOSYS before Linux 5.12)."""
+    """Read-only and no set-uid, for a mount and all below it; no devices either, unless they are to stay. Since Linux
+    5.12. Raises OSError."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID | (0 if devices else MOUNT_ATTR_NODEV), 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE)

@@ -28,7 +28,7 @@ INSIDE_USER = 1000
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 FIRST_TO_KILL = "1000"  # where memory runs out: programs go before everything else on the machine
 PID = struct.Struct("=i")
-RENEW, RENEWED, FAILED = b"r", b"\1", b"\0"
+RENEWED, FAILED = b"\1", b"\0"
 SHARED_COUNTS = {resource.RLIMIT_CORE: 1, resource.RLIMIT_SIGPENDING: 0, resource.RLIMIT_MSGQUEUE: 0}
 """What the kernel counts by user, over all slots: a program that used it up would affect others. Only
 real-time signals need a place in a queue. A limit of 0 would not stop cores piped to a program (man 5 core), 1 does."""
@@ -81,7 +81,7 @@ class Walls(NamedTuple):
     keeper: int
     """Same, of its keeper."""
     reset: int
-    """Descriptor of the connection to the keeper: see `renew`."""
+    """Descriptor of the connection to the keeper, which makes a fresh working directory for each byte."""
     workdir: str
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
     inside: Inside
@@ -91,11 +91,6 @@ class Walls(NamedTuple):
     """Properties that this plan should give and could not."""
     may_count: bool = True
     """Whether a group may count it. Elsewhere a program could change its group's limits."""
-
-    def renew(self) -> bool:
-        """Have the keeper give a fresh working directory; False where it could not, and the slot must exit."""
-        os.write(self.reset, RENEW)
-        return os.read(self.reset, 1) == RENEWED
 
 
 def kill_quietly(pid: int) -> None:
@@ -187,7 +182,8 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
 def settled(walls: Walls) -> Walls:
     """In the slot, after its last change of user: from now on it ends with its keeper, which has not ended yet."""
     linux.die_with_parent(signal.SIGKILL)
-    if not walls.renew():
+    os.write(walls.reset, b"r")
+    if os.read(walls.reset, 1) != RENEWED:
         raise OSError("the working directory could not be made anew")
     os.chdir("/")
     return walls
@@ -195,16 +191,16 @@ def settled(walls: Walls) -> Walls:
 
 def start_inside(plan: Plan, user: int) -> Walls:
     """Behind namespaces. user: who programs run as, if we are root."""
-    outside, covered = (os.geteuid(), os.getegid()), rootfs.covered_sources()
+    outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(processes_beside(plan, outside[0]), True)
+    inside = Inside(processes_beside(plan, outside[0]), True, "" if workdir == rootfs.WORKDIR else workdir)
     # There is nothing to remove at the end: the mounts go with their namespace.
-    walls = fork_slot(partial(rootfs.renew_workdir, covered), lambda: None, rootfs.WORKDIR, inside)
+    walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
-    rootfs.build()
+    rootfs.build(workdir)
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +21,11 @@ ROOT = str(Path(__file__).resolve().parents[3])
 """Where this very package lies, for interpreters that are to import it."""
 STAGE = "/tmp"  # any folder that always exists: the new root is mounted on it and then moved away
 OLD = "/.old"
-KEPT = "/.kept"
-"""Where libraries that lie below WORKDIR are mounted, out of the way of its replacement."""
-WORKDIR = "/tmp"
-WORKDIR_NAMES = ("/dev/shm", "/mnt")
-"""Links to it: POSIX semaphores are made in the first, and programs written for other services use the second."""
+WORKDIR, OTHER_WORKDIR = "/tmp", "/mnt"
+"""Where programs work; the second where the interpreter was installed below the first. The first is a link to the
+second else, because programs written for other services use it."""
+SHARED_MEMORY = "/dev/shm"
+"""A link too: POSIX semaphores are made there."""
 WORKDIR_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME
 WORKDIR_OPTIONS = "size=64m,nr_inodes=2048,mode=1777"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -66,11 +66,16 @@ def ancestry(path: str) -> Iterator[str]:
             folder = os.path.dirname(folder)
 
 
-def build() -> None:
+def workdir() -> str:
+    """To be called while the old root is there."""
+    return OTHER_WORKDIR if any(path.startswith(f"{WORKDIR}/") for path in sources()) else WORKDIR
+
+
+def build(workdir: str) -> None:
     """Make the new root and move into it; the old one is gone afterwards. Needs a mount namespace of our own.
 
     Raises OSError."""
-    shown, covered = sources(), covered_sources()
+    shown = sources()
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=8m,mode=755")
     os.mkdir(STAGE + OLD)
@@ -78,28 +83,19 @@ def build() -> None:
     linux.pivot_root(".", OLD[1:])
     os.chdir("/")
     for path in shown:
-        if path not in covered:
-            show(path)
+        show(path)
     make_devices()
-    make_etc()
-    for name in WORKDIR_NAMES:
-        os.symlink(WORKDIR, name)
-    for number, real in enumerate(covered.values()):
-        os.makedirs(f"{KEPT}/{number}")
-        bind_read_only(OLD + real, f"{KEPT}/{number}")
-    os.mkdir(WORKDIR)
-    hide_package(covered)
-    mount_workdir(covered)
+    make_etc(workdir)
+    for name in {SHARED_MEMORY, OTHER_WORKDIR} - {workdir}:
+        os.symlink(workdir, name)
+    os.mkdir(workdir)
+    if os.path.isdir(package := f"{ROOT}/rocstar"):  # our own source code, where it was installed among the libraries
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
+        linux.mount("tmpfs", package, "tmpfs", flags, "size=4k,mode=755")
+    mount_workdir(workdir)
     linux.unmount(OLD)
     os.rmdir(OLD)
     linux.mount("none", "/", flags=READ_ONLY)
-
-
-def covered_sources() -> dict[str, str]:
-    """Sources that lie below the working directory, if the interpreter was installed there: path to real path.
-
-    To be called while the old root is there."""
-    return {path: os.path.realpath(path) for path in sources() if path.startswith(f"{WORKDIR}/")}
 
 
 def show(path: str) -> None:
@@ -113,34 +109,19 @@ def show(path: str) -> None:
     bind_read_only(old, path)
 
 
-def mount_workdir(covered: Mapping[str, str]) -> None:
-    """Mount a fresh working directory, and in it the covered sources where they lie.
-
-    The first folder on the way to one is a mount of its own, which a program can neither move nor write to."""
-    linux.mount("tmpfs", WORKDIR, "tmpfs", WORKDIR_FLAGS, WORKDIR_OPTIONS)
-    tops = {"/".join(path.split("/")[: WORKDIR.count("/") + 2]) for path in covered}
-    for top in tops:
-        os.mkdir(top)
-        linux.mount("tmpfs", top, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
-    for number, path in enumerate(covered):
-        os.makedirs(path, exist_ok=True)
-        linux.mount(f"{KEPT}/{number}", path, flags=linux.MS_BIND | linux.MS_REC)
-    for top in tops - covered.keys():
-        linux.mount("none", top, flags=READ_ONLY)
+def mount_workdir(workdir: str) -> None:
+    linux.mount("tmpfs", workdir, "tmpfs", WORKDIR_FLAGS, WORKDIR_OPTIONS)
 
 
-def renew_workdir(covered: Mapping[str, str]) -> None:
+def renew_workdir(workdir: str) -> None:
     """Replace the working directory, with whatever a program made of it. Raises OSError."""
-    linux.unmount(WORKDIR)
-    mount_workdir(covered)
+    linux.unmount(workdir)
+    mount_workdir(workdir)
 
 
 def bind_read_only(old: str, path: str) -> None:
     linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
-    try:
-        linux.make_read_only(path)
-    except OSError:  # before Linux 5.12
-        remount_read_only(path)
+    linux.make_read_only(path)
 
 
 def remount_read_only(path: str, without: int = 0) -> None:
@@ -148,16 +129,6 @@ def remount_read_only(path: str, without: int = 0) -> None:
     now = os.statvfs(path).f_flag
     inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if now & seen)
     linux.mount("none", path, flags=(READ_ONLY | inherited) & ~without)
-
-
-def hide_package(covered: Mapping[str, str]) -> None:
-    """Cover our own source code, where it was installed among the libraries."""
-    package = f"{ROOT}/rocstar"
-    kept = [(real, f"{KEPT}/{number}") for number, real in enumerate(covered.values())]
-    for path in (package, *(place + package[len(real) :] for real, place in kept if package.startswith(f"{real}/"))):
-        if os.path.isdir(path):
-            flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
-            linux.mount("tmpfs", path, "tmpfs", flags, "size=4k,mode=755")
 
 
 def make_devices() -> None:
@@ -172,9 +143,9 @@ def make_devices() -> None:
             remount_read_only(path, linux.MS_NODEV)
 
 
-def make_etc() -> None:
+def make_etc(home: str) -> None:
     os.mkdir("/etc")
-    write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{WORKDIR}:/bin/false\n".encode())
+    write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n".encode())
     for path in COPIED:
         with suppress(OSError), open(OLD + path, "rb") as file:  # libraries are found in their default folders without
             write(path, file.read())
