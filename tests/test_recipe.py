@@ -14,6 +14,7 @@ from rocstar.config.sections import STAGES, Recipe, RlStage, RolloutSection, Run
 from rocstar.config.values import Section
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
+from rocstar.sandbox.check import BOUNDS
 
 ROOT = Path(__file__).parent.parent
 PARENT = """\
@@ -520,3 +521,12 @@ def test_every_default_can_be_written_in_a_recipe() -> None:
             assert isinstance(kind.annotation, type) and issubclass(kind.annotation, Section)
             if value is not None:
                 kind.annotation.model_validate({field: value}, strict=True)
+
+
+def test_limits_of_programs_are_those_that_a_sandbox_takes() -> None:
+    """Else a run starts whose every call is refused."""
+    fields = {"timeout_seconds": "wall_seconds"} | {name: name for name in BOUNDS if name != "wall_seconds"}
+    for field, limit in fields.items():
+        for beyond in (0, int(BOUNDS[limit][1]) * 2):
+            with pytest.raises(ConfigError, match=f"sandbox.{field}"):
+                changed(Recipe(), [f"sandbox.{field}={beyond}"], {})

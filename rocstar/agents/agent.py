@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -41,6 +42,9 @@ from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sam
 
 END_SECONDS = 5.0  # for an agent to end once it is told to
 ANSWER_CHARACTERS = 1 << 16  # of what an agent gives back: the run stands still while it is encoded
+RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group)\b.*", re.MULTILINE)
+"""The first line of what a Python program raised; its text may have more."""
+UNREAD = re.compile(r"ermission denied|No module named")
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
@@ -226,9 +230,9 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     finally:
         await asyncio.to_thread(_removed, home)  # it may hold a million files
     if code:
-        last = wrong.rpartition("\n")[2][:200] or "it said nothing"
-        hint = "; rollout.agent_reads says what it may read" if reads is not None and "ermission denied" in last else ""
-        raise AgentFailed(f"{words[0]} ended with {code}: {last}{hint}")
+        told = (RAISED.findall(wrong) or [wrong.rpartition("\n")[2]])[-1][:200] or "it said nothing"
+        hint = "; rollout.agent_reads says what it may read" if reads is not None and UNREAD.search(told) else ""
+        raise AgentFailed(f"{words[0]} ended with {code}: {told}{hint}")
     return _printed(said.rpartition("\n")[2])
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rocstar.config.values import Count, Place, Seconds, Section, Word
+from rocstar.config.values import Count, Place, Section, Word
 
 
 def _sandbox_url(url: str) -> str:
@@ -33,15 +33,15 @@ class SandboxSection(Section):
     """Modules that are imported once, before programs start, so that no program waits for them."""
     slots: int = Field(default=2, ge=1, le=4096)
     """Programs that run at once."""
-    timeout_seconds: Seconds = 5.0
+    timeout_seconds: float = Field(default=5.0, ge=0.01, le=1e6)
     """Wall time of one program, or of one call of a tool of your own; waiting for a slot is not counted."""
-    cpu_seconds: Seconds = 5.0
+    cpu_seconds: float = Field(default=5.0, ge=0.01, le=1e6)
     """CPU time of any one process of a program, rounded up to a whole second."""
-    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**50)
+    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**40)
     """Memory of one program with all its processes."""
-    output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
+    output_bytes: int = Field(default=64 * 1024, ge=256, le=4 * 2**20)
     """Standard output and standard error of one program together."""
-    processes: Count = 16
+    processes: int = Field(default=16, ge=1, le=1024)
     """Processes and threads of one program that may be alive at once, the first one included."""
     min_isolation: Literal["L1", "L2", "L3"] = "L3"
     """The run does not start where the sandbox reaches less than this level (docs/sandbox.md)."""

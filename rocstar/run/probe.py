@@ -46,15 +46,17 @@ async def probe(python: Tool, grader: Grader) -> None:
     for code, *wanted in PROGRAMS:
         call = ToolCall(id="probe", tool=python.spec.name, arguments={"code": code, "input": "said\n"}, raw="")
         result = await python.run(call)
-        _refuse_other(f"the sandbox ran {code!r}", wanted, [result.status, result.stdout, result.value])
+        _refuse_other(f"the sandbox ran {code!r}", wanted, [result.status, result.stdout, result.value], result.stderr)
     for gold, answer, verdict in ANSWERS:
         grade = await grader.grade(gold, answer)
         _refuse_other(f"the grader compared {answer!r} with {gold!r}", verdict, grade.verdict)
 
 
-def _refuse_other(what: str, wanted: object, got: object) -> None:
+def _refuse_other(what: str, wanted: object, got: object, said: str = "") -> None:
     if got != wanted:
+        last = said.strip().rpartition("\n")[2]
+        told = f" and said {last!r}" if last else ""
         raise RunHalted(
-            f"{what} and gave {got} instead of {wanted}; no attempt can be judged like this, so mend that service and "
-            "go on with: rocstar train --resume RUN"
+            f"{what} and gave {got}{told} instead of {wanted}; no attempt can be judged like this, so mend that "
+            "service and go on with: rocstar train --resume RUN"
         )

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct, field, structs
 
 MAX_OUTPUT_BYTES = 4 * 2**20
 """Largest `Limits.output_bytes`."""
+OF_LIMITS = "limit "
+"""How a message begins that rejects a call for its limits: they are not of who wrote the program."""
 MAX_BRANCHES = 64
 """Of a session at once."""
 FEW = Meta(max_length=10_000)

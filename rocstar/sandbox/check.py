@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, OF_LIMITS, Call, Limits
 
 MAX_NAME = 10_000  # characters of an id; it comes back in the response
 MAX_SESSION_NAME = 200  # characters
@@ -78,7 +78,7 @@ def of_limits(limits: Limits) -> str:
     for name, (least, most) in BOUNDS.items():
         value = getattr(limits, name)
         if not least <= value <= most:  # NaN is neither
-            return f"limit {name} must be from {least} to {most}, got {value}"
+            return f"{OF_LIMITS}{name} must be from {least} to {most}, got {value}"
     return ""
 
 
@@ -103,7 +103,7 @@ def of_memory(call: Call) -> str:
     least = START_BYTES + INPUT_COPIES * size
     if call.limits.memory_bytes >= least:
         return ""
-    return f"limit memory_bytes must be at least {least} for a call of {size} bytes, got {call.limits.memory_bytes}"
+    return f"a call of {size} bytes needs {least} bytes of memory, and limit memory_bytes is {call.limits.memory_bytes}"
 
 
 def of_paths(what: str, paths: Sequence[str]) -> str:

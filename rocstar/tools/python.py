@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.call import OF_LIMITS, Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -89,9 +89,12 @@ def spec_of(name: str, description: str, parameters: Mapping[str, Any]) -> ToolS
 
 
 def result_of(call: ToolCall, response: Response) -> ToolResult:
-    """A sandbox response as a tool result. Raises SandboxUnavailable for service outcomes."""
+    """A sandbox response as a tool result. Raises SandboxUnavailable for service outcomes, and for limits that the
+    sandbox refuses: the run has set them, not the model."""
     if isinstance(response.outcome, ServiceOutcome):
         raise SandboxUnavailable(f"the sandbox could not run a program ({response.outcome}: {response.message})")
+    if response.outcome is ProgramOutcome.REJECTED and response.message.startswith(OF_LIMITS):
+        raise SandboxUnavailable(f"the sandbox does not take what [sandbox] sets: {response.message}")
     return ToolResult(
         call_id=call.id,
         status=STATUS[response.outcome],

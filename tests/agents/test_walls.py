@@ -225,6 +225,17 @@ async def test_a_program_that_the_walls_hide_is_the_agents_failure(tmp_path: Pat
     assert found.stop is Stop.AGENT_FAILED and "it can't be started behind walls" in (found.fault or "")
 
 
+@needs_walls
+async def test_a_failure_is_told_by_its_first_line_and_with_what_the_program_may_read(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+    found = await made(program(tmp_path, "raise KeyError('first line') from ValueError('one\\n  two')\n"))
+    assert str(found.fault).endswith("ended with 1: KeyError: 'first line'")
+    found = await made(program(tmp_path, "raise ValueError('one\\n  two')\n"))
+    assert str(found.fault).endswith("ended with 1: ValueError: one")
+    found = await made(program(tmp_path, "import neighbour\n"))
+    assert "No module named 'neighbour'; rollout.agent_reads says what it may read" in str(found.fault)
+
+
 async def test_walls_that_come_down_at_an_attempt_are_an_outage(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(walled, "why_not", lambda: "")
     monkeypatch.setattr(walled, "command", lambda *_: ("sh", "-c", "echo unshare: no space left >&2; exit 1"))

@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
-    "agents": (1114, 6),
+    "agents": (1118, 6),
     "analysis": (2065, 11),
     "answers": (3441, 18),
     "cli": (3415, 23),
@@ -33,11 +33,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2932, 17),
     "rollout": (1902, 12),
-    "run": (4501, 25),
-    "sandbox": (8611, 45),
+    "run": (4503, 25),
+    "sandbox": (8615, 45),
     "serving": (843, 6),
     "support": (1727, 15),
-    "tools": (924, 7),
+    "tools": (927, 7),
     "train": (211, 1),
     "types": (593, 1),
     "view": (1958, 9),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_942}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_981}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -10,8 +10,10 @@ import pytest
 from rocstar.errors import SandboxUnavailable
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
+from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import STATUS, PythonTool
 from rocstar.types import Status, ToolCall
+from tests.sandbox_service.support import running
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +89,19 @@ def test_tool_answers_to_all_known_names_whatever_it_is_called(name: str) -> Non
         "python_code_with_standard_io",
         "jupyter_code",
     }
+
+
+@pytest.mark.parametrize("tool", [PythonTool, NotebookTool])
+@pytest.mark.parametrize("limits", [Limits(wall_seconds=1e9), Limits(memory_bytes=2**60), Limits(processes=9999)])
+async def test_limits_that_a_sandbox_refuses_are_no_mistake_of_the_model(
+    client: SandboxClient, limits: Limits, tool: type[PythonTool | NotebookTool]
+) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"does not take what \[sandbox\] sets: limit \w+ must be from"):
+        await tool(client, limits).run(call("1"))
+
+
+async def test_limits_above_an_operators_are_no_mistake_of_the_model() -> None:
+    with running(max_wall_seconds=3.0, wall_seconds=2.0) as url, SandboxClient.connect([url]) as service:
+        with pytest.raises(SandboxUnavailable, match="limit wall_seconds is at most 3 here, got 5; the operator's"):
+            await PythonTool(service, Limits()).run(call("1"))
+        assert (await PythonTool(service, Limits(wall_seconds=3.0, cpu_seconds=3.0)).run(call("1"))).value == "1"

@@ -24,6 +24,7 @@ from msgspec import structs
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import (
+    OF_LIMITS,
     Call,
     DaemonSettings,
     Limits,
@@ -88,7 +89,7 @@ class NotebookSession:
         for name in ("memory_bytes", "processes"):
             ours, theirs = getattr(self.limits, name), getattr(limits, name)
             if ours != theirs:
-                return f"limit {name} of this session was set to {ours} by its first cell, got {theirs}"
+                return f"{OF_LIMITS}{name} of this session was set to {ours} by its first cell, got {theirs}"
         return ""
 
 

@@ -24,6 +24,7 @@ from msgspec import structs
 
 from rocstar.sandbox.call import (
     MAX_OUTPUT_BYTES,
+    OF_LIMITS,
     Call,
     DaemonSettings,
     Isolation,
@@ -113,7 +114,7 @@ def over_limits(limits: Limits, settings: Settings) -> str:
         ("output_bytes", MAX_OUTPUT_BYTES, ""),
     ):
         if not getattr(limits, name) <= most:
-            return f"limit {name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
+            return f"{OF_LIMITS}{name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
     return ""
 
 
