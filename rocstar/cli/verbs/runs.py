@@ -33,24 +33,18 @@ class AttemptOptions:
     name: Annotated[
         str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
     ]
-    step: Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)] = None
-    problem: Annotated[
-        str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
-    ] = None
+    step: Annotated[int | None, typer.Option(help="Attempts of this step only.")] = None
+    problem: Annotated[str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.")] = (
+        None
+    )
     right: Annotated[bool, typer.Option("--right", help="Right ones only.")] = False
     wrong: Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")] = False
     undecided: Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")] = False
     kept: Annotated[bool, typer.Option("--kept", help="Those that the resampler kept only.")] = False
     dropped: Annotated[bool, typer.Option("--dropped", help="Those that it dropped only.")] = False
-    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)] = (
-        None
-    )
-    error: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="With a call that failed so.", show_default=False)
-    ] = None
-    text: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
-    ] = None
+    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.")] = None
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="With a call that failed so.")] = None
+    text: Annotated[str | None, typer.Option(metavar="WORDS", help="With these words in question or text.")] = None
     runs: Runs = Path("runs")
 
     def filter(self) -> dict[str, str]:
@@ -123,7 +117,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
     b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     metric: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.")
     ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
@@ -223,9 +217,7 @@ def _short(value: Any) -> str:
 @app.command()
 def plot(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
-    metric: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.", show_default=False)
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.")] = None,
     axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
     runs: Runs = Path("runs"),
@@ -246,8 +238,7 @@ def plot(
 def rollouts(
     options: AttemptOptions,
     sort: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.", show_default=False),
+        str | None, typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
@@ -320,10 +311,8 @@ def _whole(row: Mapping[str, Any], origin: Origin) -> str:
 def export(
     options: AttemptOptions,
     form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.", show_default=False)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
 ) -> None:
     """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
 

@@ -47,10 +47,7 @@ class SimulateSpec:
     """The fields are the arguments and options of the command, None where it is silent."""
 
     run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.")
     ] = None
     step: Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")] = (
         None
