@@ -52,7 +52,7 @@ from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, changed_setting
-from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
+from rocstar.support.watch import RUN, Stall, Watch, Watching
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -94,10 +94,9 @@ async def opened_run(
         start = "resumed" if resume else "begun"
         tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
-        patience = Patience.of_run(recipe.run)
         # before the engines, so that their start and end are watched too
         closing.enter_context(
-            watching(watch, patience, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
+            Watching(watch, recipe.run, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
         )
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
