@@ -174,16 +174,8 @@ def _by_row(read: RowReader) -> Callable[[LayoutContext], RowReader]:
 
 
 LAYOUTS: Mapping[str, Callable[[LayoutContext], RowReader]] = {
-    "messages": _by_row(messages),
-    "pairs": _by_row(pairs),
-    "nemotron": _by_row(nemotron),
-    "sharegpt": _by_row(sharegpt),
-    "glaive": _by_row(glaive),
-    "toolace": _by_row(toolace),
-    "xlam": _by_row(xlam),
-    "seal_tools": seal_tools,
-    "api_bank": api_bank,
-    "magicoder": magicoder,
+    **{read.__name__: _by_row(read) for read in (messages, pairs, nemotron, sharegpt, glaive, toolace, xlam)},
+    **{make.__name__: make for make in (seal_tools, api_bank, magicoder)},
 }
 
 
