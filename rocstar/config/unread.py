@@ -37,19 +37,21 @@ def none_of(*methods: str) -> Callable[[Any], bool]:
     return lambda it: it not in methods and not is_reference(it)
 
 
+OF_MADE_UP = "data.families data.pool data.demo_mix"
+"""What is read for problems that are made up alone."""
+OF_RANDOM_WEIGHTS = (
+    "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size model.rope_theta "
+    "model.max_positions model.vocab_size model.word_merges"
+)
+"""What is read for a model that starts from random weights alone."""
 RULES = (
-    Rule("data.families data.pool data.demo_mix", "data.source", lambda it: it == "files"),
+    Rule(OF_MADE_UP, "data.source", lambda it: it == "files"),
     Rule(
         "data.train_files data.test_files data.columns data.max_problems",
         "data.source",
         lambda it: it == "arithmetic",
     ),
-    Rule(
-        "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size "
-        "model.rope_theta model.max_positions model.vocab_size model.word_merges",
-        "model.path",
-        lambda it: it is not None,
-    ),
+    Rule(OF_RANDOM_WEIGHTS, "model.path", lambda it: it is not None),
     Rule("model.lora_alpha model.lora_targets", "model.lora_rank", lambda it: not it),
     Rule("sandbox.slots sandbox.preload", "sandbox.urls", bool),
     Rule(
