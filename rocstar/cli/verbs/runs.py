@@ -382,6 +382,8 @@ def track(
 @app.command()
 def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """What each run takes on the disk."""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import list_runs, sizes
 
     found = {run.name: sizes(run) for run in list_runs(runs)}
@@ -389,8 +391,8 @@ def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
         print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
         return
     for name, parts in found.items():
-        shown = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items() if size)
-        print(f"{_bytes(sum(parts.values())):>9}  {name}: {shown}")
+        shown = ", ".join(f"{part} {decimal(size)}" for part, size in parts.items() if size)
+        print(f"{decimal(sum(parts.values())):>9}  {name}: {shown}")
 
 
 @app.command()
@@ -400,12 +402,14 @@ def rm(
     runs: Runs = Path("runs"),
 ) -> None:
     """Delete runs with all they left."""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import branches_of, list_runs, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
     chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
     for run in chosen:
-        print(f"{run.path}: {_bytes(size_of(run.path))}")
+        print(f"{run.path}: {decimal(size_of(run.path))}")
         for other in branches_of(run, list(known.values())):
             print(f"  {other.name} branched from it and stays whole")
     if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
@@ -436,6 +440,8 @@ def gc(
     stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import delete, leftovers, list_runs, size_of
 
     total = 0
@@ -457,12 +463,4 @@ def gc(
         print_json({"paths": gone, "bytes": total, "left_alone": left_alone, "deleted": not dry_run})
     else:
         print(*(f"left alone: {why}" for why in left_alone), *gone, sep="\n", end="\n" if gone or left_alone else "")
-        print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
+        print(f"{decimal(total)} {'would be freed' if dry_run else 'freed'}")
