@@ -6,7 +6,7 @@ or later (in a child or on the command line), or when that setting has its defau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -37,6 +37,8 @@ def none_of(*methods: str) -> Callable[[Any], bool]:
     return lambda it: it not in methods and not is_reference(it)
 
 
+Unread = tuple[list[Keys], list[Keys], str]
+"""Names of a setting that says nothing, the settings that are why, and what is said of it."""
 OF_MADE_UP = "data.families data.pool data.demo_mix"
 """What is read for problems that are made up alone."""
 OF_RANDOM_WEIGHTS = (
@@ -122,17 +124,16 @@ RULES = (
 )
 
 
-def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    """`recipe` is what `layers`, parents first, and then `changes` made. Raises ConfigError."""
-    for names, by, told in _unread(recipe):
+def refuse_unread(found: Iterable[Unread], layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    """found: in what `layers`, parents first, and then `changes` made. Raises ConfigError."""
+    for names, by, told in found:
         levels = {keys: _level(keys, layers, changes) for keys in (*names, *by)}
         keys = max(names, key=levels.__getitem__)
         if levels[keys] >= max(0, *(levels[each] for each in by)):
             raise ConfigError(f"{_place(keys, levels[keys], layers, changes)}: {'.'.join(keys)} {told}")
 
 
-def _unread(recipe: Recipe) -> Iterator[tuple[list[Keys], list[Keys], str]]:
-    """(names of a setting that says nothing, the settings that are why, what is said of it)."""
+def unread(recipe: Recipe) -> Iterator[Unread]:
     stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:

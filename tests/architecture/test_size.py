@@ -18,10 +18,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1113, 6),
     "analysis": (2141, 11),
     "answers": (3631, 20),
-    "cli": (3433, 23),
+    "cli": (3356, 23),
     "cluster": (782, 8),
-    "config": (2133, 11),
-    "data": (4637, 24),
+    "config": (2100, 11),
+    "data": (4622, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
@@ -31,12 +31,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
-    "record": (2932, 17),
+    "record": (2920, 17),
     "rollout": (1902, 12),
-    "run": (4501, 25),
+    "run": (4453, 25),
     "sandbox": (9018, 46),
     "serving": (843, 6),
-    "support": (1727, 15),
+    "support": (1697, 15),
     "tools": (924, 7),
     "train": (211, 1),
     "types": (593, 1),
@@ -46,8 +46,8 @@ CLASSES, FUNCTIONS = 596, 4157
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_896, "tests/**/*.py": 49_157}
+SIGNATURES_WITH_RECIPE = 49
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_896, "tests/**/*.py": 49_160}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

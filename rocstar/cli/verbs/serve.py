@@ -11,7 +11,6 @@ from rocstar.cli.verbs.common import options_of, stoppable
 from rocstar.errors import ConfigError
 from rocstar.serving.spec import ChatSpec, ServeSpec
 from rocstar.support.exits import need
-from rocstar.support.plugins import begun_in_thread
 
 READ_BYTES = 65536
 
@@ -48,6 +47,8 @@ class Typed:
         """Begin to read a question; `remark` is shown beside the request for it."""
         if sys.stdin.isatty():
             print(f"question (empty line ends{remark})> ", end="", file=sys.stderr, flush=True)
+        from rocstar.support.plugins import begun_in_thread
+
         self._asked = begun_in_thread(self._line, "typed")
 
     async def question(self) -> str:
