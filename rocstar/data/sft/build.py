@@ -22,10 +22,9 @@ from typing import IO, Any, TypeVar
 
 from rocstar.data.rows import fingerprint, output_folder, refuse_missing, rows_and_faults
 from rocstar.data.sft.check import check, check_tokens
-from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
 from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
-from rocstar.data.sft.layouts import LAYOUTS, conversation
+from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
 from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
 from rocstar.data.sft.render import encoded, pieces
