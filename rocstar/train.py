@@ -186,7 +186,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         overlap = attempts.worked_since(began)
         await run.give(weights, run.progress.step + 1)
 
-    run.record(stage, learnt.chosen, learnt.rows, written_by)
+    run.record(learnt.chosen, learnt.rows, written_by)
     run.progress.carried = rolled.left
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),
