@@ -510,3 +510,10 @@ def test_what_a_sandbox_elsewhere_settles_itself_is_refused(folder: Path, key: s
 @pytest.mark.parametrize("url", ["a:8700", "https://a", "http://", "http://a/v1/run", "http://user@a"])
 def test_what_is_no_address_of_a_sandbox_is_refused(folder: Path, url: str) -> None:
     assert f"'{url}' is no address of a sandbox" in complaint("parent.toml", f"sandbox.urls={url}")
+
+
+def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path) -> None:
+    agent = "rollout.agent=python my_agent.py"
+    listed = load_recipe("parent.toml", [agent, 'rollout.agent_reads=["tools", "data"]'])
+    assert listed.rollout.agent_reads == ["tools", "data"]
+    assert load_recipe("parent.toml", [agent, "rollout.agent_reads=tools"]).rollout.agent_reads == ["tools"]

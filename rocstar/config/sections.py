@@ -309,7 +309,7 @@ class RolloutSection(StageRolloutSection):
     """Whether a program as an agent runs behind walls: it reaches no network but the gateway, and no file but those
     below its home, the interpreter, the system's libraries and what its command, PYTHONPATH and agent_reads name. A
     function is part of the run and has none."""
-    agent_reads: tuple[str, ...] = ()
+    agent_reads: list[Place] = []
     """More files and folders that it may read there."""
     feedback_max_chars: int = Field(default=4096, ge=8)
     """Characters of a tool reply that the model is shown; a marker stands where a reply is cut (the release: 256)."""
