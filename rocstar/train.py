@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,8 +29,8 @@ from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
 from rocstar.rollout.collect import Roller
-from rocstar.run.ahead import RolloutProgress, StepsAhead, steps_ahead, update_told
-from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
+from rocstar.run.ahead import RolloutProgress, StepsAhead, update_told
+from rocstar.run.evaluations import evaluate, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
 from rocstar.run.pools import problems_of_step, refilled, stage_pool
@@ -64,9 +63,9 @@ async def train(
         for stage in run.stages_left():
             await evaluate_previous(run)
             if stage.rollouts and run.is_before_rl():
-                await evaluate_first(run)
+                await evaluate(run, "before")
             await KINDS[stage.kind](run, stage)
-        await evaluate_last(run)
+        await evaluate(run, "after")
         run.finish()
 
 
@@ -130,9 +129,7 @@ KINDS: Mapping[str, Callable[[Run, Any], Awaitable[None]]] = {"sft": imitate, "r
 """Who carries out a stage, by its kind. What else a kind says of itself is in its class (`config/sections.py`)."""
 
 
-def ahead_of_learning(
-    run: Run, stage: RlStage, roller: Roller, pool: Sequence[Problem]
-) -> AbstractAsyncContextManager[StepsAhead]:
+def ahead_of_learning(run: Run, stage: RlStage, roller: Roller, pool: Sequence[Problem]) -> StepsAhead:
     """The attempts of the stage's steps, made up to `rollout.max_staleness_steps` ahead of learning. No more are under
     way at once than one step has: an attempt of the next step begins when one of this step has ended."""
     rollout, seed, first = stage.rollout, run.recipe.run.seed, run.progress.step - run.progress.stage_step
@@ -172,7 +169,7 @@ def ahead_of_learning(
         )
         return replace(made, groups=groups, refilled=len(groups) - len(made.groups))
 
-    return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
+    return StepsAhead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
 
 
 async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:
@@ -189,7 +186,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         overlap = attempts.worked_since(began)
         await run.give(weights, run.progress.step + 1)
 
-    run.record(stage, learnt.chosen, learnt.rows, written_by)
+    run.record(learnt.chosen, learnt.rows, written_by)
     run.progress.carried = rolled.left
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),

@@ -530,3 +530,10 @@ def test_limits_of_programs_are_those_that_a_sandbox_takes() -> None:
         for beyond in (0, int(BOUNDS[limit][1]) * 2):
             with pytest.raises(ConfigError, match=f"sandbox.{field}"):
                 changed(Recipe(), [f"sandbox.{field}={beyond}"], {})
+
+
+def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path) -> None:
+    agent = "rollout.agent=python my_agent.py"
+    listed = load_recipe("parent.toml", [agent, 'rollout.agent_reads=["tools", "data"]'])
+    assert listed.rollout.agent_reads == ["tools", "data"]
+    assert load_recipe("parent.toml", [agent, "rollout.agent_reads=tools"]).rollout.agent_reads == ["tools"]

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from rocstar.config.sections import RunSection
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.protocols import Verifier
 from rocstar.rollout.collect import Roller
-from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
+from rocstar.support.watch import RUN, Stall, Watch, Watching
 from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
 from tests.faulty import Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Waiting, conversation, limits, program
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 RUN_CODE = program("print(2+3)")
-SOON = Patience(seconds=0.2, otherwise_seconds=60.0, policy="warn")
-HALT = replace(SOON, policy="halt")
+SOON = RunSection(stall_seconds=0.2, stall_learning_seconds=60.0, stall_policy="warn")
+HALT = SOON.model_copy(update={"stall_policy": "halt"})
 LOAD = EngineLoad(capacity_tokens=100, used_tokens=40, running=0, waiting=2, produced_tokens=7)
 
 
@@ -79,22 +80,22 @@ def test_an_engine_that_only_queues_or_cannot_say_does_not_move() -> None:
 
 
 def test_a_slow_step_that_moves_now_and_then_never_stands_still_for_long() -> None:
-    watch, patience = Watch(), Patience(seconds=300, otherwise_seconds=3600, policy="halt")
+    watch, run = Watch(), RunSection(stall_seconds=300, stall_learning_seconds=3600, stall_policy="halt")
     longest = 0.0
     for turn in range(20):
         watch.note("a", "a tool" if turn % 2 else "an engine")
         longest = max(longest, *(watch.look(1.0) for _ in range(290)))
-    assert 280 < longest < patience.of(watch)
+    assert 280 < longest < watch.patience(run)
 
 
 def test_a_long_learning_step_has_its_own_patience() -> None:
-    watch, patience = Watch(), Patience(seconds=300, otherwise_seconds=3600, policy="warn")
+    watch, run = Watch(), RunSection(stall_seconds=300, stall_learning_seconds=3600, stall_policy="warn")
     watch.note(RUN, "learning")
-    assert patience.of(watch) == 3600
+    assert watch.patience(run) == 3600
     watch.note("a", "an engine")
-    assert patience.of(watch) == 300
+    assert watch.patience(run) == 300
     watch.note("a", None)
-    assert patience.of(watch) == 3600
+    assert watch.patience(run) == 3600
 
 
 def test_the_report_says_who_waits_for_what_since_when() -> None:
@@ -167,19 +168,19 @@ async def rolled(made: Roller, attempts: int = 4) -> list[Group]:
 async def test_a_request_that_the_engine_lost_is_told_and_its_neighbours_are_not() -> None:
     watch, told = Watch(), Told()
     made = roller(watch, faults=[Fault(kind=FaultKind.LOST, first=5)])
-    with watching(watch, SOON, told):
+    with Watching(watch, SOON, told):
         rollout = asyncio.create_task(rolled(made))
         stall = await told.of_one()
         rollout.cancel()
         await asyncio.gather(rollout, return_exceptions=True)
     assert stall.counts == {"an engine": 1}
     assert "in run_episode" in told.stacks[0] and "FaultyEngine.generate" in told.stacks[0]
-    assert not watch.has_attempts
+    assert not watch.stall().waiting
 
 
 async def test_a_tool_that_hangs_is_told() -> None:
     watch, told, tool = Watch(), Told(), Waiting()
-    with watching(watch, SOON, told):
+    with Watching(watch, SOON, told):
         rollout = asyncio.create_task(rolled(roller(watch, tool=tool)))
         stall = await told.of_one()
         assert stall.counts == {"a tool": 4}
@@ -189,7 +190,7 @@ async def test_a_tool_that_hangs_is_told() -> None:
 
 async def test_a_verifier_that_hangs_is_told() -> None:
     watch, told = Watch(), Told()
-    with watching(watch, SOON, told):
+    with Watching(watch, SOON, told):
         rollout = asyncio.create_task(rolled(roller(watch, verifier=Hangs(right))))
         assert (await told.of_one()).counts == {"the verifier": 1}
         rollout.cancel()
@@ -202,7 +203,7 @@ async def test_a_blocked_event_loop_is_told_with_the_place_that_blocks_it() -> N
     def block_the_loop() -> None:
         assert told.heard.wait(60)
 
-    with watching(watch, SOON, told):
+    with Watching(watch, SOON, told):
         watch.note("a", "the verifier")
         block_the_loop()
     assert told.stalls[0].counts == {"the verifier": 1}
@@ -211,7 +212,7 @@ async def test_a_blocked_event_loop_is_told_with_the_place_that_blocks_it() -> N
 
 async def test_a_stall_that_lasts_is_told_again_ever_more_rarely() -> None:
     watch, told = Watch(), Told()
-    with watching(watch, SOON, told):
+    with Watching(watch, SOON, told):
         watch.note("a", "an engine")
         while len(told.stalls) < 3:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
@@ -222,14 +223,14 @@ async def test_a_stall_that_lasts_is_told_again_ever_more_rarely() -> None:
 async def test_a_run_that_is_to_halt_ends_with_the_report_and_gives_everything_back() -> None:
     watch, told, tool = Watch(), Told(), Waiting()
     said = r"halted because nothing has moved for .* s: 4 wait for a tool; run it again"
-    with pytest.raises(RunHalted, match=said), watching(watch, HALT, told):
+    with pytest.raises(RunHalted, match=said), Watching(watch, HALT, told):
         await rolled(roller(watch, tool=tool))
-    assert tool.cancelled and not watch.has_attempts
+    assert tool.cancelled and not watch.stall().waiting
 
 
 async def test_a_cancellation_that_is_not_ours_stays_one() -> None:
     async def wait() -> None:
-        with watching(Watch(), SOON, Told()):
+        with Watching(Watch(), SOON, Told()):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(wait())
@@ -247,7 +248,7 @@ async def test_a_report_that_cannot_be_kept_comes_through(capsys: pytest.Capture
         raise OSError("disk full")
 
     watch = Watch()
-    with watching(watch, SOON, fail):
+    with Watching(watch, SOON, fail):
         watch.note("a", "an engine")
         assert await asyncio.to_thread(failed.wait, 60)
     assert "1 wait for an engine" in capsys.readouterr().err
@@ -255,13 +256,14 @@ async def test_a_report_that_cannot_be_kept_comes_through(capsys: pytest.Capture
 
 NEVER_BACK = """
 import asyncio, time
+from rocstar.config.sections import RunSection
 from rocstar.support import watch
 
 async def main():
     found = watch.Watch()
     found.note("a", "a tool")
-    patience = watch.Patience(seconds=0.1, otherwise_seconds=60, policy="halt")
-    with watch.watching(found, patience, lambda stall, stacks: None, break_off=lambda: print("broken off", flush=True)):
+    run = RunSection(stall_seconds=0.1, stall_learning_seconds=60, stall_policy="halt")
+    with watch.Watching(found, run, lambda stall, stacks: None, break_off=lambda: print("broken off", flush=True)):
         time.sleep(600)
 
 watch.UNWIND_SECONDS = 0.2
@@ -271,13 +273,14 @@ asyncio.run(main())
 
 NEVER_LETS_GO = """
 import asyncio, re
+from rocstar.config.sections import RunSection
 from rocstar.support import watch
 
 async def main():
     found = watch.Watch()
     found.note("a", "a tool")
-    patience = watch.Patience(seconds=0.4, otherwise_seconds=60, policy="warn")
-    with watch.watching(found, patience, lambda stall, stacks: None):
+    run = RunSection(stall_seconds=0.4, stall_learning_seconds=60, stall_policy="warn")
+    with watch.Watching(found, run, lambda stall, stacks: None):
         await asyncio.sleep(0.2)
         re.match("(a+)+$", "a" * 60 + "b")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -43,10 +42,3 @@ def _failure_noted(folder: RunFolder) -> Iterator[None]:
         with suppress(OSError):  # a full disk may be what ended it
             note_failure(folder, told[1] if told else f"a fault of rocstar itself: {type(error).__name__}: {error}")
         raise
-
-
-def serve_rank() -> None:
-    """Learn along with rank 0, as torchrun's variables say, until it ends. Raises RunHalted when it is gone."""
-    from rocstar.learning.ranks import serve_rank as serve
-
-    serve(os.environ)

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -76,7 +76,7 @@ app = typer.Typer(
 RunsOrNone = Annotated[
     Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
 ]
-RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
+RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.")]
 Resume = Annotated[
     str | None,
     typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; its last stage may change."),
@@ -236,9 +236,9 @@ def _served() -> bool:
     """Whether torchrun started this process to learn along with rank 0; that is then done."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
         return False
-    from rocstar.cli.launch import serve_rank
+    from rocstar.learning.ranks import serve_rank
 
-    serve_rank()
+    serve_rank(os.environ)
     return True
 
 
@@ -249,7 +249,6 @@ def _start(
     from rocstar.config.recipe import load_recipe, recipe_text
     from rocstar.record.folder import RunFolder, free_place, refuse_place
     from rocstar.record.trackers import refuse_absent
-    from rocstar.run.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
@@ -259,13 +258,10 @@ def _start(
     if not stages:
         raise ConfigError(f"{path} has no [[stage]]{f' of kind {kind}' if kind else ''}, so there is nothing to do")
     recipe = recipe.model_copy(update={"stage": stages})
-    if not dry_run:
-        need("train")
     # Whatever is wrong is found before there is a folder.
     refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
-    with stoppable(NOTHING_YET):
-        material = read_material(recipe)
+    material = _material(recipe, None, dry_run)
     recipe = material.with_steps(recipe)
     if dry_run:
         place = free_place(recipe.run.folder, recipe.run.name)
@@ -295,12 +291,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
         )
         _show_result(folder, as_json=as_json)
         return
-    if not dry_run:
-        need("train")
-    from rocstar.run.material import read_material  # heavy, and a finished run needs none of it
-
-    with stoppable(NOTHING_YET):
-        material = read_material(made.recipe, rows=made.unmade)
+    material = _material(made.recipe, made.unmade, dry_run)
     if dry_run:
         given = of_run(made.recipe, folder.name, settings, os.environ)
         _print_given(made.recipe, material, given, folder.path, as_json=as_json)
@@ -315,14 +306,10 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     from rocstar.config.origins import of_run
     from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint, free_place
     from rocstar.run.continued import continued
-    from rocstar.run.material import read_material
 
-    if not dry_run:
-        need("train")
     source, step = find_checkpoint(name, runs)
     made = continued(source, step, settings, flag="--branch", own="run.name=")
-    with stoppable(NOTHING_YET):
-        material = read_material(made.recipe, rows=made.unmade)
+    material = _material(made.recipe, made.unmade, dry_run)
     if dry_run:
         given = of_run(made.recipe, source.name, settings, os.environ)
         place = free_place(source.path.parent, made.recipe.run.name)
@@ -332,6 +319,16 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
     folder = RunFolder.create(made.recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
+    """As `read_material`, which is heavy to load."""
+    if not dry_run:
+        need("train")
+    from rocstar.run.material import read_material
+
+    with stoppable(NOTHING_YET):
+        return read_material(recipe, rows=rows)
 
 
 def _print_given(
@@ -386,7 +383,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
     from rocstar.record.trackers import tracked
     from rocstar.support.screen import Screen
 
-    go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
+    go_on = f"continue with: rocstar train --resume {_named(folder)}"
     try:
         with (
             stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
@@ -404,7 +401,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
 
 def _show_result(folder: RunFolder, *, as_json: bool) -> None:
     run_verbs.print_run(folder, as_json=as_json)
-    where = shlex.quote(folder.name if _is_default(folder) else str(folder.path))
+    where = shlex.quote(_named(folder))
     tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")
 
 
@@ -419,5 +416,6 @@ def _kept(folder: RunFolder) -> str:
     return f"step {saved} is saved" + (f" and {again} later ones are made again" if again > 0 else "")
 
 
-def _is_default(folder: RunFolder) -> bool:
-    return folder.path.resolve().parent == Path("runs").resolve()
+def _named(folder: RunFolder) -> str:
+    """As a command names it that is not told where runs are."""
+    return folder.name if folder.path.resolve().parent == Path("runs").resolve() else str(folder.path)

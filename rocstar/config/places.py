@@ -72,15 +72,10 @@ class ClusterSection(Section):
             )
 
 
-class TorchEngines(Section):
-    """Engines in processes of their own on this machine: one that dies costs no attempt while another is left."""
-
+class EngineSection(Section):
     name: Word
     """Name in events and messages, followed by a number; `engine.NAME.key=value` changes a key on the command line."""
-    kind: Literal["torch"]
-    """The kind of engine."""
     count: int = Field(default=1, ge=1, le=1024)
-    """Processes; each holds the model, `rollout.engine_rows` sequences and its share of `run.threads`."""
 
     @property
     def names(self) -> list[str]:
@@ -88,11 +83,18 @@ class TorchEngines(Section):
         return [f"{self.name}-{number}" for number in range(self.count)]
 
 
-class VllmEngines(Section):
+class TorchEngines(EngineSection):
+    """Engines in processes of their own on this machine: one that dies costs no attempt while another is left."""
+
+    kind: Literal["torch"]
+    """The kind of engine."""
+    count: int = Field(default=1, ge=1, le=1024)
+    """Processes; each holds the model, `rollout.engine_rows` sequences and its share of `run.threads`."""
+
+
+class VllmEngines(EngineSection):
     """vLLM servers: `count` of them started as `cluster.launcher` says, or one that runs at `url` already."""
 
-    name: Word
-    """Name in events and messages, followed by a number; `engine.NAME.key=value` changes a key on the command line."""
     kind: Literal["vllm"]
     """The kind of engine."""
     count: int = Field(default=1, ge=1, le=1024)
@@ -108,11 +110,6 @@ class VllmEngines(Section):
     ROCSTAR_VLLM_PYTHON."""
     threads: Count = 1
     """Threads that each server computes with, on CPUs."""
-
-    @property
-    def names(self) -> list[str]:
-        """Their names, as events and messages call them."""
-        return [f"{self.name}-{number}" for number in range(self.count)]
 
     def complaints(self) -> Iterator[str]:
         own = self.count > 1 or self.python is not None or self.threads > 1 or self.tensor_parallel > 1

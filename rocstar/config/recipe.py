@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
 from rocstar.config.tree import Keys, Table, annotation_at, chosen, merged, named, put, with_lists
-from rocstar.config.unread import refuse_unread
+from rocstar.config.unread import refuse_unread, unread
 from rocstar.errors import ConfigError
 
 STAGES = Recipe.model_fields["stage"].annotation
@@ -39,7 +39,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             table = put(table, keys, change.value)
     stages = [_completed(stage, table) for stage in table.get("stage", [])]
     recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
-    refuse_unread(recipe, layers, changes)
+    refuse_unread(unread(recipe), layers, changes)
     beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
     if absent := [folder for folder in recipe.run.modules if not Path(folder).is_dir()]:
         raise ConfigError(f"run.modules names {absent[0]!r}, which is not a folder; correct the path or leave it out")
@@ -64,7 +64,7 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     for change in (*given, *asked):
         table = put(table, change.keys, change.value)
     made = validated(Recipe, table, (), (*given, *asked))
-    refuse_unread(made, (), (*given, *asked))
+    refuse_unread(unread(made), (), (*given, *asked))
     return made
 
 

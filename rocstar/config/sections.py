@@ -12,7 +12,6 @@ Models that start from random weights need other numbers, and their recipes say 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -334,6 +333,7 @@ class RolloutSection(StageRolloutSection):
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
 LossName = Literal["grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "kl_cov", "sapo"]
 AdvantageName = Literal["grpo", "gtpo", "otb", "rloo"]
+VerifierName = Literal["boxed", "boxed_strict", "boxed_text", "tool_output"]
 
 
 class ResampleSection(Section):
@@ -556,10 +556,6 @@ class EndSection(Section):
             yield "end.truncated_share is only looked at where the reward is flat; set end.reward_gain too"
 
 
-VERIFIERS = ("boxed", "boxed_strict", "boxed_text", "tool_output")
-"""Verifiers that come with rocstar."""
-
-
 class BenchmarkSection(Section):
     """A benchmark that training asks; what is absent is as its own file says (docs/evaluation.md)."""
 
@@ -594,7 +590,7 @@ class EvaluateSection(Section):
     """Sampling temperature."""
     greedy: bool = True
     """Also make one greedy attempt at each problem."""
-    verifier: str = "boxed"
+    verifier: Annotated[VerifierName | str, built_in_or_own(VerifierName)] = "boxed"
     """How attempts are judged, in training too. boxed: by the last balanced box anywhere, compared as mathematics;
     boxed_strict: by the box inside <answer>; boxed_text: letter for letter; tool_output: by the last tool result; or a
     reward function of your own as `package.module:name`."""
@@ -606,15 +602,6 @@ class EvaluateSection(Section):
         """Whether an evaluation comes after so many steps of an RL stage."""
         return bool(self.every_steps and steps and steps % self.every_steps == 0)
 
-    @field_validator("verifier")
-    @classmethod
-    def verifier_is_known(cls, name: str) -> str:
-        if name not in VERIFIERS and ":" not in name:
-            near = get_close_matches(name, VERIFIERS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERIFIERS)}."
-            raise ValueError(f"there is no verifier {name!r}; {hint} Your own is package.module:name")
-        return name
-
 
 BY_EPOCHS = -1
 """Steps of an SFT stage that its epochs decide."""
@@ -625,6 +612,7 @@ class StageSection(Section):
     does in a step is in KINDS of `rocstar/train.py`."""
 
     name: Word
+    """Name of the stage, unlike that of any other."""
     learner_section: ClassVar[str]
     """Section that holds the settings of its learner."""
     update_rows_from: ClassVar[str]
@@ -655,8 +643,6 @@ class StageSection(Section):
 
 
 class SftStage(StageSection):
-    name: Word
-    """Name of the stage, unlike that of any other."""
     kind: Literal["sft"]
     """sft: a cold start by supervised learning."""
     steps: int = Field(default=BY_EPOCHS, ge=BY_EPOCHS)
@@ -697,8 +683,6 @@ STALE_CAP = 2.0
 
 
 class RlStage(StageSection):
-    name: Word
-    """Name of the stage, unlike that of any other."""
     kind: Literal["rl"]
     """rl: reinforcement learning."""
     steps: int = Field(ge=0)

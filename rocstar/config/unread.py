@@ -6,7 +6,7 @@ or later (in a child or on the command line), or when that setting has its defau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -37,19 +37,23 @@ def none_of(*methods: str) -> Callable[[Any], bool]:
     return lambda it: it not in methods and not is_reference(it)
 
 
+Unread = tuple[list[Keys], list[Keys], str]
+"""Names of a setting that says nothing, the settings that are why, and what is said of it."""
+OF_MADE_UP = "data.families data.pool data.demo_mix"
+"""What is read for problems that are made up alone."""
+OF_RANDOM_WEIGHTS = (
+    "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size model.rope_theta "
+    "model.max_positions model.vocab_size model.word_merges"
+)
+"""What is read for a model that starts from random weights alone."""
 RULES = (
-    Rule("data.families data.pool data.demo_mix", "data.source", lambda it: it == "files"),
+    Rule(OF_MADE_UP, "data.source", lambda it: it == "files"),
     Rule(
         "data.train_files data.test_files data.columns data.max_problems",
         "data.source",
         lambda it: it == "arithmetic",
     ),
-    Rule(
-        "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size "
-        "model.rope_theta model.max_positions model.vocab_size model.word_merges",
-        "model.path",
-        lambda it: it is not None,
-    ),
+    Rule(OF_RANDOM_WEIGHTS, "model.path", lambda it: it is not None),
     Rule("model.lora_alpha model.lora_targets", "model.lora_rank", lambda it: not it),
     Rule("sandbox.slots sandbox.preload", "sandbox.urls", bool),
     Rule(
@@ -120,8 +124,16 @@ RULES = (
 )
 
 
-def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    """`recipe` is what `layers`, parents first, and then `changes` made. Raises ConfigError."""
+def refuse_unread(found: Iterable[Unread], layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    """found: in what `layers`, parents first, and then `changes` made. Raises ConfigError."""
+    for names, by, told in found:
+        levels = {keys: _level(keys, layers, changes) for keys in (*names, *by)}
+        keys = max(names, key=levels.__getitem__)
+        if levels[keys] >= max(0, *(levels[each] for each in by)):
+            raise ConfigError(f"{_place(keys, levels[keys], layers, changes)}: {'.'.join(keys)} {told}")
+
+
+def unread(recipe: Recipe) -> Iterator[Unread]:
     stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
@@ -129,38 +141,25 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
             sections = [getattr(holder, section, None) for holder in holders]
             values = [getattr(section, name) for section in sections if hasattr(section, name)]
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
-                _refuse_given(rule, entry, values[0], layers, changes)
-    _refuse_long_warm_ups(recipe.stage, layers, changes)
-    _refuse_rare_evaluations(recipe.stage, recipe.evaluate.every_steps, layers, changes)
-
-
-def _refuse_rare_evaluations(
-    stages: Sequence[Stage], every: int, layers: Sequence[Layer], changes: Sequence[Override]
-) -> None:
-    """A child that only shortens stages may leave its parent's rhythm as it is."""
-    steps = {stage.name: stage.steps for stage in stages if isinstance(stage, RlStage)}
-    keys = ("evaluate", "every_steps")
-    level = _level(keys, layers, changes)
-    by = max((_level(("stage", name, "steps"), layers, changes) for name in steps), default=0)
-    if steps and every > max(steps.values()) and level >= max(by, 0):
-        raise ConfigError(
-            f"{_place(keys, level, layers, changes)}: evaluate.every_steps is {every} and no RL stage has more than "
-            f"{max(steps.values())} steps, so nothing would be evaluated between; lower it, or leave it out"
-        )
-
-
-def _refuse_long_warm_ups(stages: Sequence[Stage], layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    """A child that only shortens a stage may leave its parent's warm-up as it is."""
-    for stage, section, warmup_steps, updates in _warm_ups(stages):
-        given = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
-        keys = max(given, key=lambda keys: _level(keys, layers, changes))
-        level, by = (_level(keys, layers, changes) for keys in (keys, ("stage", stage, "steps")))
-        if warmup_steps > updates and level >= max(by, 0):
-            raise ConfigError(
-                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is {warmup_steps} and stage {stage} ends "
-                f"after {updates} updates, so its learning rate never rises to its value; lower the one or raise "
-                f"stage.{stage}.steps"
+                told = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
+                for key in rule.keys.split():
+                    yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], told
+    # A child that only shortens stages may leave its parent's warm-up and rhythm as they are.
+    for stage, section, warmup_steps, updates in _warm_ups(recipe.stage):
+        if warmup_steps > updates:
+            told = (
+                f"is {warmup_steps} and stage {stage} ends after {updates} updates, so its learning rate never rises "
+                f"to its value; lower the one or raise stage.{stage}.steps"
             )
+            names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
+            yield names, [("stage", stage, "steps")], told
+    steps, every = {stage.name: stage.steps for stage in recipe.rl_stages}, recipe.evaluate.every_steps
+    if steps and every > max(steps.values()):
+        told = (
+            f"is {every} and no RL stage has more than {max(steps.values())} steps, so nothing would be evaluated "
+            "between; lower it, or leave it out"
+        )
+        yield [("evaluate", "every_steps")], [("stage", name, "steps") for name in steps], told
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:
@@ -173,19 +172,6 @@ def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:
         if following is None or not following.takes_optimizer_of(stage):
             yield stage.name, stage.learner_section, stage.learner.warmup_steps, updates
             updates = 0
-
-
-def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    decider = tuple(rule.by.split("."))
-    by = max(_level(keys, layers, changes) for keys in (decider, (*entry, *decider)))
-    for key in rule.keys.split():
-        keys = (*entry, *key.split("."))
-        level = _level(keys, layers, changes)
-        if level >= max(by, 0):
-            raise ConfigError(
-                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {rule.by} is {value!r}; "
-                f"leave it out or change {rule.by}"
-            )
 
 
 def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:

@@ -34,7 +34,7 @@ from rocstar.record.folder import numbered
 from rocstar.rollout.collect import Roller
 from rocstar.support.chat_http import check_address
 from rocstar.support.screen import Screen
-from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
+from rocstar.support.watch import RUN, Stall, Watch, Watching
 
 PARALLEL = 32  # requests at once to an endpoint
 OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
@@ -305,7 +305,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             watch.load = solver.engine.load
             watch.note(RUN, "evaluation")
             closing.enter_context(screen.never_silent(watch.doing))
-            closing.enter_context(watching(watch, Patience.of_run(subject.recipe.run), tell))
+            closing.enter_context(Watching(watch, subject.recipe.run, tell))
             solver = replace(solver, note=watch.note)
         return await evaluate_policy(
             solver,

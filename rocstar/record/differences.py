@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from rocstar.config.tree import flat
+from rocstar.config.unread import OF_MADE_UP, OF_RANDOM_WEIGHTS
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
@@ -21,16 +22,6 @@ METRICS = (
     *("len/tokens", "len/truncated", "policy/entropy", "policy/logprob_gap", "step/seconds"),
 )
 """Compared unless others are asked for."""
-SHAPE = tuple(
-    f"model.{key}"
-    for key in (
-        *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "rope_theta"),
-        *("max_positions", "vocab_size", "word_merges"),
-    )
-)
-"""In force only for random weights."""
-MADE_UP = ("data.families", "data.demo_mix", "data.pool")
-"""In force only for problems that are made up."""
 Row = dict[str, Any]
 
 
@@ -44,8 +35,8 @@ def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys of flat settings whose values are not the same in all of them. Left out are keys that are not in force in
     one of them, and a stage's own value where it differs as the run's does."""
-    idle = {*SHAPE} if any(one.get("model.path") is not None for one in settings) else set()
-    idle |= {*MADE_UP} if any(one.get("data.source") != "arithmetic" for one in settings) else set()
+    idle = {*OF_RANDOM_WEIGHTS.split()} if any(one.get("model.path") is not None for one in settings) else set()
+    idle |= {*OF_MADE_UP.split()} if any(one.get("data.source") != "arithmetic" for one in settings) else set()
     known = sorted({name for one in settings for name in one})
     columns = {name: [one.get(name) for one in settings] for name in known}
     differ = {

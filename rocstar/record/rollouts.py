@@ -161,13 +161,17 @@ def attempts_schema() -> Any:
 def write_table(path: Path, table: Any) -> None:
     """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can be
     read without all the others. Raises OSError."""
+    tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
+    write_parquet(path, table, max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens)))
+
+
+def write_parquet(path: Path, table: Any, group_rows: int | None = None) -> None:
+    """Any table, atomically. group_rows: of a row group; None: as pyarrow chooses. Raises OSError."""
     import pyarrow
     from pyarrow import parquet
 
-    tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
-    rows = max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens))
     buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(table, buffer, compression="zstd", row_group_size=rows)
+    parquet.write_table(table, buffer, compression="zstd", row_group_size=group_rows)
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 

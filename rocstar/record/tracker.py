@@ -3,11 +3,12 @@ training: it is said once on stderr, kept in `failure` for the trainer to act on
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,7 @@ WAITING_STEPS = 4  # a writer further behind than this makes the trainer wait, w
 class RunTracker:
     """Records a run into its folder. Use it as a context manager, or call `close`.
 
-    Thread `rollout-writer`: consumes steps of attempts from a bounded queue, produces parquet files, waits for the
-    queue and the disk; `close` unblocks it with a last empty entry."""
+    Thread `rollout-writer`: consumes steps of attempts, produces parquet files, waits for the disk; `close` ends it."""
 
     def __init__(self, folder: RunFolder, *, decode: Decode | None = None) -> None:
         """`decode` turns token ids into the text stored beside them; without it no text is stored."""
@@ -33,9 +33,9 @@ class RunTracker:
         self._stage: dict[str, str] = {}
         self._metrics = Journal(folder.metrics)
         self._events = Journal(folder.events)
-        self._waiting: queue.Queue[tuple[int, Sequence[AttemptRecord]] | None] = queue.Queue(WAITING_STEPS)
+        self._writer = ThreadPoolExecutor(1, "rollout-writer")
+        self._waiting = deque[Future[None]]()
         self._failing = threading.Lock()
-        self._writer: threading.Thread | None = None
 
     def start_stage(self, name: str, kind: str, steps: int) -> None:
         """Metrics from here on belong to this stage; `runs show` counts steps by it."""
@@ -55,21 +55,18 @@ class RunTracker:
         """Every attempt of a step, kept or not; written by the thread."""
         if self.failure:
             return
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="rollout-writer", daemon=True)
-            self._writer.start()
-        self._waiting.put((step, attempts))
+        if len(self._waiting) == WAITING_STEPS:
+            self._waiting.popleft().result()
+        self._waiting.append(self._writer.submit(self._write, step, attempts))
 
     def flush(self) -> None:
         """Wait until everything recorded is on disk, or `failure` says why not."""
-        self._waiting.join()
+        while self._waiting:
+            self._waiting.popleft().result()
 
     def close(self) -> None:
         """Flush and end the thread. Calling it again does nothing."""
-        if self._writer:
-            self._waiting.put(None)
-            self._writer.join()
-            self._writer = None
+        self._writer.shutdown()
         self._metrics.close()
         self._events.close()
 
@@ -79,16 +76,11 @@ class RunTracker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_all(self) -> None:
-        while work := self._waiting.get():
-            try:
-                self._attempt(partial(write_rollouts, self.folder, *work, self._decode))
-            except Exception as error:
-                # A dead writer would leave the trainer waiting on a full queue for ever; this way it is told.
-                self._fail(f"the rollouts of step {work[0]} could not be written: {error!r}")
-            finally:
-                self._waiting.task_done()
-        self._waiting.task_done()
+    def _write(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
+        try:
+            self._attempt(partial(write_rollouts, self.folder, step, attempts, self._decode))
+        except Exception as error:
+            self._fail(f"the rollouts of step {step} could not be written: {error!r}")
 
     def _attempt(self, write: Callable[[], None]) -> None:
         """`write`, unless an earlier one failed: a record with holes would be read as a whole one."""

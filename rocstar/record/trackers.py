@@ -143,32 +143,25 @@ def tensorboard(folder: RunFolder) -> Iterator[Log]:
     writer.close()
 
 
-@contextmanager
-def wandb(folder: RunFolder) -> Iterator[Log]:
+def wandb(folder: RunFolder) -> AbstractContextManager[Log]:
     """One W&B run for each run of ours, whatever is resumed. Project, key and mode are W&B's own settings
     (WANDB_PROJECT, WANDB_API_KEY, WANDB_MODE ...)."""
-    library = import_module("wandb")
     identity = folder.identity
     name = f"{identity['name']} {identity['started']}"  # the same wherever the folder is moved to
-    run = library.init(
-        project=os.environ.get("WANDB_PROJECT", "rocstar"),
-        id=hashlib.sha256(name.encode()).hexdigest()[:16],
-        name=folder.name,
-        resume="allow",
-        config=read_json(folder.resolved),
-        dir=str(folder.path / "tracking"),
-    )
-    yield lambda step, metrics: run.log(metrics, step=step)
-    run.finish()
+    own = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return _as_wandb_has_it("wandb", folder, id=own, dir=str(folder.path / "tracking"))
+
+
+def trackio(folder: RunFolder) -> AbstractContextManager[Log]:
+    """One trackio run for each run of ours, whatever is resumed. Project and space are trackio's own settings
+    (TRACKIO_DIR, TRACKIO_SPACE_ID ...)."""
+    return _as_wandb_has_it("trackio", folder, embed=False)
 
 
 @contextmanager
-def trackio(folder: RunFolder) -> Iterator[Log]:
-    """One trackio run for each run of ours, whatever is resumed. Project and space are trackio's own settings
-    (TRACKIO_DIR, TRACKIO_SPACE_ID ...)."""
-    library = import_module("trackio")
-    project = os.environ.get("TRACKIO_PROJECT", "rocstar")
-    library.init(project=project, name=folder.name, config=read_json(folder.resolved), resume="allow", embed=False)
+def _as_wandb_has_it(name: str, folder: RunFolder, **own: Any) -> Iterator[Log]:
+    library, project = import_module(name), os.environ.get(f"{name.upper()}_PROJECT", "rocstar")
+    library.init(project=project, name=folder.name, config=read_json(folder.resolved), resume="allow", **own)
     yield lambda step, metrics: library.log(metrics, step=step)
     library.finish()
 

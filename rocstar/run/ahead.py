@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,7 +32,7 @@ Waiting = Callable[[int], AbstractContextManager[None]]
 
 class StepsAhead:
     """`roll` makes the attempts of a step, by its number in the stage; steps from `end` on do not exist. `waiting` is
-    entered while a step's attempts are waited for."""
+    entered while a step's attempts are waited for. Attempts that are under way end with the context."""
 
     def __init__(
         self,
@@ -70,8 +70,11 @@ class StepsAhead:
         until = time.monotonic() if self.under_way else self._idle_since
         return max(0.0, until - moment)
 
-    async def close(self) -> None:
-        """Cancel the attempts under way; none of them was recorded yet."""
+    async def __aenter__(self) -> StepsAhead:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """None of the attempts under way was recorded yet."""
         tasks = list(self._begun.values())
         for task in tasks:
             task.cancel()
@@ -79,22 +82,6 @@ class StepsAhead:
 
     def _note_end(self, task: asyncio.Task[RolledStep]) -> None:
         self._idle_since = time.monotonic()
-
-
-@asynccontextmanager
-async def steps_ahead(
-    roll: Callable[[int], Coroutine[Any, Any, RolledStep]],
-    *,
-    end: int,
-    ahead: int,
-    waiting: Waiting = lambda step: nullcontext(),
-) -> AsyncIterator[StepsAhead]:
-    """Open StepsAhead; attempts that are under way end with the context."""
-    steps = StepsAhead(roll, end, ahead, waiting)
-    try:
-        yield steps
-    finally:
-        await steps.close()
 
 
 class Attempts:

@@ -20,39 +20,30 @@ if TYPE_CHECKING:
     from rocstar.run.steps import StageSteps
 
 
-async def evaluate_first(run: Run) -> None:
-    """Evaluate before any RL has changed the policy, under the limits of the last stage: before and after compare."""
-    await _evaluate(run, "before", run.recipe.rollouts[-1])
-
-
-async def evaluate_last(run: Run) -> None:
-    """Evaluate when all stages are done."""
-    await _evaluate(run, "after", run.recipe.rollouts[-1])
+async def evaluate(run: Run, name: str, rollout: StageRolloutSection | None = None) -> None:
+    """Evaluate on the held-out problems and on each benchmark, unless that was done at this step. rollout: the limits;
+    None: those of the last stage, so that `before` and `after` compare."""
+    await _on_held_out(run, name, rollout or run.recipe.rollouts[-1])
+    for benchmark in run.material.benchmarks:
+        folder = run.folder.evaluation(benchmark.name, run.progress.step)
+        if not (folder / "result.json").exists():
+            await _on_benchmark(run, benchmark, folder)
 
 
 async def evaluate_when_due(run: Run, rollout: StageRolloutSection, steps: StageSteps) -> None:
     """Evaluate after every `evaluate.every_steps` steps of a stage, under its limits; not part of a step's time."""
     if run.recipe.evaluate.is_due_after(run.progress.stage_step):
         with steps.evaluating():
-            await _evaluate(run, "during", rollout)
+            await evaluate(run, "during", rollout)
 
 
 async def evaluate_previous(run: Run) -> None:
-    """Evaluate after the last step of the stage before, if one is due; `evaluate_last` does so after the last stage."""
+    """Evaluate after the last step of the stage before, if one is due; that of the last stage is `after`."""
     stage = run.previous_stage()
     if stage and stage.rollouts and not run.progress.stage_step:
         done = sum(row["stage"] == stage.name for row in read_journal(run.folder.metrics))
         if run.recipe.evaluate.is_due_after(done):
-            await _evaluate(run, "during", stage.rollouts[-1])
-
-
-async def _evaluate(run: Run, name: str, rollout: StageRolloutSection) -> None:
-    """Evaluate on the held-out problems under these limits and on each benchmark, unless that was done at this step."""
-    await _on_held_out(run, name, rollout)
-    for benchmark in run.material.benchmarks:
-        folder = run.folder.evaluation(benchmark.name, run.progress.step)
-        if not (folder / "result.json").exists():
-            await _on_benchmark(run, benchmark, folder)
+            await evaluate(run, "during", stage.rollouts[-1])
 
 
 async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> None:

@@ -182,14 +182,13 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
         told = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
-        material = replace(material, notes=[*material.notes, *told])
         shown_rows = {
             name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
-        first = next(iter(recipe.rl_stages), None)
-        material = replace(material, notes=[*material.notes, *_long_demonstrations(first, shown_rows)])
+        told += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
+        material = replace(material, notes=[*material.notes, *told])
         read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)

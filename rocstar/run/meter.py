@@ -40,10 +40,6 @@ class Meter:
         """Count other processes too; `seconds` is what they have used so far."""
         self._others[name] = seconds
 
-    def spent(self) -> float:
-        """CPU seconds so far, of this process and the others."""
-        return time.process_time() + sum(used() for used in self._others.values())
-
     def take(self) -> dict[str, float]:
         """`cpu/<phase>` seconds since the last call, those of other processes included, and `seconds/<phase>` of wall
         time."""

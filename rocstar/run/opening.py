@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,13 +46,13 @@ from rocstar.run.material import (
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import MEMORY, PublishedWeights
-from rocstar.run.rows import Layout, rows_of_layouts, write_sft_rows
+from rocstar.run.rows import rows_of_layouts, write_sft_rows
 from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, changed_setting
-from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
+from rocstar.support.watch import RUN, Stall, Watch, Watching
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -68,8 +68,12 @@ async def opened_run(
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
         checkpoints = _starting_point(material, folder, screen, resume=resume)
+        if checkpoints.newest is None:
+            imitates = ["demonstrations"] * bool(material.recipe.sft_stages)
+            parts = [*imitates, *["tokenizer"] * (material.pretrained is None), "model"]
+            screen.stage("cold start" if imitates else "start", ", ".join(parts))
         with meter.phase("cold start"):
-            made = _opened_model(material, folder, screen, checkpoints.newest)
+            made = opening(material, folder, checkpoints.newest)
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
             lacking = [*cramped(material, made.codec), *unwritten(material, made.codec)]
@@ -94,10 +98,9 @@ async def opened_run(
         start = "resumed" if resume else "begun"
         tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
-        patience = Patience.of_run(recipe.run)
         # before the engines, so that their start and end are watched too
         closing.enter_context(
-            watching(watch, patience, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
+            Watching(watch, recipe.run, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
         )
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
@@ -191,20 +194,6 @@ class OpenedModel:
     codec: Codec
 
 
-def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpoint: Path | None) -> OpenedModel:
-    """The model and codec of the checkpoint, with the rows of SFT stages that the run was given since; or those of a
-    new run."""
-    if checkpoint is not None:
-        adapted = material.pretrained if material.recipe.model.lora_rank else None
-        made = opened(checkpoint, adapted.facts.folder if adapted else None)
-        _write_rows(_layouts(material), made, material, folder)
-        return made
-    imitates = bool(material.recipe.sft_stages)
-    parts = ["demonstrations"] * imitates + ["tokenizer"] * (material.pretrained is None) + ["model"]
-    screen.stage("cold start" if imitates else "start", ", ".join(parts))
-    return opening(material, folder)
-
-
 def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
     """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the model that its
     adapters are of, where it has some."""
@@ -212,32 +201,25 @@ def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
     return OpenedModel(model=load_model(base or folder), codec=Codec.load(folder))
 
 
-def opening(material: Material, folder: RunFolder) -> OpenedModel:
-    """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
-    recipe, layouts = material.recipe, _layouts(material)
-    if material.pretrained:
-        made = OpenedModel(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
+def opening(material: Material, folder: RunFolder, checkpoint: Path | None = None) -> OpenedModel:
+    """The model of the checkpoint, or of a fresh run; writes the rows of each SFT stage that has none yet. Raises
+    ConfigError, DataError."""
+    recipe, pretrained = material.recipe, material.pretrained
+    stages = (stage for stage in recipe.sft_stages if stage.name in material.layouts)
+    layouts = {stage.name: layouts_at_first(material, stage) for stage in stages}
+    if checkpoint is not None:
+        made = opened(checkpoint, pretrained.facts.folder if pretrained and recipe.model.lora_rank else None)
+    elif pretrained is not None:
+        made = OpenedModel(model=load_model(pretrained.facts.folder), codec=pretrained.codec)
     else:
         codec = fresh_codec(material, next(iter(layouts.values()), ()))
         shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
         made = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
-    _write_rows(layouts, made, material, folder)
-    return made
-
-
-def _layouts(material: Material) -> dict[str, Sequence[Layout]]:
-    """Layouts of the SFT stages whose rows are to be made."""
-    stages = (stage for stage in material.recipe.sft_stages if stage.name in material.layouts)
-    return {stage.name: layouts_at_first(material, stage) for stage in stages}
-
-
-def _write_rows(
-    layouts: Mapping[str, Sequence[Layout]], made: OpenedModel, material: Material, folder: RunFolder
-) -> None:
     positions = int(made.model.config.max_position_embeddings)
     for name, shown in layouts.items():
         rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
         write_sft_rows(folder.sft_rows(name), rows)
+    return made
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------

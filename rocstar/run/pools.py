@@ -18,6 +18,7 @@ from typing import Any
 
 from rocstar.config.sections import RlStage
 from rocstar.errors import RunHalted
+from rocstar.evaluation.metrics import is_right
 from rocstar.parts.build import sampling_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
@@ -25,7 +26,7 @@ from rocstar.record.journal import Journal, read_journal
 from rocstar.record.rollouts import Tally, recorded_tallies
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.together import all_or_none
-from rocstar.types import Group, Problem, Stop, Verdict, seed_for
+from rocstar.types import Group, Problem, Stop, seed_for
 
 NEEDS = {"id": str, "attempts": int, "right": int, "reused": int}
 """What a row of a pool's journal holds."""
@@ -146,7 +147,7 @@ def _unsolved(problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]]) ->
 
 def _right(group: Group) -> int:
     """Attempts found RIGHT; a fault or a missing verdict is no proof of mastery."""
-    return sum(t.outcome is not None and t.outcome.verdict is Verdict.RIGHT for t in group.trajectories)
+    return sum(map(is_right, group.trajectories))
 
 
 def is_solved(group: Group) -> bool:

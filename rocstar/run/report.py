@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from operator import xor
@@ -16,7 +16,7 @@ from statistics import fmean
 from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
-from rocstar.evaluation.metrics import summarise
+from rocstar.evaluation.metrics import is_right, summarise
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
 from rocstar.run.pools import is_solved
@@ -122,12 +122,7 @@ def mean_of_updates(updates: Sequence[Update]) -> dict[str, float]:
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
     """Mean total penalty of right attempts, drawn, kept and dropped: what RoC's choice changes."""
-    right = [
-        choice
-        for r in groups
-        for choice in r.choices
-        if (outcome := r.group.trajectories[choice.index].outcome) and outcome.verdict is Verdict.RIGHT
-    ]
+    right = [choice for r in groups for choice in r.choices if is_right(r.group.trajectories[choice.index])]
     return {
         "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
         "roc/penalty_right_kept": _mean([choice.penalty.total for choice in right if choice.kept]),
@@ -257,7 +252,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def suspicion(groups: Sequence[Resampled], decode: Decode) -> dict[str, float]:
     """Shares among right attempts: `suspect/constant_print` (of those with calls), `suspect/unfounded_answer` and
     `suspect/several_boxes`; what no attempt tells is left out."""
-    right = list(islice(_right(groups), SAMPLE))
+    right = list(islice((one for r in groups for one in r.group.trajectories if is_right(one)), SAMPLE))
     shares = {
         "suspect/constant_print": [prints_constants(attempt) for attempt in right if attempt.num_calls],
         "suspect/unfounded_answer": [is_unfounded(attempt, decode) for attempt in right],
@@ -305,13 +300,6 @@ def _without_boxes(text: str) -> str:
         kept.append(text[end_of_last : max(start, end_of_last)])
         end_of_last = max(end_of_last, end + 1)
     return " ".join([*kept, text[end_of_last:]])
-
-
-def _right(groups: Iterable[Resampled]) -> Iterator[Trajectory]:
-    for resampled in groups:
-        for attempt in resampled.group.trajectories:
-            if attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT:
-                yield attempt
 
 
 def _plain(text: str) -> str:

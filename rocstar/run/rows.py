@@ -18,9 +18,8 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.build import AttemptParts
 from rocstar.protocols import Task
-from rocstar.record.atomic import write_atomic
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import read_table
+from rocstar.record.rollouts import read_table, write_parquet
 from rocstar.run.tasks import demonstrations_of
 from rocstar.support.screen import plural
 from rocstar.types import SftRow, Status, ToolResult, seed_for
@@ -77,19 +76,12 @@ def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
 def write_sft_rows(path: Path, rows: Sequence[SftRow]) -> None:
     """Columns token_ids (list of int32) and loss_mask (list of bool), rows as their source has them. Raises OSError."""
     import pyarrow
-    from pyarrow import parquet
 
     path.parent.mkdir(exist_ok=True)
-    schema = pyarrow.schema(
-        [("token_ids", pyarrow.list_(pyarrow.int32())), ("loss_mask", pyarrow.list_(pyarrow.bool_()))]
-    )
-    columns = [[row.token_ids for row in rows], [row.loss_mask for row in rows]]
-    table = pyarrow.Table.from_arrays(
-        [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
-    )
-    buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(table, buffer, compression="zstd")
-    write_atomic(path, buffer.getvalue().to_pybytes())
+    kinds = {"token_ids": pyarrow.int32(), "loss_mask": pyarrow.bool_()}
+    schema = pyarrow.schema([(name, pyarrow.list_(kind)) for name, kind in kinds.items()])
+    columns = {name: [getattr(row, name) for row in rows] for name in kinds}
+    write_parquet(path, pyarrow.Table.from_pydict(columns, schema))
 
 
 def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[str]]:

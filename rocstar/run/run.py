@@ -5,9 +5,14 @@ Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), an
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
@@ -21,7 +26,6 @@ from rocstar.record.show import summary_of
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
-from rocstar.run.beside import in_thread
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Learner, Progress
 from rocstar.run.material import Material
@@ -156,7 +160,7 @@ class Run:
             if self.calls:
                 self.calls.forget(None if complete else self.progress.step)
 
-    def record(self, stage: RlStage, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
+    def record(self, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
         """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""
         step = self.progress.step + 1
         if self.recipe.run.save_rollouts:
@@ -187,3 +191,34 @@ class Run:
         write_json(self.folder.summary, summary_of(self.folder.evaluations(), rows))
         if self.calls:
             self.calls.close()
+
+
+async def in_thread(
+    work: Callable[[], T], *, inside: AbstractContextManager[Any], break_off: Callable[[], None] = lambda: None
+) -> T:
+    """Run `work` in thread `learner`, inside a context of that thread, while the event loop goes on.
+
+    When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
+    waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
+    Python fail."""
+    done = Future[T]()
+    done.set_running_or_notify_cancel()  # so that its result is taken also when nobody waits any more
+
+    def run() -> None:
+        with suppress(SystemExit):  # of PyThreadState_SetAsyncExc
+            try:
+                with inside:
+                    done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="learner", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wrap_future(done)
+    except asyncio.CancelledError:
+        if thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        break_off()
+        thread.join()
+        raise

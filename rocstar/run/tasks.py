@@ -16,7 +16,7 @@ from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
-from rocstar.support.plugins import check_call, is_reference, load, own_code
+from rocstar.support.plugins import named, own_code
 from rocstar.support.screen import plural
 from rocstar.types import Demonstration, Problem, seed_for
 
@@ -99,13 +99,22 @@ def make_task(
 
     heldout: the most problems to hold out. folders: where modules of the user's own are found (`support/plugins.py`).
     Raises ConfigError or DataError."""
-    if not is_reference(data.source):
-        return _built_in(data)(data, tool_name=tool_name, seed=seed, heldout=heldout)
+    if data.source in BUILT_IN and data.options:
+        raise ConfigError(
+            f"data.options.{next(iter(data.options))} is for a Task of your own; data.source = {data.source!r} has no "
+            "options"
+        )
+    keywords: dict[str, Any] = {"tool_name": tool_name, "seed": seed, "heldout": heldout}
+    made: Any = named(
+        data.source, BUILT_IN, setting="data.source", takes=("data",), keywords=tuple(keywords), folders=folders
+    )
+    task: Task
+    if data.source in BUILT_IN:
+        task = made(data, **keywords)
+        return task
     said = f"data.source = {data.source!r}"
-    made = load(data.source, folders=folders, setting="data.source")
-    check_call(made, ("data",), ("tool_name", "seed", "heldout"), said=said)
     with own_code(f"{said} failed", made):
-        task: Task = made(data, tool_name=tool_name, seed=seed, heldout=heldout)
+        task = made(data, **keywords)
     for name in ("atoms", "problems", "heldout"):
         if not hasattr(task, name):
             raise ConfigError(f"{said} has no {name}; make it a subclass of rocstar.protocols.Task, or add it")
@@ -182,18 +191,3 @@ def _with_ids_of_their_own(task: Task, problems: list[Problem], said: str) -> li
     if len({problem.id for problem in problems}) < len(problems):
         raise ConfigError(f"{type(task).__name__}: {said} share an id; give each question one of its own")
     return problems
-
-
-def _built_in(data: TaskSection) -> type[ArithmeticTask | FileTask]:
-    if data.source in BUILT_IN and data.options:
-        name = next(iter(data.options))
-        raise ConfigError(
-            f"data.options.{name} is for a Task of your own; data.source = {data.source!r} has no options"
-        )
-    if data.source in BUILT_IN:
-        return BUILT_IN[data.source]
-    close = get_close_matches(data.source, BUILT_IN, n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"data.source = {data.source!r} is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
-        "A Task of your own is written package.module:name"
-    )

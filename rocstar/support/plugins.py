@@ -56,10 +56,16 @@ def load(reference: str, *, folders: Sequence[PathLike] = (), setting: str = "pl
 
 
 def named(
-    name: str, built_in: Mapping[str, T], *, setting: str, takes: Sequence[str], folders: Sequence[PathLike] = ()
+    name: str,
+    built_in: Mapping[str, T],
+    *,
+    setting: str,
+    takes: Sequence[str],
+    keywords: Sequence[str] = (),
+    folders: Sequence[PathLike] = (),
 ) -> T:
     """What a setting names: an entry of `built_in`, or code of the user's own that can be called with the arguments
-    `takes`. Raises ConfigError."""
+    `takes` and `keywords`. Raises ConfigError."""
     said = f"{setting} = {name!r}"
     if name in built_in:
         return built_in[name]
@@ -69,7 +75,7 @@ def named(
             f"{said} is none of {', '.join(built_in)}; did you mean {close!r}? Your own is written package.module:name"
         )
     found: T = load(name, folders=folders, setting=setting)
-    check_call(found, takes, said=said)
+    check_call(found, takes, keywords, said=said)
     if inspect.iscoroutinefunction(found):
         raise ConfigError(f"{said} is async, and nothing would wait for it; write it with def")
     return found

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
 from rocstar.support.exits import visible
@@ -25,9 +26,7 @@ Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
 PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as wide as what it holds
-LINE_SECONDS = (
-    1.0  # a log gets at most one progress line a second, and always the last one before something else is said
-)
+LINE_SECONDS = 1.0  # a log gets one progress line a second at most, and always the last before something else is said
 NAMED = 4  # earlier evaluations of one name
 SILENT_SECONDS = 10.0  # after which a log is told what is under way
 LOOK_SECONDS = 1.0
@@ -166,15 +165,10 @@ class Screen:
         table = _table("", "value", "95% interval", "n")
         for name, value in result.items():
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
-                form = (
-                    str if isinstance(value, int) else percent if any(word in name for word in SHARES) else plain_number
-                )
-                table.add_row(
-                    LABELS.get(name, name.replace("_", " ")),
-                    _value(value, form),
-                    _interval(value, form).strip(" ()"),
-                    _n(value),
-                )
+                of_shares = percent if any(word in name for word in SHARES) else plain_number
+                form = str if isinstance(value, int) else of_shares
+                label, interval = LABELS.get(name, name.replace("_", " ")), _interval(value, form).strip(" ()")
+                table.add_row(label, _value(value, form), interval, _n(value))
         self._print(table)
 
     def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -327,13 +321,12 @@ whole: Form = "{:.0f}".format
 seconds: Form = "{:.1f}s".format
 
 
-def share(value: float) -> str:
+def share(value: float, digits: int = 2) -> str:
     """`.41`: short, and seen to be a share."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.2f}")
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.{digits}f}")
 
 
-def score(value: float) -> str:
-    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+score: Form = partial(share, digits=3)
 
 
 def small(value: float) -> str:

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rocstar.errors import RunHalted
 from rocstar.support.exits import FAILED
@@ -34,8 +34,6 @@ RUN = "run"
 LOOK_SECONDS = 1.0
 UNWIND_SECONDS = 30.0  # for what is open to be given back, once the run was told to stop
 NAMED = 3  # of those that wait for the same, and of tasks that stand in the same place
-
-Policy = Literal["warn", "halt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +104,9 @@ class Watch:
         if who == RUN:
             self._written = self._produced()
 
-    @property
-    def has_attempts(self) -> bool:
-        """Whether an attempt waits."""
-        return bool(self._stages.keys() - {RUN})
+    def patience(self, run: RunSection) -> float:
+        """Seconds for which nothing may move now: those for attempts while one waits, else those without."""
+        return run.stall_seconds if self._stages.keys() - {RUN} else run.stall_learning_seconds
 
     def doing(self) -> str:
         """What the run does and what its attempts wait for, in words; empty between phases."""
@@ -164,83 +161,50 @@ class Watch:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long nothing may move, and what happens then."""
+class Watching:
+    """Looks on while its context lasts. To be entered by a task.
 
-    seconds: float
-    """While attempts are made."""
-    otherwise_seconds: float
-    """While none are: learning, saving, starting."""
-    policy: Policy
-    """warn: say it, and again whenever it has lasted twice as long; halt: stop the run."""
-
-    @classmethod
-    def of_run(cls, run: RunSection) -> Patience:
-        return cls(seconds=run.stall_seconds, otherwise_seconds=run.stall_learning_seconds, policy=run.stall_policy)
-
-    def of(self, watch: Watch) -> float:
-        return self.seconds if watch.has_attempts else self.otherwise_seconds
-
-    @property
-    def look_seconds(self) -> float:
-        return min(LOOK_SECONDS, self.seconds / 4)
-
-
-@contextmanager
-def watching(
-    watch: Watch,
-    patience: Patience,
-    tell: Callable[[Stall, str], None],
-    *,
-    remedy: str = "run it again",
-    break_off: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Look on while the context lasts. `tell` is called by the thread with each stall and the stacks. Under `halt` the
-    task that entered is cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS,
-    `break_off` must make what the main thread waits for fail; after as long again the process ends, and what a kill
-    leaves can be resumed. `remedy` says how to go on then. To be entered by a task."""
-    observer = _Observer(watch, patience, tell, remedy, break_off)
-    observer.thread.start()
-    try:
-        yield
-    except asyncio.CancelledError:
-        if observer.halted is None:
-            raise
-        raise RunHalted(observer.halted) from None
-    finally:
-        observer.over.set()
-        observer.thread.join()
-
-
-class _Observer:
-    """Thread `watch`: consumes notes and loads, produces reports, waits for nothing but time; `over` ends it."""
+    Thread `watch`: consumes notes and loads, produces reports, waits for nothing but time; the end of the context ends
+    it. Under `run.stall_policy` warn a stall is told again whenever it has lasted twice as long. Under halt the task is
+    cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS, `break_off` must make what the
+    main thread waits for fail; after as long again the process ends, and what a kill leaves can be resumed."""
 
     def __init__(
         self,
         watch: Watch,
-        patience: Patience,
+        run: RunSection,
         tell: Callable[[Stall, str], None],
-        remedy: str,
-        break_off: Callable[[], None],
+        *,
+        remedy: str = "run it again",
+        break_off: Callable[[], None] = lambda: None,
     ) -> None:
-        self._watch, self._patience, self._tell = watch, patience, tell
+        """run: for how long nothing may move, and what follows. tell: called by the thread with each stall and the
+        stacks. remedy: how to go on once the run is halted."""
+        self._watch, self._run, self._tell = watch, run, tell
         self._remedy, self._break_off = remedy, break_off
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self.over = threading.Event()
-        self.halted: str | None = None
+        self._over = threading.Event()
+        self._halted: str | None = None
         """Why the run was told to stop; None while it was not."""
-        self.thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._halted is not None and isinstance(error, asyncio.CancelledError):
+            raise RunHalted(self._halted) from None
 
     def _look_on(self) -> None:
-        told = 0.0
-        while not self.over.wait(self._patience.look_seconds):
+        told, seconds = 0.0, min(LOOK_SECONDS, self._run.stall_seconds / 4)
+        while not self._over.wait(seconds):
             self._rearm()
-            still = self._watch.look(self._patience.look_seconds)
+            still = self._watch.look(seconds)
             if still == 0.0:
                 told = 0.0
-            elif still >= max(self._patience.of(self._watch), 2 * told):
+            elif still >= max(self._watch.patience(self._run), 2 * told):
                 told = still
                 self._explain(self._watch.stall())
         faulthandler.cancel_dump_traceback_later()
@@ -248,7 +212,7 @@ class _Observer:
     def _rearm(self) -> None:
         """Have all stacks printed unless the next look comes in time. Needs a real file; sys.stderr may be none."""
         if sys.__stderr__ is not None:
-            seconds = self._patience.of(self._watch) + LOOK_SECONDS
+            seconds = self._watch.patience(self._run) + LOOK_SECONDS
             faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__)
 
     def _explain(self, stall: Stall) -> None:
@@ -256,17 +220,17 @@ class _Observer:
             self._tell(stall, all_stacks(self._loop))
         except Exception as error:  # a full disk, say: the report itself must come through
             print(f"warning: {stall.report()}\n  (its record failed: {error!r})", file=sys.stderr, flush=True)
-        if self._patience.policy == "halt":
+        if self._run.stall_policy == "halt":
             self._halt(f"the run was halted because {stall.headline}; {self._remedy}")
 
     def _halt(self, sentence: str) -> None:
-        self.halted = sentence
+        self._halted = sentence
         if self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
-        if self.over.wait(UNWIND_SECONDS):
+        if self._over.wait(UNWIND_SECONDS):
             return
         self._break_off()
-        if not self.over.wait(UNWIND_SECONDS):
+        if not self._over.wait(UNWIND_SECONDS):
             print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
             os._exit(FAILED)
 

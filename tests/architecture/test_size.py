@@ -18,10 +18,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1118, 6),
     "analysis": (2065, 11),
     "answers": (3441, 18),
-    "cli": (3415, 23),
+    "cli": (3337, 23),
     "cluster": (782, 8),
-    "config": (2133, 11),
-    "data": (4637, 24),
+    "config": (2100, 11),
+    "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
@@ -31,23 +31,23 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
-    "record": (2932, 17),
+    "record": (2912, 17),
     "rollout": (1902, 12),
-    "run": (4503, 25),
+    "run": (4424, 24),
     "sandbox": (8615, 45),
     "serving": (843, 6),
-    "support": (1727, 15),
+    "support": (1690, 15),
     "tools": (927, 7),
-    "train": (211, 1),
+    "train": (208, 1),
     "types": (593, 1),
     "view": (1958, 9),
 }
-CLASSES, FUNCTIONS = 590, 4115
+CLASSES, FUNCTIONS = 590, 4102
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_981}
+SIGNATURES_WITH_RECIPE = 49
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_989}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

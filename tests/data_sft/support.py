@@ -12,9 +12,8 @@ import pytest
 
 from rocstar.data.sft.build import build
 from rocstar.data.sft.check import check
-from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of
-from rocstar.data.sft.layouts import LAYOUTS, conversation
+from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec

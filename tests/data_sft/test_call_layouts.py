@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.format import Chat, Refusal, Refused
-from rocstar.data.sft.layouts import LAYOUTS, conversation
+from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
 from rocstar.errors import ConfigError, DataError
 from tests.data_sft.support import PYTHON, WEATHER, read, reason, shown, written
 

@@ -54,8 +54,8 @@ def test_rollouts_are_written_by_a_named_thread_that_close_ends(
     tracker.record_attempts(1, attempts_of([resampled()]))
     tracker.close()
     tracker.close()
-    assert names == ["rollout-writer"]
-    assert "rollout-writer" not in [thread.name for thread in threading.enumerate()]
+    assert names == ["rollout-writer_0"]
+    assert "rollout-writer_0" not in [thread.name for thread in threading.enumerate()]
 
 
 def gone(folder: RunFolder) -> RunFolder:

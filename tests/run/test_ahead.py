@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.run.ahead import StepsAhead, steps_ahead
+from rocstar.run.ahead import StepsAhead
 
 Speeds = list[int]
 
@@ -36,7 +36,7 @@ class World:
         return [*tokens, self.published]
 
     async def train(self, ahead: int) -> None:
-        async with steps_ahead(self.roll, end=len(self.rolling), ahead=ahead) as attempts:
+        async with StepsAhead(self.roll, end=len(self.rolling), ahead=ahead) as attempts:
             for step, turns in enumerate(self.learning):
                 tokens: Any = await attempts.take(step)
                 for _ in range(turns):
@@ -83,7 +83,7 @@ async def _endless(ended: list[int], step: int) -> Any:
 async def test_what_is_under_way_ends_with_the_stage_however_that_ends() -> None:
     ended: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        async with steps_ahead(lambda step: _endless(ended, step), end=9, ahead=2) as attempts:
+        async with StepsAhead(lambda step: _endless(ended, step), end=9, ahead=2) as attempts:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(attempts.take(0), 0.01)
             raise KeyboardInterrupt
@@ -96,7 +96,7 @@ async def test_an_error_in_a_step_is_raised_when_that_step_is_taken() -> None:
             raise OSError("the disk is full")
         return []
 
-    async with steps_ahead(roll, end=3, ahead=2) as attempts:
+    async with StepsAhead(roll, end=3, ahead=2) as attempts:
         assert await attempts.take(0) == []
         with pytest.raises(OSError, match="the disk is full"):
             await attempts.take(1)

@@ -21,7 +21,6 @@ def analyze(
             metavar="RUN|EVALUATION|FILE|LABEL=RUN,RUN...",
             help="A run, a name of `evals list`, an evaluation's folder, a rollout file, or transcripts (.jsonl); "
             "several are shown side by side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
-            show_default=False,
         ),
     ],
     entropy: Annotated[
@@ -31,9 +30,7 @@ def analyze(
         bool,
         typer.Option("--swap", help="Only this: what changes when a tool's first reply is swapped, blank or false."),
     ] = False,
-    pictures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.", show_default=False)
-    ] = None,
+    pictures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.")] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:

@@ -28,7 +28,7 @@ Expected = Annotated[
 Graders = Annotated[
     str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.", show_default=False)]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.")]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.05, help="Seconds for one symbolic comparison.")]
 COLUMNS = ("line", "text", "gold", "verdict", "method", "milliseconds")
 
@@ -70,9 +70,7 @@ def test(
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="Cases, or problems as train reads them.")],
     text: Text = "text",
     gold: Gold = "gold",
-    question: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Of problems, as of eval.", show_default=False)
-    ] = None,
+    question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Of problems, as of eval.")] = None,
     expected: Expected = None,
     limit: Limit = None,
     right_above: Annotated[float, typer.Option(help="As evaluate.right_above: a larger reward is right.")] = 0.5,

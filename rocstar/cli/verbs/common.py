@@ -21,8 +21,7 @@ STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+    list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.")
 ]
 
 

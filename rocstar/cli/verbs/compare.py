@@ -17,16 +17,12 @@ QUESTION = 60  # characters of a question that tell which problem it is
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A name of `evals list`, the start of it, or a folder.")],
-    b: Annotated[
-        str | None, typer.Argument(metavar="B", help="The other; may be left out with --detect.", show_default=False)
-    ] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help="The other; may be left out with --detect.")] = None,
     allow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="A field of `setup` in which they may differ.", show_default=False),
+        list[str] | None, typer.Option(metavar="FIELD", help="A field of `setup` in which they may differ.")
     ] = None,
     detect: Annotated[
-        float | None,
-        typer.Option(metavar="D", help="Also: what it takes to see a difference of D.", show_default=False),
+        float | None, typer.Option(metavar="D", help="Also: what it takes to see a difference of D.")
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Compare the greedy attempts.")] = False,
     power: Annotated[float, typer.Option(help="Chance of seeing it, with --detect.")] = 0.8,

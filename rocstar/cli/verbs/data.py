@@ -57,7 +57,7 @@ def sft(
 @app.command()
 def build(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file that lists sources and benchmarks.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build a pool of problems; every dropped row is written down with its rule and evidence.
@@ -80,7 +80,7 @@ def build(
 @app.command(name="check")
 def check_problems(
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
     question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="As data.columns.answer.")] = None,

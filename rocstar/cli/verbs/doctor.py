@@ -70,6 +70,11 @@ class Finding:
     """What to do about it; empty where nothing has to be done."""
 
 
+def _finding(name: str, found: str, remedy: str = "", state: State = State.LIMITED) -> Finding:
+    """state: where there is a remedy; all is well without one."""
+    return Finding(name=name, state=state if remedy else State.OK, found=found, remedy=remedy)
+
+
 def findings(runs: Path) -> Iterator[Finding]:
     """One after the other, as they are found out; loads torch and runs one program in the sandbox.
 
@@ -92,23 +97,16 @@ def _computer() -> Finding:
 
     machine, python = hardware(), versions()["python"]
     memory = machine["memory_bytes"] / 1e9
-    return Finding(
-        name="machine",
-        state=State.OK,
-        found=f"{machine['cores']} cores ({machine['cpu']}), {memory:.0f} GB, Python {python}",
-    )
+    return _finding("machine", f"{machine['cores']} cores ({machine['cpu']}), {memory:.0f} GB, Python {python}")
 
 
 def _extras() -> Iterator[Finding]:
     """Each extra of the package: whether all it brings is here."""
     for extra in dict.fromkeys(EXTRA_OF.values()):
         absent = [module for module, bringing in EXTRA_OF.items() if bringing == extra and find_spec(module) is None]
-        yield Finding(
-            name=f"packages [{extra}]" if extra else "packages",
-            state=State.OK if not absent else State.MISSING if extra in NEEDED else State.LIMITED,
-            found=f"without {', '.join(absent)}" if absent else "all there",
-            remedy=install_command(extra) if absent else "",
-        )
+        name = f"packages [{extra}]" if extra else "packages"
+        found, remedy = (f"without {', '.join(absent)}", install_command(extra)) if absent else ("all there", "")
+        yield _finding(name, found, remedy, State.MISSING if extra in NEEDED else State.LIMITED)
 
 
 def _torch() -> Finding:
@@ -121,26 +119,22 @@ def _torch() -> Finding:
             f"GPU {card.id} {card.name} ({free_bytes(index) / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
             for index, card in enumerate(cards)
         )
-        return Finding(name="torch", state=State.OK, found=f"{version}, {told}")
-    driver = Path("/dev/nvidiactl").exists()
-    return Finding(
-        name="torch",
-        state=State.LIMITED if driver else State.OK,
-        found=f"{version}, no GPU" + (" that this build can use, though a driver is here" * driver),
-        remedy="install a CUDA build of torch first (docs/real-models.md)" if driver else "",
-    )
+        return _finding("torch", f"{version}, {told}")
+    if Path("/dev/nvidiactl").exists():
+        told = f"{version}, no GPU that this build can use, though a driver is here"
+        return _finding("torch", told, "install a CUDA build of torch first (docs/real-models.md)")
+    return _finding("torch", f"{version}, no GPU")
 
 
 def _compiled() -> Iterator[Finding]:
     """The parts in C: without the first the sandbox does not start, without the second attention takes longer."""
     for name, module in COMPILED.items():
-        there = find_spec(module) is not None
-        yield Finding(
-            name=name,
-            state=State.OK if there else State.LIMITED,
-            found="there" if there else f"not there; a C compiler is {'here' if shutil.which('cc') else 'missing too'}",
-            remedy="" if there else "install a C compiler and Python's headers, then install rocstar again",
-        )
+        if find_spec(module) is not None:
+            yield _finding(name, "there")
+            continue
+        compiler = "here" if shutil.which("cc") else "missing too"
+        remedy = "install a C compiler and Python's headers, then install rocstar again"
+        yield _finding(name, f"not there; a C compiler is {compiler}", remedy)
 
 
 def _sandbox() -> Finding:
@@ -151,41 +145,29 @@ def _sandbox() -> Finding:
         with SandboxClient.start(slots=1, preload=(), min_isolation="L1") as client:
             info = client.info()
     except (SandboxDown, OSError) as error:
-        return Finding(name="sandbox", state=State.MISSING, found=str(error), remedy="see docs/sandbox.md")
+        return _finding("sandbox", str(error), "see docs/sandbox.md", State.MISSING)
     failed, low = ", ".join(info.failed_probes), info.isolation < "L3"
     remedy = "docs/sandbox.md says what each level needs" if failed or low else ""
-    return Finding(
-        name="sandbox",
-        state=State.LIMITED if remedy else State.OK,
-        found=f"isolation {info.isolation}" + (f"; failed here: {failed}" if failed else ""),
-        remedy=f'{remedy}; runs start here only with sandbox.min_isolation = "{info.isolation}"' if low else remedy,
-    )
+    if low:
+        remedy += f'; runs start here only with sandbox.min_isolation = "{info.isolation}"'
+    return _finding("sandbox", f"isolation {info.isolation}" + (f"; failed here: {failed}" if failed else ""), remedy)
 
 
 def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
     there = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
     free = shutil.disk_usage(there).free
     writable = os.access(there, os.W_OK)
-    short = free < wanted or not writable
-    return Finding(
-        name=name,
-        state=State.LIMITED if short else State.OK,
-        found=f"{free / 1e9:.0f} GB free in {there}" + ("" if writable else ", which can't be written"),
-        remedy=remedy if short else "",
-    )
+    found = f"{free / 1e9:.0f} GB free in {there}" + ("" if writable else ", which can't be written")
+    return _finding(name, found, remedy if free < wanted or not writable else "")
 
 
 def _open_files() -> Finding:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    short = hard != resource.RLIM_INFINITY and hard < OPEN_FILES
-    return Finding(
-        name="open files",
-        state=State.LIMITED if short else State.OK,
-        found=f"{soft} at once, {'unlimited' if hard == resource.RLIM_INFINITY else hard} where a process asks",
-        remedy=f"raise the hard limit to {OPEN_FILES} before a service for many callers (ulimit -Hn)" if short else "",
-    )
+    found = f"{soft} at once, {'unlimited' if hard == resource.RLIM_INFINITY else hard} where a process asks"
+    remedy = f"raise the hard limit to {OPEN_FILES} before a service for many callers (ulimit -Hn)"
+    return _finding("open files", found, remedy if hard != resource.RLIM_INFINITY and hard < OPEN_FILES else "")
 
 
 def _ports() -> Finding:
@@ -198,13 +180,9 @@ def _ports() -> Finding:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
                 taken.append(f"{port} ({verb}): {error.strerror}")
-    free = f"free: {', '.join(map(str, PORTS))}"
-    return Finding(
-        name="ports",
-        state=State.LIMITED if taken else State.OK,
-        found="; ".join(taken) or free,
-        remedy="give another with --port" if taken else "",
-    )
+    if taken:
+        return _finding("ports", "; ".join(taken), "give another with --port")
+    return _finding("ports", f"free: {', '.join(map(str, PORTS))}")
 
 
 def _vllm() -> Finding:
@@ -213,11 +191,11 @@ def _vllm() -> Finding:
     python = os.environ.get("ROCSTAR_VLLM_PYTHON")
     remedy = "scripts/vllm_env makes an environment and prints its Python; put that into ROCSTAR_VLLM_PYTHON"
     if not python:
-        return Finding(name="vLLM", state=State.LIMITED, found="no environment is named", remedy=remedy)
+        return _finding("vLLM", "no environment is named", remedy)
     try:
         done = subprocess.run([python, "-c", VLLM_VERSION], capture_output=True, text=True, timeout=VLLM_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name="vLLM", state=State.MISSING, found=f"{python}: {error}", remedy=remedy)
-    there = done.returncode == 0
-    found = f"{done.stdout.strip()} in {python}" if there else f"{python} has no vLLM"
-    return Finding(name="vLLM", state=State.OK if there else State.MISSING, found=found, remedy="" if there else remedy)
+        return _finding("vLLM", f"{python}: {error}", remedy, State.MISSING)
+    if done.returncode:
+        return _finding("vLLM", f"{python} has no vLLM", remedy, State.MISSING)
+    return _finding("vLLM", f"{done.stdout.strip()} in {python}")

@@ -24,8 +24,7 @@ def plan(
     settings: Settings = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     gpu: Annotated[
-        str | None,
-        typer.Option(help="h200 (assumed where none is named), h100, mi300x, a100 or 4090.", show_default=False),
+        str | None, typer.Option(help="h200 (assumed where none is named), h100, mi300x, a100 or 4090.")
     ] = None,
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,

@@ -36,28 +36,18 @@ def replay(
         typer.Argument(
             metavar="[KEY=VALUE[,VALUE]...]...",
             help="learning.* and resample.*: also learn from the step so. Several values are tried one by one.",
-            show_default=False,
         ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", help="This one; default: all RL steps.", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="This one; default: all RL steps.")] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.", show_default=False),
+        Path | None, typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.")
     ] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="The model that TRL's or verl's rollouts were written with.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FOLDER", help="The model that TRL's or verl's rollouts were written with.")
     ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="With --model: that of the KL term.", show_default=False)
-    ] = None,
+    reference: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With --model: that of the KL term.")] = None,
     log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --model: trainer_state.json, or verl's metrics.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="With --model: trainer_state.json, or verl's metrics.")
     ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),

@@ -33,24 +33,18 @@ class AttemptOptions:
     name: Annotated[
         str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
     ]
-    step: Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)] = None
-    problem: Annotated[
-        str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
-    ] = None
+    step: Annotated[int | None, typer.Option(help="Attempts of this step only.")] = None
+    problem: Annotated[str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.")] = (
+        None
+    )
     right: Annotated[bool, typer.Option("--right", help="Right ones only.")] = False
     wrong: Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")] = False
     undecided: Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")] = False
     kept: Annotated[bool, typer.Option("--kept", help="Those that the resampler kept only.")] = False
     dropped: Annotated[bool, typer.Option("--dropped", help="Those that it dropped only.")] = False
-    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)] = (
-        None
-    )
-    error: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="With a call that failed so.", show_default=False)
-    ] = None
-    text: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
-    ] = None
+    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.")] = None
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="With a call that failed so.")] = None
+    text: Annotated[str | None, typer.Option(metavar="WORDS", help="With these words in question or text.")] = None
     runs: Runs = Path("runs")
 
     def filter(self) -> dict[str, str]:
@@ -123,7 +117,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
     b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     metric: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.")
     ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
@@ -223,9 +217,7 @@ def _short(value: Any) -> str:
 @app.command()
 def plot(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
-    metric: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.", show_default=False)
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.")] = None,
     axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
     runs: Runs = Path("runs"),
@@ -246,8 +238,7 @@ def plot(
 def rollouts(
     options: AttemptOptions,
     sort: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.", show_default=False),
+        str | None, typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
@@ -320,10 +311,8 @@ def _whole(row: Mapping[str, Any], origin: Origin) -> str:
 def export(
     options: AttemptOptions,
     form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.", show_default=False)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
 ) -> None:
     """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
 
@@ -393,6 +382,8 @@ def track(
 @app.command()
 def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """What each run takes on the disk."""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import list_runs, sizes
 
     found = {run.name: sizes(run) for run in list_runs(runs)}
@@ -400,8 +391,8 @@ def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
         print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
         return
     for name, parts in found.items():
-        shown = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items() if size)
-        print(f"{_bytes(sum(parts.values())):>9}  {name}: {shown}")
+        shown = ", ".join(f"{part} {decimal(size)}" for part, size in parts.items() if size)
+        print(f"{decimal(sum(parts.values())):>9}  {name}: {shown}")
 
 
 @app.command()
@@ -411,12 +402,14 @@ def rm(
     runs: Runs = Path("runs"),
 ) -> None:
     """Delete runs with all they left."""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import branches_of, list_runs, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
     chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
     for run in chosen:
-        print(f"{run.path}: {_bytes(size_of(run.path))}")
+        print(f"{run.path}: {decimal(size_of(run.path))}")
         for other in branches_of(run, list(known.values())):
             print(f"  {other.name} branched from it and stays whole")
     if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
@@ -447,6 +440,8 @@ def gc(
     stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""
+    from rich.filesize import decimal
+
     from rocstar.record.folder import delete, leftovers, list_runs, size_of
 
     total = 0
@@ -468,12 +463,4 @@ def gc(
         print_json({"paths": gone, "bytes": total, "left_alone": left_alone, "deleted": not dry_run})
     else:
         print(*(f"left alone: {why}" for why in left_alone), *gone, sep="\n", end="\n" if gone or left_alone else "")
-        print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
+        print(f"{decimal(total)} {'would be freed' if dry_run else 'freed'}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -48,8 +47,9 @@ class Typed:
         """Begin to read a question; `remark` is shown beside the request for it."""
         if sys.stdin.isatty():
             print(f"question (empty line ends{remark})> ", end="", file=sys.stderr, flush=True)
-        self._asked = Future()
-        threading.Thread(target=self._wait, args=(self._asked,), name="typed", daemon=True).start()
+        from rocstar.support.plugins import begun_in_thread
+
+        self._asked = begun_in_thread(self._line, "typed")
 
     async def question(self) -> str:
         """The question that was begun, or a new one; empty at the end of the input. Bytes that are no text are shown
@@ -62,17 +62,13 @@ class Typed:
         assert asked is not None
         return (await asyncio.wrap_future(asked)).strip()
 
-    def _wait(self, asked: Future[str]) -> None:
-        """Read the descriptor: a thread that waits in `sys.stdin` holds a lock that keeps the process from ending."""
-        asked.set_running_or_notify_cancel()
-        try:
-            while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):
-                self._rest += more
-        except (OSError, ValueError) as error:  # it was closed
-            asked.set_exception(error)
-            return
+    def _line(self) -> str:
+        """Read the descriptor: a thread that waits in `sys.stdin` holds a lock that keeps the process from ending.
+        Raises OSError, ValueError where it was closed."""
+        while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):
+            self._rest += more
         line, _, self._rest = self._rest.partition(b"\n")
-        asked.set_result(line.decode("utf-8", "replace"))
+        return line.decode("utf-8", "replace")
 
 
 @options_of(ServeSpec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,15 +29,8 @@ CAPACITY = 610_000  # tokens of KV cache on two 80 GB GPUs beside those weights
 ENGINES = 4
 CAP = 8192
 DRAWN: dict[str, Any] = {"lengths": "even", "problems": 128, "attempts": 32, "seed": 0}
-COSTS = {
-    "step_seconds": "step_seconds",
-    "cached_token_seconds": "seconds_per_cached_token",
-    "sequence_seconds": "seconds_per_sequence",
-    "prefill_token_seconds": "seconds_per_prefill_token",
-    "request_seconds": "seconds_per_request",
-}
-SIZES = {"capacity": "capacity_tokens", "most_running": "most_running"}
-"""Options, and the fields of EngineModel that they are."""
+SIZES = ("capacity_tokens", "most_running")
+"""Options that are fields of EngineModel, as its COSTS are."""
 
 Steps = list[list["PlannedAttempt"]]
 
@@ -47,10 +40,7 @@ class SimulateSpec:
     """The fields are the arguments and options of the command, None where it is silent."""
 
     run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.")
     ] = None
     step: Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")] = (
         None
@@ -65,8 +55,9 @@ class SimulateSpec:
     steps: Annotated[int, typer.Option(min=1, help="One after another; the last is shown.")] = 1
     seed: Annotated[int | None, typer.Option(help="Of the first step, without RUN.  [default: 0]")] = None
     engines: Annotated[int | None, typer.Option(min=1, help="Default: 4, or as many as the run had.")] = None
-    capacity: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of KV cache of one engine; default: 610,000, or the run's.")
+    capacity_tokens: Annotated[
+        int | None,
+        typer.Option("--capacity", min=2, help="Tokens of KV cache of one engine; default: 610,000, or the run's."),
     ] = None
     most_running: Annotated[
         int | None, typer.Option(min=1, help="Requests that run at once on an engine; default: the run's.")
@@ -74,16 +65,19 @@ class SimulateSpec:
     slow: Annotated[float, typer.Option(min=0.01, help="The first engine's steps take so many times as long.")] = 1.0
     dies: Annotated[float | None, typer.Option(min=0, help="Seconds after which the last engine dies.")] = None
     step_seconds: Annotated[float | None, typer.Option(min=0, help="Of a decode step, whatever is in it.")] = None
-    cached_token_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Added to a step by each cached token that is read.")
+    seconds_per_cached_token: Annotated[
+        float | None,
+        typer.Option("--cached-token-seconds", min=0, help="Added to a step by each cached token that is read."),
     ] = None
-    sequence_seconds: Annotated[float | None, typer.Option(min=0, help="Added to a step by each running request.")] = (
-        None
-    )
-    prefill_token_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Added to a step by each token that is fed.")
+    seconds_per_sequence: Annotated[
+        float | None, typer.Option("--sequence-seconds", min=0, help="Added to a step by each running request.")
     ] = None
-    request_seconds: Annotated[float | None, typer.Option(min=0, help="Added by each request that begins.")] = None
+    seconds_per_prefill_token: Annotated[
+        float | None, typer.Option("--prefill-token-seconds", min=0, help="Added to a step by each token that is fed.")
+    ] = None
+    seconds_per_request: Annotated[
+        float | None, typer.Option("--request-seconds", min=0, help="Added by each request that begins.")
+    ] = None
     evicted_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
     ] = 0.0
@@ -93,9 +87,9 @@ class SimulateSpec:
     ] = 0.0
     runs: Runs = Path("runs")
 
-    def given(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """Those of the named options that were given, each by its other name."""
-        return {other: value for name, other in names.items() if (value := getattr(self, name)) is not None}
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of the named options that were given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 @options_of(SimulateSpec)
@@ -109,7 +103,9 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
-    costs, sizes, drawn = spec.given(COSTS), spec.given(SIZES), spec.given({name: name for name in DRAWN})
+    from rocstar.forecast.engine_model import COSTS
+
+    costs, sizes, drawn = spec.given(COSTS), spec.given(SIZES), spec.given(DRAWN)
     if spec.run is not None and drawn:
         raise ConfigError(
             f"--{next(iter(drawn))} draws a workload, and the one of {spec.run} is recorded; leave one out"
@@ -146,7 +142,7 @@ def _drawn(
 
 def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple[Steps, EngineModel, int]:
     """The same of a run; what its engines cost is fitted where it is not all given."""
-    from rocstar.forecast.engine_model import COSTS as FITTED
+    from rocstar.forecast.engine_model import COSTS
     from rocstar.forecast.fit import recorded
 
     found = recorded(run, spec.runs, last=spec.step, steps=spec.steps, cap=spec.cap)
@@ -154,7 +150,7 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple
     if not set(PAPER_COSTS) <= set(given):
         fitted = found.fitted()
         model = fitted.model
-        said = ", ".join(f"{name} {getattr(model, name):.3g}" for name in FITTED)
+        said = ", ".join(f"{name} {getattr(model, name):.3g}" for name in COSTS)
         errors = ", ".join(f"{error:+.1%}" for error in fitted.errors)
         print(f"costs fitted to the run: {said}\nsimulated steps beside recorded ones: {errors}", file=sys.stderr)
     return [list(step.attempts) for step in found.steps], model, found.engines

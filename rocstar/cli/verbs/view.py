@@ -19,7 +19,6 @@ def view(
         typer.Argument(
             metavar="[RUNS|RUN|EVAL|FILE]",
             help="A folder of runs, a run, an evaluation, or a file or folder of TRL, verl, verifiers or inspect_ai.",
-            show_default=False,
         ),
     ] = None,
     runs: Runs = Path("runs"),

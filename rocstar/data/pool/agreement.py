@@ -34,7 +34,7 @@ class AnswerBook:
 
     def __init__(self, file: Path) -> None:
         self.rows = 0
-        """Rows that were read."""
+        """Rows that were taken in."""
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE said (id TEXT, answer TEXT);"
@@ -47,16 +47,20 @@ class AnswerBook:
         self._database.execute("BEGIN")
         for line, row in read_rows(answers):
             where = f"{answers}, line {line}"
-            self.rows += 1
             name = row.get("id") or (problem_id(row["question"].strip()) if row.get("question") else None)
             if name is None:
                 raise DataError(f'{where}: no field "id" or "question"; each row says which problem it answers.')
             said = row.get("answers")
             if not isinstance(said, list) or not all(isinstance(text, str) for text in said):
                 raise DataError(f'{where}, field "answers": expected a list of texts, got {as_written(said)}.')
-            self._database.executemany("INSERT INTO said VALUES (?, ?)", [(name, text) for text in said])
+            self.add(name, said)
         self._database.execute("COMMIT")
         self._database.execute("CREATE INDEX IF NOT EXISTS said_id ON said (id)")
+
+    def add(self, name: str, said: Sequence[str]) -> None:
+        """What was said to the problem of that id."""
+        self.rows += 1
+        self._database.executemany("INSERT INTO said VALUES (?, ?)", [(name, text) for text in said])
 
     def answers(self, name: str) -> list[str]:
         """What was said to the problem of that id, in the order of the file."""
@@ -90,8 +94,8 @@ def disagreement(
 def ask_missing(
     agreement: AgreementSection, book: AnswerBook, problems: Iterable[Problem], note: Callable[[str], None]
 ) -> None:
-    """Ask the endpoint about each problem that the book has no answers to, into `agreement.answers`; nothing to do
-    without an endpoint. Raises EngineUnavailable, and ConfigError for wrong settings."""
+    """Ask the endpoint about each problem that the book has no answers to, into it and `agreement.answers`; nothing to
+    do without an endpoint. Raises EngineUnavailable, and ConfigError for wrong settings."""
     endpoint = agreement.endpoint
     if endpoint is None or agreement.answers is None:
         return
@@ -103,6 +107,7 @@ def ask_missing(
             said = asyncio.run(_ask_all(endpoint, cache, block))
             with file.open("a", encoding="utf-8") as answers:
                 for problem, texts in zip(block, said, strict=True):
+                    book.add(problem.id, texts)
                     answers.write(json.dumps({"id": problem.id, "answers": texts}, ensure_ascii=False) + "\n")
             note(f"asked {endpoint.model} {endpoint.attempts} times about {len(block)} problems")
     finally:
@@ -117,25 +122,25 @@ async def _ask_all(settings: EndpointSection, cache: AnswerCache, block: Sequenc
         if key is None:
             raise ConfigError(f"agreement.endpoint.key_variable: there is no variable {settings.key_variable}; set it")
 
-    async def ask(endpoint: ChatEndpoint, problem: Problem) -> str:
+    endpoint = ChatEndpoint(
+        url=settings.url,
+        model=settings.model,
+        key=key,
+        concurrency=settings.concurrency,
+        timeout_seconds=settings.timeout_seconds,
+        parameters={"temperature": settings.temperature, "max_tokens": settings.max_tokens},
+        cache=cache,
+    )
+
+    async def ask(problem: Problem, attempt: int) -> str:
         """A response that was refused, cut or empty is an attempt that found nothing."""
+        asked = {"role": "user", "content": f"{problem.question}\n\n{settings.instruction}"}
         try:
-            return await endpoint.answer([{"role": "user", "content": f"{problem.question}\n\n{settings.instruction}"}])
+            return await endpoint.answer([asked], seed=attempt)  # makes attempts different requests, for the cache too
         except Refused:
             return ""
 
-    by_attempt = []
-    for attempt in range(settings.attempts):
-        endpoint = ChatEndpoint(
-            url=settings.url,
-            model=settings.model,
-            key=key,
-            concurrency=settings.concurrency,
-            timeout_seconds=settings.timeout_seconds,
-            # The seed makes attempts different requests, for the cache too.
-            parameters={"temperature": settings.temperature, "max_tokens": settings.max_tokens, "seed": attempt},
-            cache=cache,
-        )
-        async with endpoint:
-            by_attempt.append(await asyncio.gather(*(ask(endpoint, problem) for problem in block)))
+    async with endpoint:
+        attempts = range(settings.attempts)
+        by_attempt = [await asyncio.gather(*(ask(problem, attempt) for problem in block)) for attempt in attempts]
     return [list(texts) for texts in zip(*by_attempt, strict=True)]

@@ -124,14 +124,10 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
     if agreement.endpoint is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-        known = AnswerBook(work / "known.sqlite")
-        known.read(file)
-        again = _judged_again(judges, work)
-        kept = (problem for problem, reason in again if agreement.covers(problem.source) and not reason)
-        ask_missing(agreement, known, kept, note)
-        known.close()
     book = AnswerBook(work / "answers.sqlite")
     book.read(file)
+    again = _judged_again(judges, work)
+    ask_missing(agreement, book, (one for one, why in again if agreement.covers(one.source) and not why), note)
     columns = ProblemColumns(layout="answers", question=("id or question",), answer="answers")
     _add_input(sheet, InputSection(name="answers", path=agreement.answers), str(file), "answers", book.rows, columns)
     return book

@@ -22,16 +22,15 @@ from typing import IO, Any, TypeVar
 
 from rocstar.data.rows import fingerprint, output_folder, refuse_missing, rows_and_faults
 from rocstar.data.sft.check import check, check_tokens
-from rocstar.data.sft.dialogues import LayoutContext
 from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
 from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
-from rocstar.data.sft.layouts import LAYOUTS, conversation
+from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
 from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import CHAT
-from rocstar.dialogue.tokenizer_files import found_file, text_of_file
+from rocstar.dialogue.tokenizer_files import found_file
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 
@@ -140,12 +139,12 @@ async def _read_sources(
     note: Note,
 ) -> dict[str, SourceCounts]:
     """Every row of every source goes into the store, or into the file of refused rows."""
-    tokenizer = Path(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
-    markers = (*CHAT.reserved, *(_special_tokens(tokenizer) if tokenizer else ()))
+    codec = Codec.load(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
+    markers = (*CHAT.reserved, *(codec.added_tokens if codec else ()))
     counts = {source.name: SourceCounts() for source in recipe.source}
     async with _endpoint(recipe, environment, note) as endpoint:
         checks = Checks(
-            codec=Codec.load(tokenizer) if tokenizer else None,
+            codec=codec,
             markers=tuple(dict.fromkeys(markers)),
             max_tokens=recipe.mix.max_tokens,
             endpoint=endpoint,
@@ -327,14 +326,6 @@ def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: R
 
 def _sha256(path: str | Path) -> str | None:
     return (fingerprint(path) or (None,))[0]
-
-
-def _special_tokens(folder: Path) -> tuple[str, ...]:
-    """Strings this tokenizer turns into one token of their own wherever they stand, so that no text may hold them."""
-    if whole := found_file(folder, "tokenizer.json"):
-        return tuple(token["content"] for token in json.loads(text_of_file(whole)).get("added_tokens", ()))
-    settings = json.loads(text_of_file(files)) if (files := found_file(folder, "tokenizer_config.json")) else {}
-    return tuple(token["content"] for token in settings.get("added_tokens_decoder", {}).values())
 
 
 def _tokenizer_sha256(folder: Path) -> str:

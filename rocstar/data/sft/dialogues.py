@@ -1,5 +1,5 @@
-"""What all layouts of SFT data share, and the layouts whose rows are dialogues: messages, pairs, nemotron, sharegpt,
-glaive, toolace, api_bank. `layouts.py` has the others and the table of all.
+"""What all layouts of SFT data share, and the layouts whose rows are dialogues and all that is needed: messages, pairs,
+nemotron, sharegpt, glaive, toolace. `layouts.py` has the others and the table of all.
 
 A layout only reads: whether what it read is a sound conversation is for `check.py` to say."""
 
@@ -8,15 +8,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from rocstar.data.rows import rows_and_faults
 from rocstar.data.sft.format import (
     Chat,
     FunctionCall,
@@ -27,34 +23,16 @@ from rocstar.data.sft.format import (
     call_of,
     conversation_of,
     decoded,
-    from_columns,
     message_of,
     tool_spec,
     tools_of,
 )
 from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
-from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
 RowReader = Callable[[Row], Chat]
 """One row of a file in, the conversation it holds out. Raises Refused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutContext:
-    """What a layout may need besides the row."""
-
-    files: tuple[Path, ...]
-    """The source's own files, for layouts that must look through all rows first."""
-    tool_files: tuple[Path, ...] = ()
-    """Where tools are described apart from the rows."""
-    other_tools: int = 0
-    """Tools offered besides those that are called, where a source describes them apart; number a conversation."""
-    seed: int = 0
-    """For the choice of other tools."""
-    code_tool: ToolSpec
-    """The tool that runs programs."""
 
 
 class Turns:
@@ -81,15 +59,6 @@ class Turns:
 
     def chat(self, tools: Sequence[ToolSpec] = ()) -> Chat:
         return Chat(messages=tuple(self._messages), tools=tuple(tools))
-
-
-def companion_rows(files: Sequence[Path]) -> Iterator[Row]:
-    """Rows of files that stand beside the source's own; here a bad row ends everything. Raises DataError."""
-    for file in files:
-        for number, row in rows_and_faults(file):
-            if not isinstance(row, dict):
-                raise DataError(f"{file}:{number} is not a JSON object; mend the line or take the file out")
-            yield row
 
 
 def text_of(row: Row, name: str) -> str:
@@ -119,7 +88,7 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-def _speaker(speaker: Any, field: str, known: Iterable[str]) -> str:
+def speaker_of(speaker: Any, field: str, known: Iterable[str]) -> str:
     if not isinstance(speaker, str) or speaker not in known:
         raise Refused(Refusal.ROLES, field, f"nobody we know speaks as {speaker!r}")
     return speaker
@@ -133,7 +102,7 @@ def _json_at(text: str, place: int, field: str) -> tuple[Any, int]:
         raise Refused(Refusal.TOOLS, field, f"is not JSON: {error}") from None
 
 
-def _as_text(result: Any) -> str:
+def as_text(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
@@ -223,7 +192,7 @@ def sharegpt(row: Row) -> Chat:
 
 def _sharegpt_turn(turn: Any) -> tuple[Role | None, str]:
     fields = mapping_of(turn, "conversations")
-    speaker = _speaker(fields.get("from", fields.get("role")), "conversations", SHAREGPT)
+    speaker = speaker_of(fields.get("from", fields.get("role")), "conversations", SHAREGPT)
     value = fields.get("value", fields.get("content"))
     if not isinstance(value, str):
         raise Refused(Refusal.LAYOUT, "conversations", f"expected text from {speaker}, got {type(value).__name__}")
@@ -238,7 +207,7 @@ def _sharegpt_results(values: list[str], calls: int) -> list[str]:
     listed = decoded(values[0], "conversations", Refusal.NO_RESULT) if len(values) == 1 else values
     if not isinstance(listed, list) or len(listed) != calls:
         raise Refused(Refusal.NO_RESULT, "conversations", f"{calls} calls are answered by {len(values)} turns")
-    return [_as_text(one) for one in listed]
+    return [as_text(one) for one in listed]
 
 
 def _add_tagged(turns: Turns, value: str) -> None:
@@ -320,7 +289,7 @@ def toolace(row: Row) -> Chat:
     for turn in list_of(row, "conversations"):
         fields = mapping_of(turn, "conversations")
         value = text_of(fields, "value").strip()
-        role = TOOLACE[_speaker(fields.get("from"), "conversations", TOOLACE)]
+        role = TOOLACE[speaker_of(fields.get("from"), "conversations", TOOLACE)]
         is_list = value.startswith("[") and value.endswith("]")
         if role is Role.TOOL:
             turns.add(Role.TOOL, *_toolace_results(value, turns.open_calls))
@@ -391,90 +360,7 @@ def _toolace_results(value: str, calls: int) -> list[str]:
     listed = decoded(value, "conversations", Refusal.NO_RESULT) if value.startswith("[") else [value]
     if len(listed) != calls:
         raise Refused(Refusal.NO_RESULT, "conversations", f"{calls} calls are answered by {len(listed)} results")
-    return [_as_text(one.get("results", one) if isinstance(one, dict) else one) for one in listed]
+    return [as_text(one.get("results", one) if isinstance(one, dict) else one) for one in listed]
 
 
-# API-Bank, level 1 and 2: `turns` of User, AI and API, one dialogue a row.
-#
-#     {"role": "API", "api_name": "AddAgenda", "param_dict": {...}, "result": {"output": ..., "exception": null}}
-#
-# `param_dict` holds what the dialogue's writer typed, often as text (`"2"`, `"['John']"`); `result.input` holds the
-# same arguments as the API took them (`2`, `["John"]`), and those are learned.
-#
-# The dialogues come without tool schemas. They are put together from the data: what the tool searches found (name,
-# description, parameters), else the parameters seen in all calls of the same name, required where every call gives
-# them. A check of a call against the latter can only find what other calls contradict. A dialogue is offered the tools
-# that its file is named after (`AddAgenda-AddAlarm-level-1-1.jsonl`) and those it calls.
-
-API_BANK = {"User": Role.USER, "AI": Role.ASSISTANT, "API": Role.TOOL}
-API_BANK_LEVEL = re.compile(r"-level-\d.*$")
-TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-
-
-def api_bank(context: LayoutContext) -> RowReader:
-    """Reads the files once for their tools, before the first row."""
-    tools = _api_tools(context.files)
-
-    def read(row: Row) -> Chat:
-        named = API_BANK_LEVEL.sub("", Path(str(row.get("file", ""))).name).split("-")
-        turns, offered = Turns(), [name for name in named if name in tools]
-        for turn in list_of(row, "turns"):
-            fields = mapping_of(turn, "turns")
-            role = API_BANK[_speaker(fields.get("role"), "turns", API_BANK)]
-            if role is Role.TOOL:
-                name = text_of(fields, "api_name")
-                turns.calls([FunctionCall(name=name, arguments=_api_arguments(fields))])
-                result = mapping_of(fields.get("result"), "result")
-                failed = result.get("exception")
-                turns.add(Role.TOOL, f"Error: {failed}" if failed else _as_text(result.get("output")))
-                offered.append(name)
-            else:
-                turns.add(role, text_of(fields, "text"))
-        return turns.chat([tools[name] for name in dict.fromkeys(offered)])
-
-    return read
-
-
-def _api_arguments(turn: Row) -> Mapping[str, Any]:
-    """The arguments as the API took them. Raises Refused where they are others than those written."""
-    written = mapping_of(turn.get("param_dict"), "param_dict")
-    taken = mapping_of(turn.get("result"), "result").get("input")
-    if not isinstance(taken, Mapping):
-        return written
-    if {key: str(value) for key, value in taken.items()} != {key: str(value) for key, value in written.items()}:
-        raise Refused(Refusal.NO_RESULT, "result", f"is the result of other arguments: {str(taken)[:60]}")
-    return taken
-
-
-def _api_tools(files: Sequence[Path]) -> dict[str, ToolSpec]:
-    described: dict[str, Mapping[str, Any]] = {}
-    seen: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for turn in _api_turns(files):
-        with suppress(Refused):  # told when its row comes
-            seen[text_of(turn, "api_name")].append(_api_arguments(turn))
-        result = turn.get("result")
-        output = result.get("output") if isinstance(result, Mapping) else None
-        for tool in output if isinstance(output, list) else [output]:  # what a tool search found
-            if isinstance(tool, Mapping) and isinstance(tool.get("input_parameters"), Mapping) and "name" in tool:
-                described[tool["name"]] = tool
-    return {name: _api_tool(name, calls, described.get(name, {})) for name, calls in seen.items()}
-
-
-def _api_turns(files: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
-    for file in files:
-        for _, row in rows_and_faults(file):
-            turns = row.get("turns") if isinstance(row, Mapping) else None
-            yield from (t for t in turns or () if isinstance(t, Mapping) and t.get("role") == "API" and "api_name" in t)
-
-
-def _api_tool(name: str, calls: Sequence[Mapping[str, Any]], described: Mapping[str, Any]) -> ToolSpec:
-    """Parameters have their commonest type, unless a tool search described them."""
-    kinds: dict[str, Counter[type]] = defaultdict(Counter)
-    for arguments in calls:
-        for key, value in arguments.items():
-            kinds[key][type(value)] += 1
-    commonest = {key: found.most_common(1)[0][0] for key, found in kinds.items()}
-    plain = {key: {"type": TYPE_NAMES[kind]} if kind in TYPE_NAMES else {} for key, kind in commonest.items()}
-    columns: dict[str, Any] = {**plain, **described.get("input_parameters", {})}
-    required = [column for column in columns if all(column in arguments for arguments in calls)]
-    return from_columns(name, described.get("description"), columns, required)
+BY_ROW: tuple[RowReader, ...] = (messages, pairs, nemotron, sharegpt, glaive, toolace)

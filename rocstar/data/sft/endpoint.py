@@ -87,9 +87,10 @@ class ChatEndpoint:
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
 
-    async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What the model answers, stripped. Raises Refused, EngineUnavailable, ConfigError."""
-        request = {**self.parameters, "model": self.model, "messages": list(messages)}
+    async def answer(self, messages: Sequence[Mapping[str, str]], **parameters: Any) -> str:
+        """What the model answers, stripped. parameters: of this request. Raises Refused, EngineUnavailable,
+        ConfigError."""
+        request = {**self.parameters, **parameters, "model": self.model, "messages": list(messages)}
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         # Equal requests wait for one another, so that one answer serves all of them, now and on a later build.
         async with self._alone.setdefault(key, asyncio.Lock()):

@@ -268,9 +268,8 @@ def from_columns(name: str, description: Any, columns: Any, required: Sequence[s
     """A tool whose parameters are listed as `{name: {"type": ..., "description": ...}}`. Raises Refused."""
     if not isinstance(columns, Mapping):
         raise Refused(Refusal.TOOLS, "tools", f"{name}: parameters must be an object")
-    properties = {key: normalised(value) if isinstance(value, Mapping) else {} for key, value in columns.items()}
-    parameters = {"type": "object", "properties": properties, "required": [key for key in required if key in columns]}
-    return ToolSpec(name=name, description=str(description or ""), parameters=parameters)
+    parameters = {"properties": columns, "required": list(required)}
+    return tool_spec({"name": name, "description": description, "parameters": parameters})
 
 
 def normalised(schema: Mapping[str, Any]) -> dict[str, Any]:

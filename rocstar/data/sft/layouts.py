@@ -1,32 +1,31 @@
-"""Layouts whose rows are requests with the calls that answer them (xlam, seal_tools, magicoder), and the table of
-all published layouts of SFT data. A layout turns one row into a conversation; `LAYOUTS` names them."""
+"""Layouts whose rows are requests with the calls that answer them (xlam, seal_tools, magicoder) or need what stands
+beside them (api_bank), and the table of all published layouts of SFT data. A layout turns one row into a conversation;
+`LAYOUTS` names them."""
 
 from __future__ import annotations
 
 import ast
 import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rocstar.data.rows import rows_and_faults
 from rocstar.data.sft.check import readable
 from rocstar.data.sft.dialogues import (
-    LayoutContext,
+    BY_ROW,
     Row,
     RowReader,
     Turns,
-    api_bank,
-    companion_rows,
-    glaive,
+    as_text,
     list_of,
     mapping_of,
-    messages,
-    nemotron,
-    pairs,
-    sharegpt,
+    speaker_of,
     text_of,
-    toolace,
 )
 from rocstar.data.sft.format import (
     Chat,
@@ -39,9 +38,35 @@ from rocstar.data.sft.format import (
     from_columns,
     tool_spec,
 )
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 from rocstar.types import seed_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutContext:
+    """What a layout may need besides the row."""
+
+    files: tuple[Path, ...]
+    """The source's own files, for layouts that must look through all rows first."""
+    tool_files: tuple[Path, ...] = ()
+    """Where tools are described apart from the rows."""
+    other_tools: int = 0
+    """Tools offered besides those that are called, where a source describes them apart; number a conversation."""
+    seed: int = 0
+    """For the choice of other tools."""
+    code_tool: ToolSpec
+    """The tool that runs programs."""
+
+
+def companion_rows(files: Sequence[Path]) -> Iterator[Row]:
+    """Rows of files that stand beside the source's own; here a bad row ends everything. Raises DataError."""
+    for file in files:
+        for number, row in rows_and_faults(file):
+            if not isinstance(row, dict):
+                raise DataError(f"{file}:{number} is not a JSON object; mend the line or take the file out")
+            yield row
+
 
 # APIGen / xLAM: `query`, `answers` and `tools`, the last two as JSON text.
 #
@@ -134,6 +159,92 @@ def _seal_calls(row: Row, tools: Mapping[str, ToolSpec]) -> list[FunctionCall]:
     return calls
 
 
+# API-Bank, level 1 and 2: `turns` of User, AI and API, one dialogue a row.
+#
+#     {"role": "API", "api_name": "AddAgenda", "param_dict": {...}, "result": {"output": ..., "exception": null}}
+#
+# `param_dict` holds what the dialogue's writer typed, often as text (`"2"`, `"['John']"`); `result.input` holds the
+# same arguments as the API took them (`2`, `["John"]`), and those are learned.
+#
+# The dialogues come without tool schemas. They are put together from the data: what the tool searches found (name,
+# description, parameters), else the parameters seen in all calls of the same name, required where every call gives
+# them. A check of a call against the latter can only find what other calls contradict. A dialogue is offered the tools
+# that its file is named after (`AddAgenda-AddAlarm-level-1-1.jsonl`) and those it calls.
+
+API_BANK = {"User": Role.USER, "AI": Role.ASSISTANT, "API": Role.TOOL}
+API_BANK_LEVEL = re.compile(r"-level-\d.*$")
+TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+def api_bank(context: LayoutContext) -> RowReader:
+    """Reads the files once for their tools, before the first row."""
+    tools = _api_tools(context.files)
+
+    def read(row: Row) -> Chat:
+        named = API_BANK_LEVEL.sub("", Path(str(row.get("file", ""))).name).split("-")
+        turns, offered = Turns(), [name for name in named if name in tools]
+        for turn in list_of(row, "turns"):
+            fields = mapping_of(turn, "turns")
+            role = API_BANK[speaker_of(fields.get("role"), "turns", API_BANK)]
+            if role is Role.TOOL:
+                name = text_of(fields, "api_name")
+                turns.calls([FunctionCall(name=name, arguments=_api_arguments(fields))])
+                result = mapping_of(fields.get("result"), "result")
+                failed = result.get("exception")
+                turns.add(Role.TOOL, f"Error: {failed}" if failed else as_text(result.get("output")))
+                offered.append(name)
+            else:
+                turns.add(role, text_of(fields, "text"))
+        return turns.chat([tools[name] for name in dict.fromkeys(offered)])
+
+    return read
+
+
+def _api_arguments(turn: Row) -> Mapping[str, Any]:
+    """The arguments as the API took them. Raises Refused where they are others than those written."""
+    written = mapping_of(turn.get("param_dict"), "param_dict")
+    taken = mapping_of(turn.get("result"), "result").get("input")
+    if not isinstance(taken, Mapping):
+        return written
+    if {key: str(value) for key, value in taken.items()} != {key: str(value) for key, value in written.items()}:
+        raise Refused(Refusal.NO_RESULT, "result", f"is the result of other arguments: {str(taken)[:60]}")
+    return taken
+
+
+def _api_tools(files: Sequence[Path]) -> dict[str, ToolSpec]:
+    described: dict[str, Mapping[str, Any]] = {}
+    seen: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for turn in _api_turns(files):
+        with suppress(Refused):  # told when its row comes
+            seen[text_of(turn, "api_name")].append(_api_arguments(turn))
+        result = turn.get("result")
+        output = result.get("output") if isinstance(result, Mapping) else None
+        for tool in output if isinstance(output, list) else [output]:  # what a tool search found
+            if isinstance(tool, Mapping) and isinstance(tool.get("input_parameters"), Mapping) and "name" in tool:
+                described[tool["name"]] = tool
+    return {name: _api_tool(name, calls, described.get(name, {})) for name, calls in seen.items()}
+
+
+def _api_turns(files: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
+    for file in files:
+        for _, row in rows_and_faults(file):
+            turns = row.get("turns") if isinstance(row, Mapping) else None
+            yield from (t for t in turns or () if isinstance(t, Mapping) and t.get("role") == "API" and "api_name" in t)
+
+
+def _api_tool(name: str, calls: Sequence[Mapping[str, Any]], described: Mapping[str, Any]) -> ToolSpec:
+    """Parameters have their commonest type, unless a tool search described them."""
+    kinds: dict[str, Counter[type]] = defaultdict(Counter)
+    for arguments in calls:
+        for key, value in arguments.items():
+            kinds[key][type(value)] += 1
+    commonest = {key: found.most_common(1)[0][0] for key, found in kinds.items()}
+    plain = {key: {"type": TYPE_NAMES[kind]} if kind in TYPE_NAMES else {} for key, kind in commonest.items()}
+    columns: dict[str, Any] = {**plain, **described.get("input_parameters", {})}
+    required = [column for column in columns if all(column in arguments for arguments in calls)]
+    return from_columns(name, described.get("description"), columns, required)
+
+
 # Magicoder's OSS-Instruct (`problem`, `solution`, `lang`) and Evol-Instruct (`instruction`, `response`): the one Python
 # program of a solution becomes a call of the code tool. It is not run: the row ends with the call. Words before the
 # program stay, words after it go, because they speak of a result the assistant has not seen.
@@ -174,16 +285,8 @@ def _by_row(read: RowReader) -> Callable[[LayoutContext], RowReader]:
 
 
 LAYOUTS: Mapping[str, Callable[[LayoutContext], RowReader]] = {
-    "messages": _by_row(messages),
-    "pairs": _by_row(pairs),
-    "nemotron": _by_row(nemotron),
-    "sharegpt": _by_row(sharegpt),
-    "glaive": _by_row(glaive),
-    "toolace": _by_row(toolace),
-    "xlam": _by_row(xlam),
-    "seal_tools": seal_tools,
-    "api_bank": api_bank,
-    "magicoder": magicoder,
+    **{read.__name__: _by_row(read) for read in (*BY_ROW, xlam)},
+    **{make.__name__: make for make in (seal_tools, api_bank, magicoder)},
 }
 
 
