@@ -208,7 +208,7 @@ def planned(*settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, st
 def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "hush")
     Path("child.toml").write_text('extends = "tiny.toml"\n[run]\nname = "child"\nkeep_checkpoints = 7\n')
-    given = ["rollout.top_p=0.5", "rollout.max_turns=3", "stage.stage1.rollout.max_turns=2"]
+    given = ["rollout.top_p=0.5", "rollout.max_turns=3", "stage.stage1.rollout.max_turns=2", "sandbox.preload=[]"]
     assert cli.run(["train", "child.toml", *given, "--dry-run", "--json"]) == exits.OK
     told = capsys.readouterr().out
     found = {row["key"]: row for row in json.loads(told)["differs"]}
@@ -218,6 +218,7 @@ def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeyp
     assert found["run.name"]["value"] == "child" and found["run.name"]["source"] == "child.toml:3"
     assert not any(key.startswith("stage.") and key.endswith(".name") for key in found)
     assert found["rollout.top_p"]["source"] == "command line: rollout.top_p=0.5"
+    assert (found["sandbox.preload"]["value"], found["sandbox.preload"]["default"]) == ([], ["numpy", "sympy"])
     assert "stage.stage1.rollout.top_p" not in found  # as the run's
     assert found["stage.stage1.rollout.max_turns"] == {
         "key": "stage.stage1.rollout.max_turns",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence, Set
 from contextlib import suppress
@@ -383,7 +382,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
     from rocstar.record.trackers import tracked
     from rocstar.support.screen import Screen
 
-    go_on = f"continue with: rocstar train --resume {_named(folder)}"
+    go_on = f"continue with: rocstar train --resume {folder.argument}"
     try:
         with (
             stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
@@ -401,7 +400,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
 
 def _show_result(folder: RunFolder, *, as_json: bool) -> None:
     run_verbs.print_run(folder, as_json=as_json)
-    where = shlex.quote(_named(folder))
+    where = folder.argument
     tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")
 
 
@@ -414,8 +413,3 @@ def _kept(folder: RunFolder) -> str:
     if not saved:
         return "no step is saved yet"
     return f"step {saved} is saved" + (f" and {again} later ones are made again" if again > 0 else "")
-
-
-def _named(folder: RunFolder) -> str:
-    """As a command names it that is not told where runs are."""
-    return folder.name if folder.path.resolve().parent == Path("runs").resolve() else str(folder.path)

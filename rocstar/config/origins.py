@@ -53,7 +53,8 @@ def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], oth
         default = values.get(base, ABSENT) if base != key else defaults.get(key, ABSENT)
         counted = key.endswith(".epochs") and value == 0  # the steps are shown, which epochs have come to
         listed = key.endswith(".name") and key != "run.name"  # of a stage or an engine, which the key has already
-        if value != default and not counted and not listed and value not in ([], None):
+        unsaid = default is ABSENT and value in ([], None)
+        if value != default and not counted and not listed and not unsaid:
             yield Provenance(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -185,6 +186,12 @@ class RunFolder:
     def sft_rows(self, stage: str) -> Path:
         """What an SFT stage imitates, as tokens."""
         return self.path / "sft_rows" / f"{stage}.parquet"
+
+    @property
+    def argument(self) -> str:
+        """As a command line names it that is not told where runs are."""
+        is_usual = self.path.resolve().parent == Path("runs").resolve()
+        return shlex.quote(self.name if is_usual else str(self.path))
 
     @property
     def changes(self) -> list[dict[str, Any]]:

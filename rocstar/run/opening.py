@@ -97,7 +97,7 @@ async def opened_run(
         _tell_isolation(machines.sandbox, tracker, screen)
         start = "resumed" if resume else "begun"
         tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
-        report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
+        report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.argument}"
         # before the engines, so that their start and end are watched too
         closing.enter_context(
             Watching(watch, recipe.run, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)

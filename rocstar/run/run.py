@@ -155,7 +155,7 @@ class Run:
         with self.meter.phase("saving"):
             self.tracker.flush()
             if self.tracker.failure:
-                raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
+                raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.argument}")
             self.checkpoints.write(self.policy, learner, complete=complete)
             if self.calls:
                 self.calls.forget(None if complete else self.progress.step)

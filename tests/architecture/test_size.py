@@ -18,9 +18,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1118, 6),
     "analysis": (2065, 11),
     "answers": (3441, 18),
-    "cli": (3337, 23),
+    "cli": (3334, 23),
     "cluster": (782, 8),
-    "config": (2100, 11),
+    "config": (2101, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
-    "record": (2912, 17),
+    "record": (2919, 17),
     "rollout": (1902, 12),
     "run": (4424, 24),
     "sandbox": (8615, 45),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_989}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_006}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

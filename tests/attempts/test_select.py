@@ -128,3 +128,13 @@ def test_those_with_most_come_first(files: list[Path]) -> None:
         assert values == sorted((row[column] for row in rows), key=lambda value: -1 if value is None else value)[:-4:-1]
     with pytest.raises(ConfigError, match="cannot be sorted by verdict; choose one of step, index"):
         first(rows, 3, "verdict")
+
+
+def test_an_export_goes_into_a_folder_that_is_there_and_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = run(tmp_path), monkeypatch.setattr("rocstar.cli.verbs.runs._source", lambda *_: ([], None))
+    for out, told in ((tmp_path, "is a folder"), (tmp_path / "not" / "a.csv", "lies in a folder that is not there")):
+        asked = ["export", folder.name, "--runs", str(folder.path.parent), "--format", "csv", "--out", str(out)]
+        with pytest.raises(ConfigError, match=f"{told}; name a file in a folder that is there with --out"):
+            CliRunner().invoke(app, asked, catch_exceptions=False)

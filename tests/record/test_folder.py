@@ -32,6 +32,12 @@ def test_a_new_run_holds_its_identity_and_settings_before_the_first_step(tmp_pat
     assert resolved_from_json(folder.resolved) == recipe()
 
 
+def test_a_command_names_a_run_so_that_it_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunFolder(Path("runs/smol de")).argument == "'smol de'"
+    assert RunFolder(Path("elsewhere/run")).argument == "elsewhere/run"
+
+
 def test_names_are_never_reused(tmp_path: Path) -> None:
     assert [run(tmp_path).name for _ in range(3)] == ["tiny", "tiny-2", "tiny-3"]
 

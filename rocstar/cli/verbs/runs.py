@@ -328,6 +328,9 @@ def export(
     asked = options.filter()
     files, origin = _source(options.name, options.runs)
     path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
+    if path.is_dir() or not path.parent.is_dir():
+        there = "is a folder" if path.is_dir() else "lies in a folder that is not there"
+        raise ConfigError(f"{path} {there}; name a file in a folder that is there with --out")
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
     count = write(islice(select(files, asked), limit), origin, form, path)
