@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
 MAX_GAP_CHARS = 60  # between two boxes of one list
@@ -51,6 +51,13 @@ def lenient_answer(text: str) -> str | None:
         return phrase_answer(text)
     last = deque(_FINAL.finditer(text, max(text.rfind("boxed{"), text.rfind("fbox{"))), maxlen=1)
     return (phrase_answer(text[last[0].start() :]) if last else None) or boxed
+
+
+def last_answer(texts: Sequence[str], *, phrases: bool) -> str | None:
+    """What an attempt, one text per turn, boxes last. phrases: without any box, what its last turn announces."""
+    boxes = (boxed_answer(text) for text in reversed(texts))
+    found = next((box for box in boxes if box is not None), None)
+    return phrase_answer(texts[-1]) if found is None and phrases and texts else found
 
 
 def boxed_answer(text: str) -> str | None:
