@@ -88,8 +88,7 @@ class Reward:
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
-        (reward,) = rewards_in(given, self.signature)
-        return reward
+        return reward_in(given, self.signature)
 
     def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
         """All that it is offered, by name: in TRL's signature columns of one row."""
@@ -170,20 +169,20 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     )
 
 
-def rewards_in(given: Any, signature: str) -> list[Any]:
+def reward_in(given: Any, signature: str) -> Any:
     """The reward of the one completion, whatever it is. Raises ConfigError, to be read after the function's name, where
     the function gave something else."""
     shown = repr(given)[:SHOWN_CHARS]
     if signature == VERL:
         if isinstance(given, Mapping) and "score" not in given:
             raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
-        return [given["score"] if isinstance(given, Mapping) else given]
+        return given["score"] if isinstance(given, Mapping) else given
     if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
         raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
     rewards = list(given)
     if len(rewards) != 1:
         raise ConfigError(f"gave {len(rewards)} rewards for 1 completion")
-    return rewards
+    return rewards[0]
 
 
 def number_of(given: Any) -> float:

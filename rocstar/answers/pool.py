@@ -22,7 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from rocstar.answers.worker import WALL
 
@@ -55,14 +55,12 @@ class DeadlinePool:
         deadline_seconds: float = 5.0,
         memory_bytes: int = 2**30,
         start_seconds: float = 60.0,
-        clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
         """target: `module:function` of one argument. prepare: `module:function` of none, called once before the first
-        call. deadline_seconds: time of a call by `clock`, waiting in line excluded; by the CPU's, the pool has failed
-        after WALL times as long. memory_bytes: resident memory a call may add. start_seconds: wall time to import and
-        prepare."""
-        self._target, self._settings = target, (target, prepare, memory_bytes, clock)
-        self._wall = WALL if clock == "cpu" else float("inf")
+        call. deadline_seconds: CPU time of a call, which no busy machine lengthens; where a call takes WALL times as
+        long in wall time, the pool has failed. memory_bytes: resident memory a call may add. start_seconds: wall time
+        to import and prepare."""
+        self._target, self._settings = target, (target, prepare, memory_bytes)
         self._workers, self._deadline_seconds, self._start_seconds = workers, deadline_seconds, start_seconds
         self._jobs: SimpleQueue[tuple[Future[Any], bytes, float] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -126,7 +124,7 @@ class DeadlinePool:
             except (OSError, EOFError, ValueError):
                 worker.close()
                 took = time.monotonic() - started
-                if took >= seconds * self._wall:
+                if took >= seconds * WALL:
                     raise PoolError(f"{self._target} got too little CPU time in {took:.0f} seconds") from None
                 if took >= seconds:  # its alarm cannot ring earlier
                     raise TimeoutError(f"{self._target} took more than {seconds} seconds") from None

@@ -61,7 +61,6 @@ class SymbolicChecker:
             deadline_seconds=deadline_seconds,
             memory_bytes=memory_bytes,
             start_seconds=start_seconds,
-            clock="cpu",
         )
         self._lock = threading.Lock()  # guards the two below
         self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
