@@ -47,11 +47,6 @@ class StepReport:
     """When each attempt had come to its end, in their order; seconds."""
 
     @property
-    def ended(self) -> int:
-        """Attempts that came to their end."""
-        return len(self.ends)
-
-    @property
     def recomputed_share(self) -> float:
         return self.recomputed_tokens / max(1, self.produced_tokens)
 
