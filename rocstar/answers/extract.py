@@ -21,7 +21,7 @@ MAX_GAP_CHARS = 60  # between two boxes of one list
 # A doubled backslash before `boxed` is what text looks like after one JSON round trip too many; as LaTeX it would
 # be a line break followed by the letters "boxed{", which nobody writes.
 _BRACES = re.compile(r"(?P<box>\\\\?(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-_ANSWER_TAG = re.compile(r"</?answer>")
+_ANSWER_BLOCK = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")  # never goes back: linear
 
 _PAD = r"(?:\s|\$|\\[,;:! ()\[\]]|\\q?quad\b)*"
 _LINK = rf"(?:[,;&]|\\text\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)(?:{_PAD}\b(?:and|or)\b)?"
@@ -97,15 +97,7 @@ def phrase_answer(text: str) -> str | None:
 def answer_blocks(text: str) -> list[str]:
     """Contents of the well-formed `<answer>...</answer>` blocks, in order: an opening tag and the next closing tag
     with no other answer tag between them."""
-    blocks = []
-    opened: int | None = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if tag.group() == "<answer>":
-            opened = tag.end()
-        elif opened is not None:
-            blocks.append(text[opened : tag.start()])
-            opened = None
-    return blocks
+    return _ANSWER_BLOCK.findall(text)
 
 
 def boxes(text: str) -> Iterator[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from typing import Any
 
 from rocstar.answers.worker import WALL
 
+WORKERS = 2  # one that judges answers holds 100 MB; two keep one hard answer from stopping all others
 MAX_DEATHS = 2
 RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
 MAX_ANSWER_BYTES = 2**20
@@ -51,7 +52,7 @@ class DeadlinePool:
         *,
         target: str,
         prepare: str = "",
-        workers: int = 2,
+        workers: int = WORKERS,
         deadline_seconds: float = 5.0,
         memory_bytes: int = 2**30,
         start_seconds: float = 60.0,
@@ -78,10 +79,10 @@ class DeadlinePool:
         jobs = [(Future[Any](), json.dumps({"payload": it, "seconds": seconds})) for it in payloads]
         with self._lock:
             if self._closed:
-                raise PoolError("the pool was closed; make a new one")
+                raise PoolError(f"the pool of {self._target} was closed; make a new one")
             for future, question in jobs:
                 self._jobs.put((future, question.encode(), seconds))
-            while len(self._threads) < self._workers:
+            while jobs and len(self._threads) < self._workers:
                 self._threads.append(threading.Thread(target=self._serve, name="answers", daemon=True))
                 self._threads[-1].start()
         return [future for future, _ in jobs]

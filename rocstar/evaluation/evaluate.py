@@ -250,7 +250,7 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
     }
 
 
-COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None") and one.name != "k"]
+COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None")]
 """Numbers of a summary that stand in a result as they are."""
 
 

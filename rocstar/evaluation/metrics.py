@@ -102,8 +102,6 @@ class EvalSummary:
     """Problems asked, judged or not."""
     attempts: int
     """Attempts made, judged or not."""
-    k: int
-    """Attempts per problem."""
     avg_at_k: Estimate
     pass_at_k: Estimate
     undecided: int
@@ -145,7 +143,6 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
     return EvalSummary(
         problems=len(groups),
         attempts=len(every),
-        k=k,
         avg_at_k=avg_at_k(right_PR),
         pass_at_k=pass_at_k(right_PR, min(k, max(map(len, right_PR), default=k) or k)),
         undecided=sum(a.outcome is not None and a.outcome.verdict is Verdict.UNDECIDED for a in judged),
