@@ -246,7 +246,7 @@ def _finish(trajectory: Trajectory) -> str:
 
 
 def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
-    written = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    written = trajectory.num_sampled_tokens
     read = len(opened) + sum(len(turn.reply_ids) for turn in trajectory.turns)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

@@ -129,8 +129,8 @@ class _Told:
         if trajectory.fault is not None:
             print(visible(f"no answer: {trajectory.fault}"), file=sys.stderr)
         elif trajectory.stop is not Stop.ANSWERED:
-            size = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-            print(f"(cut after {size} tokens of its own: {ENDS[trajectory.stop]})", file=sys.stderr)
+            size, why = trajectory.num_sampled_tokens, ENDS[trajectory.stop]
+            print(f"(cut after {size} tokens of its own: {why})", file=sys.stderr)
 
     def _show(self, text: str) -> None:
         if not self._as_json:
