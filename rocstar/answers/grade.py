@@ -86,13 +86,13 @@ class Grader:
         accepts."""
         at_once = [self._decide_at_once(pair) for pair in pairs]
         answers = iter(await self._symbolic.compare([one for one in at_once if isinstance(one, Question)]))
-        grades: list[Grade | VerifierUnavailable] = []
-        for pair, one in zip(pairs, at_once, strict=True):
-            found = next(answers) if isinstance(one, Question) else one
-            if not isinstance(found, VerifierUnavailable):
-                found = Grade(*found, None if found[1] == "no_answer" else pair.predicted)
-            grades.append(found)
-        return grades
+        found = [next(answers) if isinstance(one, Question) else one for one in at_once]
+        return [
+            one
+            if isinstance(one, VerifierUnavailable)
+            else Grade(*one, None if one[1] == "no_answer" else pair.predicted)
+            for pair, one in zip(pairs, found, strict=True)
+        ]
 
     def grade_now(self, pairs: Sequence[Pair]) -> list[Grade]:
         """`grade_all` for callers without an event loop, or inside somebody else's. Blocks."""
