@@ -25,7 +25,8 @@ DIGITS = 30  # worked with
 NOISE = 1e-15  # relative; equal formulas agree far better with 30 digits, a changed digit differs far more
 MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
-_POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
+# No special values of the usual functions are among them.
+_POINTS = [sympy.Rational(point) for point in ("0.7310", "1.3941", "-0.6124", "2.1773", "-1.8319", "3.4027")]
 # For formulas with steps or corners: integers, their neighbourhood, and far out.
 _WIDE = (*map(str, range(-12, 31)), "-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
 SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
@@ -192,13 +193,11 @@ def _letters(*formulas: Any) -> list[Any]:
 def _values(formula: Any, letters: Sequence[Any]) -> list[Any | None]:
     """The formula at the fixed points, each letter a different value at each; once when there are no letters."""
     points = range(len(_POINTS)) if letters else range(1)
+    sevenths = [(letter, number, sympy.Rational(number, 7)) for number, letter in enumerate(letters)]
     return [
-        _number(formula.subs({letter: _point(at, number) for number, letter in enumerate(letters)})) for at in points
+        _number(formula.subs({letter: _POINTS[(at + n) % len(_POINTS)] + more for letter, n, more in sevenths}))
+        for at in points
     ]
-
-
-def _point(at: int, number: int) -> Any:
-    return sympy.Rational(str(_POINTS[(at + number) % len(_POINTS)])) + sympy.Rational(number, 7)
 
 
 def _number(formula: Any) -> Any | None:
