@@ -226,7 +226,7 @@ def row_of(case: Case) -> dict[str, Any]:
         "steps_recomputed_share": [round(report.recomputed_share, 4) for report in ours],
         "idle_share": {policy: round(mean_idle(found), 4) for policy, found in reports.items()},
         "evictions": {policy: sum(report.evictions for report in found) for policy, found in reports.items()},
-        "all_ended": all(report.ended == len(work[0]) for found in reports.values() for report in found),
+        "all_ended": all(len(report.ends) == len(work[0]) for found in reports.values() for report in found),
         "cpu_seconds": round(seconds_taken.cpu, 1),
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,19 +18,6 @@ Report = Mapping[str, Any]
 Values = list[tuple[int, float]]
 """(step, value)"""
 ValuesOf = Callable[[Report], Values]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One step of a method's curve."""
-
-    step: int
-    mean: float
-    """Mean over the runs that have a value at this step, each with the same weight."""
-    lowest: float
-    highest: float
-    runs: int
-    """How many have one."""
 
 
 def method_of(argument: str) -> tuple[str, tuple[str, ...]]:
@@ -56,14 +42,15 @@ def by_method(reports: Iterable[Report]) -> dict[str, list[Report]]:
     return dict(found)
 
 
-def curve(reports: Sequence[Report], values: ValuesOf) -> list[Point]:
-    """The curve of the runs of one method, by step."""
+def curve(reports: Sequence[Report], values: ValuesOf) -> list[dict[str, Any]]:
+    """The curve of the runs of one method, by `step`: `mean`, `lowest` and `highest` over the `runs` that have a value
+    there, each with the same weight."""
     found: dict[int, list[float]] = defaultdict(list)
     for report in reports:
         for step, value in values(report):
             found[step].append(value)
     return [
-        Point(step=step, mean=fmean(some), lowest=min(some), highest=max(some), runs=len(some))
+        {"step": step, "mean": fmean(some), "lowest": min(some), "highest": max(some), "runs": len(some)}
         for step, some in sorted(found.items())
     ]
 
@@ -93,7 +80,7 @@ def methods_of(reports: Sequence[Report]) -> list[dict[str, Any]]:
         {
             "method": label,
             "runs": [report["source"] for report in runs],
-            "curves": {key: [asdict(point) for point in curve(runs, values)] for key, values in CURVES.items()},
+            "curves": {key: curve(runs, values) for key, values in CURVES.items()},
         }
         for label, runs in by_method(reports).items()
     ]

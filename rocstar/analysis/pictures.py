@@ -105,12 +105,13 @@ def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
         for colour, (name, points) in enumerate(lines.items()):
             if not points:
                 continue
-            steps = [point.step for point in points]
+            steps, means, lowest, highest = (
+                [point[key] for point in points] for key in ("step", "mean", "lowest", "highest")
+            )
             style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
             runs = len(methods[name])
             label = name if runs == 1 else f"{name}, mean and range of {runs} runs"
-            axes.plot(steps, [point.mean for point in points], label=label, **style)
-            lowest, highest = [point.lowest for point in points], [point.highest for point in points]
+            axes.plot(steps, means, label=label, **style)
             axes.fill_between(steps, lowest, highest, color=f"C{colour}", alpha=0.2, linewidth=0)
         axes.set(title=title, xlabel="step", ylim=(0, None))
     row[0][0].legend()

@@ -128,18 +128,18 @@ class Counts:
         """Means and shares; None where they would be over nothing."""
         return {
             "attempts": self.attempts,
-            "right_share": _share(self.right, self.decided),
-            "tokens": _share(self.tokens, self.counted),
-            "calls": _share(self.calls, self.attempts),
-            "no_call_share": _share(self.without_calls, self.attempts),
-            "cut_share": _share(self.cut, self.attempts),
-            "failed_call_share": _share(self.errors.total(), self.calls),
-            "failed_call_share_in_right": _share(self.failed_of_right, self.calls_of_right),
-            "right_with_failed_call_share": _share(self.right_with_failed, self.right),
-            "undecided_share": _share(self.undecided, self.decided),
+            "right_share": share_of(self.right, self.decided),
+            "tokens": share_of(self.tokens, self.counted),
+            "calls": share_of(self.calls, self.attempts),
+            "no_call_share": share_of(self.without_calls, self.attempts),
+            "cut_share": share_of(self.cut, self.attempts),
+            "failed_call_share": share_of(self.errors.total(), self.calls),
+            "failed_call_share_in_right": share_of(self.failed_of_right, self.calls_of_right),
+            "right_with_failed_call_share": share_of(self.right_with_failed, self.right),
+            "undecided_share": share_of(self.undecided, self.decided),
             "reasons": dict(sorted(self.reasons.items())),
-            "penalty_right_kept": _share(self.penalty_kept, self.right_kept),
-            "penalty_right_dropped": _share(self.penalty_dropped, self.right_dropped),
+            "penalty_right_kept": share_of(self.penalty_kept, self.right_kept),
+            "penalty_right_dropped": share_of(self.penalty_dropped, self.right_dropped),
             "errors": dict(self.errors.most_common()),
             "after_error": {
                 str(after): sum(count for (_, what), count in self.after.items() if what is after)
@@ -192,8 +192,8 @@ def after_error_table(counts: Counts) -> list[dict[str, Any]]:
 
 def right_after(counts: Counts) -> dict[str, float | None]:
     """Share of failed calls whose attempt ended right, by what came after them."""
-    return {str(after): _share(counts.after_right[after], counts.after_decided[after]) for after in AfterFailure}
+    return {str(after): share_of(counts.after_right[after], counts.after_decided[after]) for after in AfterFailure}
 
 
-def _share(part: float, whole: float) -> float | None:
+def share_of(part: float, whole: float) -> float | None:
     return part / whole if whole else None

@@ -28,6 +28,7 @@ from itertools import accumulate
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt, TurnSpan
+from rocstar.analysis.tally import share_of
 
 SHARE = 0.2  # of an attempt's tokens; paper §5.4
 NEAR = 32  # tokens of a completion that count as directly after the reply
@@ -78,11 +79,11 @@ class TokenCounts:
         return {
             "attempts": self.attempts,
             "tokens": self.tokens,
-            "entropy": _share(self.entropy, self.tokens),
-            "entropy_in_calls": _share(self.call_entropy, self.in_calls),
-            "entropy_outside_calls": _share(entropy, outside),
+            "entropy": share_of(self.entropy, self.tokens),
+            "entropy_in_calls": share_of(self.call_entropy, self.in_calls),
+            "entropy_outside_calls": share_of(entropy, outside),
             **{f"{kind}_tokens": self.kinds[kind] for kind in TokenKind},
-            **{f"{kind}_share": _share(self.kinds[kind], self.marked) for kind in TokenKind},
+            **{f"{kind}_share": share_of(self.kinds[kind], self.marked) for kind in TokenKind},
             "reflection_after_ok": self.after_ok,
             "reflection_after_error": self.after_error,
         }
@@ -168,7 +169,3 @@ def blocks(text: str) -> Iterator[tuple[int, int, TokenKind]]:
 
 def turn_of(attempt: Attempt, place: int) -> TurnSpan:
     return next(turn for turn in attempt.turns if turn.start <= place < turn.end)
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

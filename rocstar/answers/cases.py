@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
-from rocstar.answers.grade import Grader, Pair
+from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -46,11 +46,8 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     case: Case
-    verdict: Verdict
-    method: str
-    """The grader that decided, or why none could."""
-    extracted: str | None
-    """The answer that was found in the text."""
+    grade: Grade
+    """Its `extracted` is the answer that was found in the text."""
     milliseconds: float
     """Wall time of extraction and comparison."""
 
@@ -120,12 +117,7 @@ async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False)
     for case in cases:
         started = time.perf_counter()
         (given,) = await grader.grade_all([pair_of(case, strict=strict)])
-        spent = 1000 * (time.perf_counter() - started)
-        found.append(
-            Decided(
-                case=case, verdict=given.verdict, method=given.method, extracted=given.extracted, milliseconds=spent
-            )
-        )
+        found.append(Decided(case=case, grade=given, milliseconds=1000 * (time.perf_counter() - started)))
     return found
 
 
@@ -134,11 +126,11 @@ def summary(found: Sequence[Decided]) -> dict[str, Any]:
     times = sorted(one.milliseconds for one in found)
     return {
         "cases": len(found),
-        **{str(verdict): sum(one.verdict is verdict for one in found) for verdict in Verdict},
-        "methods": dict(Counter(one.method for one in found).most_common()),
+        **{str(verdict): sum(one.grade.verdict is verdict for one in found) for verdict in Verdict},
+        "methods": dict(Counter(one.grade.method for one in found).most_common()),
         "milliseconds_median": round(times[len(times) // 2], 3) if times else None,
         "milliseconds_max": round(times[-1], 3) if times else None,
-        **agreement([(one.verdict, one.case.expected) for one in found]),
+        **agreement([(one.grade.verdict, one.case.expected) for one in found]),
     }
 
 
@@ -155,9 +147,9 @@ def as_row(one: Decided) -> dict[str, Any]:
         "line": one.case.line,
         "text": one.case.text,
         "gold": one.case.gold,
-        "extracted": one.extracted,
-        "verdict": str(one.verdict),
-        "method": one.method,
+        "extracted": one.grade.extracted,
+        "verdict": str(one.grade.verdict),
+        "method": one.grade.method,
         "milliseconds": round(one.milliseconds, 3),
         **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
     }

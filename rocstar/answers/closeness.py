@@ -14,6 +14,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
 from rocstar.answers.wording import bare, named_primes
 
 RELATIVE = 1e-4  # of a decimal against an exact value; Source: release, prime_math
@@ -21,7 +25,8 @@ DIGITS = 30  # worked with
 NOISE = 1e-15  # relative; equal formulas agree far better with 30 digits, a changed digit differs far more
 MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
-_POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
+# No special values of the usual functions are among them.
+_POINTS = [sympy.Rational(point) for point in ("0.7310", "1.3941", "-0.6124", "2.1773", "-1.8319", "3.4027")]
 # For formulas with steps or corners: integers, their neighbourhood, and far out.
 _WIDE = (*map(str, range(-12, 31)), "-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
 SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
@@ -80,9 +85,6 @@ def is_linear(text: str) -> bool:
 def read(text: str) -> Any | None:
     """The formula or equation as sympy sees it; None when it is none. An equation is left minus right, inside
     EQUATION. The letter i is the imaginary unit. Degrees count inside a function of an angle and nowhere else."""
-    from latex2sympy2_extended import latex2sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
     if _BASE.search(text):
         return None
     try:
@@ -97,8 +99,6 @@ def read(text: str) -> Any | None:
 
 
 def _supported(found: Any) -> Any | None:
-    import sympy
-
     if isinstance(found, sympy.Basic):
         found = found.subs({letter: sympy.I for letter in found.free_symbols if letter.name == "i"})
     if isinstance(found, sympy.Equality):
@@ -128,8 +128,6 @@ def _same_values(wanted: Any, given: Any) -> bool | None:
 
 def _same_steps(wanted: Any, given: Any, letters: Sequence[Any]) -> bool:
     """Whether formulas with steps or corners, `|x - 100|` and `100 - x`, are the same beyond them, too."""
-    import sympy
-
     if not letters or not (_has_steps(wanted) or _has_steps(given)):
         return True
     grows = any(
@@ -146,8 +144,6 @@ def _same_steps(wanted: Any, given: Any, letters: Sequence[Any]) -> bool:
 
 
 def _has_steps(formula: Any) -> bool:
-    import sympy
-
     def is_even(power: Any) -> bool:
         return bool(power.exp.is_even and power.base.free_symbols)
 
@@ -160,8 +156,6 @@ def _has_steps(formula: Any) -> bool:
 
 def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:
     """Whether a sum is 0 beside the largest of its terms: 10^30 + x is no 10^30, though next to nothing is missing."""
-    import sympy
-
     terms = [_values(term, letters) for term in sympy.Add.make_args(difference)]
     known = [point for point in zip(*terms, strict=True) if None not in point]
     return all(abs(sum(point)) <= NOISE * max(abs(term) for term in point) for point in known)
@@ -182,8 +176,6 @@ def _proportional(wanted: Any, given: Any) -> bool | None:
 
 
 def _approximates(decimal: Any, exact: Any) -> bool | None:
-    import sympy
-
     target = _number(decimal)
     for formula in (exact, exact.subs(sympy.pi, sympy.Rational("3.14"))):
         value = _number(formula)
@@ -201,21 +193,15 @@ def _letters(*formulas: Any) -> list[Any]:
 def _values(formula: Any, letters: Sequence[Any]) -> list[Any | None]:
     """The formula at the fixed points, each letter a different value at each; once when there are no letters."""
     points = range(len(_POINTS)) if letters else range(1)
+    sevenths = [(letter, number, sympy.Rational(number, 7)) for number, letter in enumerate(letters)]
     return [
-        _number(formula.subs({letter: _point(at, number) for number, letter in enumerate(letters)})) for at in points
+        _number(formula.subs({letter: _POINTS[(at + n) % len(_POINTS)] + more for letter, n, more in sevenths}))
+        for at in points
     ]
-
-
-def _point(at: int, number: int) -> Any:
-    import sympy
-
-    return sympy.Rational(str(_POINTS[(at + number) % len(_POINTS)])) + sympy.Rational(number, 7)
 
 
 def _number(formula: Any) -> Any | None:
     """A formula without letters as a complex number of DIGITS digits; None when it has no finite value."""
-    import sympy
-
     try:
         value = sympy.N(formula, DIGITS)
     except (ValueError, TypeError, ArithmeticError, RecursionError, AttributeError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
 MAX_GAP_CHARS = 60  # between two boxes of one list
@@ -21,7 +21,7 @@ MAX_GAP_CHARS = 60  # between two boxes of one list
 # A doubled backslash before `boxed` is what text looks like after one JSON round trip too many; as LaTeX it would
 # be a line break followed by the letters "boxed{", which nobody writes.
 _BRACES = re.compile(r"(?P<box>\\\\?(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-_ANSWER_TAG = re.compile(r"</?answer>")
+_ANSWER_BLOCK = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")  # never goes back: linear
 
 _PAD = r"(?:\s|\$|\\[,;:! ()\[\]]|\\q?quad\b)*"
 _LINK = rf"(?:[,;&]|\\text\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)(?:{_PAD}\b(?:and|or)\b)?"
@@ -51,6 +51,13 @@ def lenient_answer(text: str) -> str | None:
         return phrase_answer(text)
     last = deque(_FINAL.finditer(text, max(text.rfind("boxed{"), text.rfind("fbox{"))), maxlen=1)
     return (phrase_answer(text[last[0].start() :]) if last else None) or boxed
+
+
+def last_answer(texts: Sequence[str], *, phrases: bool) -> str | None:
+    """What an attempt, one text per turn, boxes last. phrases: without any box, what its last turn announces."""
+    boxes = (boxed_answer(text) for text in reversed(texts))
+    found = next((box for box in boxes if box is not None), None)
+    return phrase_answer(texts[-1]) if found is None and phrases and texts else found
 
 
 def boxed_answer(text: str) -> str | None:
@@ -104,15 +111,7 @@ def phrase_answer(text: str) -> str | None:
 def answer_blocks(text: str) -> list[str]:
     """Contents of the well-formed `<answer>...</answer>` blocks, in order: an opening tag and the next closing tag
     with no other answer tag between them."""
-    blocks = []
-    opened: int | None = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if tag.group() == "<answer>":
-            opened = tag.end()
-        elif opened is not None:
-            blocks.append(text[opened : tag.start()])
-            opened = None
-    return blocks
+    return _ANSWER_BLOCK.findall(text)
 
 
 def boxes(text: str) -> Iterator[tuple[int, int, int]]:

@@ -84,20 +84,15 @@ class Grader:
         reference is at fault, never the prediction. Same input, same grade, as long
         as no limit is hit. Source: paper §2.2.1 says "rule-based" and no more; release: either of two graders
         accepts."""
-        grades: dict[int, Grade | VerifierUnavailable] = {}
-        left: dict[int, Question] = {}
-        for at, pair in enumerate(pairs):
-            now = self._decide_at_once(pair)
-            if isinstance(now, Question):
-                left[at] = now
-            else:
-                grades[at] = Grade(*now, pair.predicted if now[1] != "no_answer" else None)
-        for at, found in zip(left, await self._symbolic.compare(list(left.values())), strict=True):
-            if isinstance(found, VerifierUnavailable):
-                grades[at] = found
-            else:
-                grades[at] = Grade(*found, pairs[at].predicted)
-        return [grades[at] for at in range(len(pairs))]
+        at_once = [self._decide_at_once(pair) for pair in pairs]
+        answers = iter(await self._symbolic.compare([one for one in at_once if isinstance(one, Question)]))
+        found = [next(answers) if isinstance(one, Question) else one for one in at_once]
+        return [
+            one
+            if isinstance(one, VerifierUnavailable)
+            else Grade(*one, None if one[1] == "no_answer" else pair.predicted)
+            for pair, one in zip(pairs, found, strict=True)
+        ]
 
     def grade_now(self, pairs: Sequence[Pair]) -> list[Grade]:
         """`grade_all` for callers without an event loop, or inside somebody else's. Blocks."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from math_verify import LatexExtractionConfig, parse, verify
+
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
@@ -28,8 +30,6 @@ def grade_math_verify(gold: str, predicted: str, *, any_names: bool = False) -> 
     """(verdict, method): RIGHT or WRONG; UNDECIDED when the reference cannot be read and the two texts do not come out
     equal. A prediction that cannot be read is WRONG. `any_names`: names of variables do not matter, so f(x) is f(y).
     Unbounded in time."""
-    from math_verify import verify
-
     wanted = _read(gold)
     # A set may be written as a relation, 1 < x < 2 for (1, 2), by either side.
     if verify(wanted, _read(predicted), strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
@@ -41,8 +41,6 @@ def grade_math_verify(gold: str, predicted: str, *, any_names: bool = False) -> 
 def _read(text: str) -> list[Any]:
     """A text that must parse as LaTeX in whole: the library otherwise takes the last formula it finds, and then the
     last number, so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
-    from math_verify import LatexExtractionConfig, parse
-
     formula = f"${named_primes(undelimited(text))}$"
     parsed: list[Any] = parse(formula, [LatexExtractionConfig()], parsing_timeout=None)
     return parsed
@@ -119,7 +117,7 @@ def _differ_in_case(gold: str, predicted: str) -> bool:
 
 
 def warm() -> None:
-    """Import the libraries, build their grammars and patterns, silence their logs, before any clock runs."""
+    """Build the grammars and patterns of the libraries and silence their logs, before any clock runs."""
     logging.disable(logging.CRITICAL)
     sys.set_int_max_str_digits(2 * MAX_DIGITS)  # 2022! is a reference, and libraries print what they compare
     grade_math_verify("$\\frac{1}{2}+x$", "x+0.5")

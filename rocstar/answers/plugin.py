@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -88,8 +88,7 @@ class Reward:
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
-        (reward,) = rewards_in(given, self.signature)
-        return reward
+        return reward_in(given, self.signature)
 
     def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
         """All that it is offered, by name: in TRL's signature columns of one row."""
@@ -100,15 +99,11 @@ class Reward:
                 "data_source": problem.source, "solution_str": text, "ground_truth": problem.answer, "extra_info": extra
             }  # fmt: skip
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
-        columns = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
-        asked, said = problem.question, text
-        if self.chat:
-            return {
-                **columns,
-                "prompts": [[{"role": "user", "content": asked}]],
-                "completions": [[{"role": "assistant", "content": said}]],
-            }
-        return {**columns, "prompts": [asked], "completions": [said]}
+        columns: dict[str, Any] = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
+        told = {"prompts": ("user", problem.question), "completions": ("assistant", text)}
+        for name, (role, content) in told.items():
+            columns[name] = [[{"role": role, "content": content}] if self.chat else content]
+        return columns
 
 
 def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
@@ -170,20 +165,20 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     )
 
 
-def rewards_in(given: Any, signature: str) -> list[Any]:
+def reward_in(given: Any, signature: str) -> Any:
     """The reward of the one completion, whatever it is. Raises ConfigError, to be read after the function's name, where
     the function gave something else."""
     shown = repr(given)[:SHOWN_CHARS]
     if signature == VERL:
         if isinstance(given, Mapping) and "score" not in given:
             raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
-        return [given["score"] if isinstance(given, Mapping) else given]
+        return given["score"] if isinstance(given, Mapping) else given
     if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
         raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
     rewards = list(given)
     if len(rewards) != 1:
         raise ConfigError(f"gave {len(rewards)} rewards for 1 completion")
-    return rewards
+    return rewards[0]
 
 
 def number_of(given: Any) -> float:
@@ -237,35 +232,27 @@ def score(reward: Reward, case: Case) -> Scored:
     return Scored(case=case, reward=number, error=told, milliseconds=spent)
 
 
+@dataclass
 class RewardVerifier:
     """Asks a reward function about the text of each attempt, tool calls and tool replies left out."""
 
-    def __init__(
-        self,
-        codec: TextCodec,
-        reward: Reward,
-        *,
-        truncated: Truncated = "wrong",
-        calls: CallSyntax = HERMES,
-        seconds: float = SECONDS,
-        right_above: float = RIGHT_ABOVE,
-    ) -> None:
-        """seconds: wall time of one call; after it the attempt has no verdict, and the call goes on behind our back.
-        right_above: a larger reward is RIGHT."""
-        self._codec = codec
-        self._reward = reward
-        self._truncated = truncated
-        self._seconds = seconds
-        self._calls = calls
-        self._right_above = right_above
-        self._one_at_a_time = threading.Lock()
-        self._overdue: Future[Any] = Future()  # the last call that took too long
-        self._overdue.set_result(None)
+    codec: TextCodec
+    reward: Reward
+    _: KW_ONLY
+    truncated: Truncated = "wrong"
+    calls: CallSyntax = HERMES
+    seconds: float = SECONDS
+    """Wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
+    right_above: float = RIGHT_ABOVE
+    """A larger reward is RIGHT."""
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _overdue: Future[Any] | None = field(default=None, init=False)
+    """The last call that took too long."""
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands where the function raised, took too long or gave nan or inf. Raises ConfigError
         for what is no number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
+        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
         return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
 
     async def _verify(
@@ -273,7 +260,7 @@ class RewardVerifier:
     ) -> Outcome | VerifierUnavailable:
         """An attempt that a limit cut is wrong and earns nothing, but the function is asked all the same: where a wrong
         answer costs something, running into the limit must not be cheaper."""
-        texts = written(self._codec, self._calls, trajectory)
+        texts = written(self.codec, self.calls, trajectory)
         reward = await self._reward_of(problem, trajectory.index, "\n".join(texts))
         if isinstance(reward, VerifierUnavailable):
             return reward
@@ -281,25 +268,26 @@ class RewardVerifier:
             reward = min(0.0, reward or 0.0)
         verdict = Verdict.UNDECIDED
         if reward is not None:
-            verdict = Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
-        prompt = self._codec.decode(trajectory.prompt_ids)
+            verdict = Verdict.RIGHT if reward > self.right_above else Verdict.WRONG
+        prompt = self.codec.decode(trajectory.prompt_ids)
         return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
 
     async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
-        late = VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
-        if not self._overdue.done():
+        late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
+        if self._overdue is not None and not self._overdue.done():
             return late  # a call that hangs would make each one after it wait as long
         threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
         try:
-            given = await asyncio.wait_for(asyncio.wrap_future(done), self._seconds)
+            given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
-            self._overdue = self._overdue if not self._overdue.done() else done  # those in line are no cause
+            if self._overdue is None or self._overdue.done():  # those in line are no cause
+                self._overdue = done
             return late
         except VerifierUnavailable as error:
             return error
         case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
-        told = f"{self._reward.name} gave {repr(given)[:80]} as the reward of {case}"
+        told = f"{self.reward.name} gave {repr(given)[:80]} as the reward of {case}"
         try:
             reward = None if given is None else number_of(given)
         except (TypeError, ValueError) as error:
@@ -311,14 +299,14 @@ class RewardVerifier:
     def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
         if not done.set_running_or_notify_cancel():
             return
-        if not self._one_at_a_time.acquire(timeout=self._seconds):
+        if not self._one_at_a_time.acquire(timeout=self.seconds):
             return done.set_exception(TimeoutError())
         try:
-            done.set_result(self._reward(problem, text))
+            done.set_result(self.reward(problem, text))
         except ConfigError as wrong:
-            done.set_exception(ConfigError(f"your reward function {self._reward.name} {wrong}"))
+            done.set_exception(ConfigError(f"your reward function {self.reward.name} {wrong}"))
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
-            told = f"your reward function {self._reward.name} raised {raised_by(self._reward.function, error)}."
+            told = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
             done.set_exception(VerifierUnavailable(told))
         finally:
             self._one_at_a_time.release()

@@ -22,10 +22,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from rocstar.answers.worker import WALL
 
+WORKERS = 2  # one that judges answers holds 100 MB; two keep one hard answer from stopping all others
 MAX_DEATHS = 2
 RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
 MAX_ANSWER_BYTES = 2**20
@@ -51,18 +52,16 @@ class DeadlinePool:
         *,
         target: str,
         prepare: str = "",
-        workers: int = 2,
+        workers: int = WORKERS,
         deadline_seconds: float = 5.0,
         memory_bytes: int = 2**30,
         start_seconds: float = 60.0,
-        clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
         """target: `module:function` of one argument. prepare: `module:function` of none, called once before the first
-        call. deadline_seconds: time of a call by `clock`, waiting in line excluded; by the CPU's, the pool has failed
-        after WALL times as long. memory_bytes: resident memory a call may add. start_seconds: wall time to import and
-        prepare."""
-        self._target, self._settings = target, (target, prepare, memory_bytes, clock)
-        self._wall = WALL if clock == "cpu" else float("inf")
+        call. deadline_seconds: CPU time of a call, which no busy machine lengthens; where a call takes WALL times as
+        long in wall time, the pool has failed. memory_bytes: resident memory a call may add. start_seconds: wall time
+        to import and prepare."""
+        self._target, self._settings = target, (target, prepare, memory_bytes)
         self._workers, self._deadline_seconds, self._start_seconds = workers, deadline_seconds, start_seconds
         self._jobs: SimpleQueue[tuple[Future[Any], bytes, float] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -80,10 +79,10 @@ class DeadlinePool:
         jobs = [(Future[Any](), json.dumps({"payload": it, "seconds": seconds})) for it in payloads]
         with self._lock:
             if self._closed:
-                raise PoolError("the pool was closed; make a new one")
+                raise PoolError(f"the pool of {self._target} was closed; make a new one")
             for future, question in jobs:
                 self._jobs.put((future, question.encode(), seconds))
-            while len(self._threads) < self._workers:
+            while jobs and len(self._threads) < self._workers:
                 self._threads.append(threading.Thread(target=self._serve, name="answers", daemon=True))
                 self._threads[-1].start()
         return [future for future, _ in jobs]
@@ -126,7 +125,7 @@ class DeadlinePool:
             except (OSError, EOFError, ValueError):
                 worker.close()
                 took = time.monotonic() - started
-                if took >= seconds * self._wall:
+                if took >= seconds * WALL:
                     raise PoolError(f"{self._target} got too little CPU time in {took:.0f} seconds") from None
                 if took >= seconds:  # its alarm cannot ring earlier
                     raise TimeoutError(f"{self._target} took more than {seconds} seconds") from None

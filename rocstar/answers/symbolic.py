@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from rocstar.answers.caps import PLAIN
 from rocstar.answers.pool import DeadlinePool, PoolError
@@ -22,7 +23,6 @@ Found = tuple[Verdict, str]
 JUDGE, WARM = "rocstar.answers.judge:judge", "rocstar.answers.judge:warm"
 LIMITS: tuple[Found, Found] = ((Verdict.UNDECIDED, "deadline"), (Verdict.UNDECIDED, "memory"))
 PATIENCE = 4  # deadlines for a reference alone: where it is near the limit, the prediction is still what exceeds it
-WORKERS = 2  # a worker holds 100 MB; two keep one hard answer from stopping all others
 CACHE_SIZE = 8192  # siblings give the same few answers; two texts of at most some kB each
 
 
@@ -41,31 +41,11 @@ class SymbolicChecker:
     Verdicts are remembered, also after a limit, so siblings with the same hard answer cost one deadline together and
     get the same verdict."""
 
-    def __init__(
-        self,
-        *,
-        deadline_seconds: float = 5.0,
-        start_seconds: float = 60.0,
-        memory_bytes: int = 2**30,
-        workers: int = WORKERS,
-        target: str = JUDGE,
-        prepare: str = WARM,
-    ) -> None:
-        """deadline_seconds: CPU time per question, so that a busy machine changes no verdict. start_seconds: wall time
-        for the warm process to get ready. memory_bytes: resident memory a question may add. target, prepare: what
-        workers run, for tests."""
-        self._pool = DeadlinePool(
-            target=target,
-            prepare=prepare,
-            workers=workers,
-            deadline_seconds=deadline_seconds,
-            memory_bytes=memory_bytes,
-            start_seconds=start_seconds,
-            clock="cpu",
-        )
-        self._lock = threading.Lock()  # guards the two below
+    def __init__(self, *, target: str = JUDGE, prepare: str = WARM, **settings: Any) -> None:
+        """target, prepare: what workers run, for tests. settings: of the DeadlinePool."""
+        self._pool = DeadlinePool(target=target, prepare=prepare, **settings)
+        self._lock = threading.Lock()  # guards what is below
         self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
-        self._closed = False
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers alive."""
@@ -91,7 +71,6 @@ class SymbolicChecker:
 
     async def close(self) -> None:
         """End the workers; questions still waiting raise VerifierUnavailable. May be called twice."""
-        self._closed = True
         await asyncio.to_thread(self._pool.close)
 
     async def _ask(self, questions: Sequence[Question], *, deadlines: int = 1) -> list[Found | VerifierUnavailable]:
@@ -102,13 +81,11 @@ class SymbolicChecker:
 
     def _submit(self, questions: Sequence[Question], deadlines: int) -> list[Future[list[str]]]:
         """One future per question; questions that were asked before share theirs."""
-        if self._closed:
-            raise VerifierUnavailable("the answer checker was closed; make a new Grader.")
         with self._lock:
             new = [question for question in dict.fromkeys(questions) if question not in self._asked]
             payloads = [asdict(question) for question in new]
             try:
-                futures = self._pool.submit(payloads, deadlines=deadlines) if new else []
+                futures = self._pool.submit(payloads, deadlines=deadlines)
             except PoolError as error:
                 raise VerifierUnavailable(f"{error}.") from error
             self._asked.update(zip(new, futures, strict=True))

@@ -63,7 +63,7 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         return found, "text"
     letters = [text.strip("()[]") for text in (wanted, given)]
     listed = all(map(_LETTERS.fullmatch, letters)) and not all(map(str.isalpha, letters))
-    if listed and _capitals(wanted) == _capitals(given):
+    if listed and sorted(filter(str.isupper, wanted)) == sorted(filter(str.isupper, given)):
         return Verdict.RIGHT, "choice"
     said = _said(wanted), _said(given)
     if (
@@ -115,10 +115,6 @@ def _are_products(gold: str, predicted: str) -> bool:
     """Whether only capitals tell two rows of letters apart that are no words: NK is not nk."""
     is_row = gold.isascii() and gold.isalpha() and gold.lower() == predicted.lower()
     return is_row and gold != predicted and loose_style(gold) != loose_style(predicted)
-
-
-def _capitals(text: str) -> list[str]:
-    return sorted(letter for letter in text if letter.isupper())
 
 
 def _said(text: str) -> str:

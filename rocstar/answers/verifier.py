@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rocstar.answers.extract import answer_blocks, boxed_answer, phrase_answer, strict_answer
+from rocstar.answers.extract import answer_blocks, boxed_answer, last_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
 from rocstar.dialogue.calls import HERMES, CallSyntax
@@ -65,13 +65,9 @@ class BoxedVerifier:
         ]
 
     def _answer(self, texts: Sequence[str]) -> str | None:
-        if not texts:
-            return None
         if self.strict:
-            return strict_answer(texts[-1])
-        boxes = (boxed_answer(text) for text in reversed(texts))
-        found = next((box for box in boxes if box is not None), None)
-        return phrase_answer(texts[-1]) if found is None and self.phrases else found
+            return strict_answer(texts[-1]) if texts else None
+        return last_answer(texts, phrases=self.phrases)
 
 
 @dataclass

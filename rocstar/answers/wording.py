@@ -161,7 +161,7 @@ def clean(text: str) -> str:
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
-    return clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
+    return _clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
 
 
 def _unadorned(text: str) -> str:
@@ -186,8 +186,8 @@ def _is_group(inner: str) -> bool:
     return depth == 0
 
 
-def clean_latex(text: str) -> str:
-    """The part of `clean` that touches commands of LaTeX only, for running text."""
+def _clean_latex(text: str) -> str:
+    """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), _NO_GAP.sub("", text)))

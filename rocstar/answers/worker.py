@@ -22,7 +22,7 @@ WALL = 20  # deadlines of CPU time; a call that has waited so long for the CPU i
 MAX_TEXT = 4000  # characters of an error sent back
 
 
-def main(fd: int, target: str, prepare: str, memory_bytes: int, clock: str) -> None:
+def main(fd: int, target: str, prepare: str, memory_bytes: int) -> None:
     """The warm process. Sends "ready", or why not, on the socket `fd`, then forks a worker for each connection it is
     sent and confirms it. The socket's close ends it."""
     control = socket.socket(fileno=fd)
@@ -43,13 +43,13 @@ def main(fd: int, target: str, prepare: str, memory_bytes: int, clock: str) -> N
     while (received := socket.recv_fds(control, 1, 1))[0]:
         if not os.fork():
             control.close()
-            serve(Connection(received[1][0]), function, memory_bytes, clock)
+            serve(Connection(received[1][0]), function, memory_bytes)
             os._exit(0)
         os.close(received[1][0])
         control.send(b"w")
 
 
-def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: int, clock: str) -> None:
+def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: int) -> None:
     """A worker. Consumes {"payload", "seconds"}, produces {"kind": "value", "memory" or "raised", "value", "full"}.
     The kernel's alarm ends a call at its deadline, and its worker with it; the connection's close ends an idle one."""
     base = memory("VmRSS")
@@ -62,20 +62,19 @@ def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: 
             return
         Path("/proc/self/clear_refs").write_text("5")  # from here on VmHWM is the peak of this call
         before = memory("VmRSS")
-        _set_alarm(question["seconds"], clock)
+        _set_alarm(question["seconds"])
         answer = answer_to(function, question["payload"])
-        _set_alarm(0, clock)
+        _set_alarm(0)
         if memory("VmHWM") - before > memory_bytes:
             answer = {"kind": "memory"}
         full = answer["kind"] == "memory" or memory("VmRSS") - base > memory_bytes
         connection.send_bytes(json.dumps({**answer, "full": full}).encode())
 
 
-def _set_alarm(seconds: float, clock: str) -> None:
-    """0 for none. By the CPU's clock there is one of wall time too, WALL times as long."""
-    if clock == "cpu":
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, seconds * WALL if clock == "cpu" else seconds)
+def _set_alarm(seconds: float) -> None:
+    """Of CPU time, and of wall time WALL times as long; 0 for none."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * WALL)
 
 
 def answer_to(function: Callable[[Any], Any], payload: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rocstar.types import Status
 
 TRIES = 6
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
+LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # how servers say it
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
 
 
@@ -126,14 +127,12 @@ class ChatClient:
     async def close(self) -> None:
         await self._http.close()
 
-    def _refusal(self, status: int, text: str) -> Exception:
-        if status == 400 and re.search(r"context length|maximum context|max_model_len|too long|too many tokens", text):
-            return TooLong(text[:300])
-        return ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
-
     def _read(self, response: httpx.Response) -> ChatAnswer:
         if not response.is_success:
-            raise self._refusal(response.status_code, response.text)
+            status, text = response.status_code, response.text
+            if status == 400 and LENGTH.search(text):
+                raise TooLong(text[:300])
+            raise ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, text_of
-from rocstar.dialogue.template import START, STOP, Template, tool_schema, tools_block
+from rocstar.dialogue.template import START, STOP, ChatMl, Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
@@ -76,10 +76,8 @@ class EndpointSolver:
     verifier: Verifier
     limits: AttemptLimits
     tools: ToolStyle
-    system: str | None
-    """System text of problems that bring no messages of their own."""
-    preamble: str
-    """Stands before their question."""
+    words: ChatMl
+    """Its system text and preamble stand around the question of problems that bring no messages of their own."""
     environment: EnvironmentFactory
     capped: bool = True
     """Somebody asked for `limits.max_response_tokens`: an endpoint that holds less is refused, where one that nobody
@@ -219,9 +217,9 @@ def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec])
     """The first messages."""
     messages = messages_of(problem)
     if solver.environment is not OneTurn:
-        messages = [{"role": "user", "content": solver.preamble + problem.question}]
-        if solver.system is not None:
-            messages = [{"role": "system", "content": solver.system}, *messages]
+        messages = [{"role": "user", "content": solver.words.preamble + problem.question}]
+        if solver.words.system is not None:
+            messages = [{"role": "system", "content": solver.words.system}, *messages]
     if not specs or solver.tools != "text":
         return list(messages)
     block = text_of(tools_block(specs))

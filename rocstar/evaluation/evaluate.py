@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rocstar.dialogue.segments import text_of
 from rocstar.errors import RunHalted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import (
-    EvalSummary,
-    accuracy_by_budget,
-    is_right,
-    maj_at_k,
-    summarise,
-    votes_PR,
-)
+from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, is_right, maj_at_k, summarise, votes_PR
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.record.atomic import plain, write_json
@@ -208,24 +201,17 @@ async def evaluate_policy(
     groups = {"samples": await roll("sampled", "evaluate", protocol.attempts, drawn)}
     if protocol.greedy:
         groups["greedy"] = await roll("greedy", "greedy", 1, Sampling(max_new_tokens=1, temperature=0.0))
-    figures: Figures = getattr(solver.verifier, "figures", lambda groups: {})
-    return kept_evaluation(groups, protocol.attempts, solver.codec, setup, figures)
-
-
-def kept_evaluation(
-    groups: Mapping[str, Sequence[Group]],
-    attempts: int,
-    codec: TextCodec,
-    setup: Mapping[str, Any],
-    figures: Figures = lambda groups: {},
-) -> Evaluation:
-    """Figures of attempts that are made and judged: `attempts` at each problem in `samples`, one in `greedy`."""
-    found = _figures(groups["samples"], groups.get("greedy", []), attempts)
-    curve = accuracy_by_budget(groups["samples"], setup.get("max_response_tokens"))
-    shown = groups.get("greedy") or groups["samples"]
-    transcripts = [transcript(group, group.trajectories[0], codec) for group in shown[:TRANSCRIPTS]]
-    result = {**found, **curve, **figures(groups["samples"]), "setup": setup, "transcripts": transcripts}
-    return Evaluation(groups=groups, result=result, codec=codec)
+    sampled, greedy = groups["samples"], groups.get("greedy", [])
+    own: Figures = getattr(solver.verifier, "figures", lambda groups: {})
+    shown = (greedy or sampled)[:TRANSCRIPTS]
+    result = {
+        **_figures(sampled, greedy, protocol.attempts),
+        **accuracy_by_budget(sampled, setup.get("max_response_tokens")),
+        **own(sampled),
+        "setup": setup,
+        "transcripts": [transcript(group, group.trajectories[0], solver.codec) for group in shown],
+    }
+    return Evaluation(groups=groups, result=result, codec=solver.codec)
 
 
 def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
@@ -264,7 +250,7 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
     }
 
 
-COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None") and one.name != "k"]
+COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None")]
 """Numbers of a summary that stand in a result as they are."""
 
 

@@ -18,8 +18,7 @@ from typing import Any
 Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
 TAIL = 0.025  # outside a 95% interval, on each side
 BISECTIONS = 40  # halvings of 0 to 1: to 1e-12
-FRACTION_TERMS = 100_000  # never reached: about sqrt(a + b) terms are needed
-TINY = 1e-300
+TERMS = 40  # of the fraction, and three times sqrt(a + b); more of them change no digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +150,10 @@ def _beta_below(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    above, below = 1.0, 1.0 / _off_zero(1.0 - (a + b) * x / (a + 1))
-    value = below
-    for m in range(1, FRACTION_TERMS):
+    """From its last term to its first."""
+    below = 1.0
+    for m in range(TERMS + int(3 * sqrt(a + b)), 0, -1):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        change = 1.0
-        for term in (even, odd):
-            below = 1.0 / _off_zero(1.0 + term * below)
-            above = _off_zero(1.0 + term / above)
-            value *= (change := above * below)
-        if abs(change - 1.0) < 1e-14:
-            break
-    return value
-
-
-def _off_zero(number: float) -> float:
-    return number if abs(number) > TINY else TINY
+        below = 1.0 + even / (1.0 + odd / below)
+    return 1.0 / (1.0 - (a + b) * x / (a + 1) / below)

@@ -113,7 +113,7 @@ KINDS = {
     "ifbench": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
-        scorer=partial(ifeval.IfevalScorer, follows=ifeval.published),
+        scorer=partial(ifeval.IfevalScorer, decide=ifeval.published),
         check=ifeval.check_ifbench,
         one_turn=True,
     ),

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import comb
+from math import comb, inf
 from statistics import fmean
 from typing import Any
 
@@ -86,12 +86,7 @@ def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, An
     within b where it is right and ended within b tokens: what it would have been under that cap, except where a model
     is told its cap. Faults of ours are left out, as in avg@k. Source: ours."""
     budgets = [budget for budget in BUDGETS if cap is not None and budget <= cap]
-    return {f"avg_within_{one}_tokens": figure(mean_over_problems(_shares_within(groups, one))) for one in budgets}
-
-
-def _shares_within(groups: Sequence[Group], budget: int) -> list[float]:
-    judged = [[a for a in group.trajectories if is_judged(a)] for group in groups]
-    return [fmean(is_right(a) and a.num_response_tokens <= budget for a in some) for some in judged if some]
+    return {f"avg_within_{one}_tokens": figure(avg_at_k(_right_PR(groups, within=one))) for one in budgets}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +97,6 @@ class EvalSummary:
     """Problems asked, judged or not."""
     attempts: int
     """Attempts made, judged or not."""
-    k: int
-    """Attempts per problem."""
     avg_at_k: Estimate
     pass_at_k: Estimate
     undecided: int
@@ -145,7 +138,6 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
     return EvalSummary(
         problems=len(groups),
         attempts=len(every),
-        k=k,
         avg_at_k=avg_at_k(right_PR),
         pass_at_k=pass_at_k(right_PR, min(k, max(map(len, right_PR), default=k) or k)),
         undecided=sum(a.outcome is not None and a.outcome.verdict is Verdict.UNDECIDED for a in judged),
@@ -171,8 +163,12 @@ def accuracy_by(groups: Sequence[Group], key: Callable[[Problem], str]) -> dict[
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
 
 
-def _right_PR(groups: Sequence[Group]) -> list[list[bool]]:
-    return [[is_right(attempt) for attempt in group.trajectories if is_judged(attempt)] for group in groups]
+def _right_PR(groups: Sequence[Group], within: float = inf) -> list[list[bool]]:
+    """Whether each judged attempt is right and ended within so many tokens."""
+    return [
+        [is_right(a) and a.num_response_tokens <= within for a in group.trajectories if is_judged(a)]
+        for group in groups
+    ]
 
 
 def _failed_share(attempts: Sequence[Trajectory]) -> float | None:

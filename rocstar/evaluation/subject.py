@@ -284,8 +284,7 @@ class EndpointModel:
                 verifier=parts.verifier(rollout, codec, template, grader),
                 limits=attempt_limits(rollout),
                 tools=self.tools,
-                system=template.system,
-                preamble=template.preamble,
+                words=template,
                 environment=parts.environment,
                 capped=self.capped,
             )

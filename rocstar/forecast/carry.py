@@ -64,18 +64,14 @@ def carried_over(
         if end is not None:
             shares.append((len(aside) / len(attempts), len({attempt.group for attempt in aside}) / groups))
         carried = [part(attempt, end or 0, None) for attempt in aside]
-        lengths = map(_sampled, attempts)
+        lengths = (attempt.sampled_tokens for attempt in attempts)
         limit = next_limit((n if end is None or n <= end else grown(end) for n in lengths), allowed)
     of_attempts, of_groups = zip(*shares or [(0.0, 0.0)], strict=True)
     return done, fmean(of_attempts), fmean(of_groups)
 
 
 def _beyond(attempts: Sequence[PlannedAttempt], end: int | None) -> list[PlannedAttempt]:
-    return [attempt for attempt in attempts if end is not None and _sampled(attempt) > end]
-
-
-def _sampled(attempt: PlannedAttempt) -> int:
-    return sum(turn.sampled_tokens for turn in attempt.turns)
+    return [attempt for attempt in attempts if end is not None and attempt.sampled_tokens > end]
 
 
 def part(attempt: PlannedAttempt, begin: int, end: int | None) -> PlannedAttempt:

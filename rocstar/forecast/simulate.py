@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
@@ -44,11 +45,6 @@ class StepReport:
     """Turns asked of another engine than the turn before, deaths left aside."""
     ends: tuple[float, ...]
     """When each attempt had come to its end, in their order; seconds."""
-
-    @property
-    def ended(self) -> int:
-        """Attempts that came to their end."""
-        return len(self.ends)
 
     @property
     def recomputed_share(self) -> float:
@@ -105,8 +101,8 @@ def lower_bound(attempts: Sequence[PlannedAttempt], engines: Sequence[EngineMode
     more own tokens than the cache holds, which bounds the number of steps from below."""
     prompts = sum({attempt.group: attempt.prompt_tokens for attempt in attempts}.values())
     reads = sum(_reads(attempt) for attempt in attempts)
-    own = sum(_reads(attempt) - attempt.prompt_tokens * _sampled(attempt) for attempt in attempts)
-    sampled = sum(_sampled(attempt) for attempt in attempts)
+    own = sum(_reads(attempt) - attempt.prompt_tokens * attempt.sampled_tokens for attempt in attempts)
+    sampled = sum(attempt.sampled_tokens for attempt in attempts)
     fed = prompts + sum(turn.reply_tokens for attempt in attempts for turn in attempt.turns)
     requests = sum(len(attempt.turns) for attempt in attempts)
 
@@ -116,7 +112,7 @@ def lower_bound(attempts: Sequence[PlannedAttempt], engines: Sequence[EngineMode
         seconds += fed * model.seconds_per_prefill_token + requests * model.seconds_per_request
         return seconds + own / model.capacity_tokens * model.step_seconds
 
-    longest = sorted(attempts, key=_sampled)[-32:]  # the few that can take longest alone
+    longest = sorted(attempts, key=attrgetter("sampled_tokens"))[-32:]  # the few that can take longest alone
     alone = [whole(model) for model in engines]
     shared = 1.0 / sum(1.0 / seconds for seconds in alone) if all(alone) else 0.0
     return max(shared, max(min(_alone(attempt, model) for model in engines) for attempt in longest))
@@ -125,11 +121,7 @@ def lower_bound(attempts: Sequence[PlannedAttempt], engines: Sequence[EngineMode
 def _alone(attempt: PlannedAttempt, model: EngineModel) -> float:
     step = model.step_seconds + model.seconds_per_sequence
     waits = sum(turn.tool_seconds + model.seconds_per_request for turn in attempt.turns)
-    return step * _sampled(attempt) + model.seconds_per_cached_token * _reads(attempt) + waits
-
-
-def _sampled(attempt: PlannedAttempt) -> int:
-    return sum(turn.sampled_tokens for turn in attempt.turns)
+    return step * attempt.sampled_tokens + model.seconds_per_cached_token * _reads(attempt) + waits
 
 
 def _reads(attempt: PlannedAttempt) -> int:

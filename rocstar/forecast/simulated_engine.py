@@ -76,8 +76,6 @@ class SimulatedEngine:
     recomputed: int = 0
     recomputed_after_loss: int = 0
     evictions: int = 0
-    requests: int = 0
-    """Requests that began."""
     busy_seconds: float = 0.0
     running: dict[Job, None] = field(default_factory=dict)
     """In order of arrival."""
@@ -355,7 +353,6 @@ class SimulatedEngine:
         else:
             self._idle_tokens -= self.model.in_pages(cached[1])
         self.feeding.append(job)
-        self.requests += 1
         self._begun += 1
 
     def _cached(self, job: Job) -> int:

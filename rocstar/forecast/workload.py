@@ -39,6 +39,10 @@ class PlannedAttempt:
     """Most tokens after the prompt, replies included."""
 
     @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.sampled_tokens for turn in self.turns)
+
+    @property
     def response_tokens(self) -> int:
         return sum(turn.sampled_tokens + turn.reply_tokens for turn in self.turns)
 

@@ -56,13 +56,6 @@ async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> Asy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """Text that the policy wrote outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """A tool call and what came of it; `told` is what the policy reads of it."""
 
@@ -71,14 +64,8 @@ class Ran:
     told: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerEnded:
-    """The answer is whole."""
-
-    trajectory: Trajectory
-
-
-Event = Words | Ran | AnswerEnded
+Event = str | Ran | Trajectory
+"""Text that the policy wrote outside of calls, a call that was run, or the whole answer at its end."""
 
 
 def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
@@ -100,7 +87,7 @@ def environment_for(roller: Roller, question: str, seed: int) -> Environment:
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
-    """The events of one answer, AnswerEnded last. A fault of ours is told in the `fault` of its trajectory.
+    """The events of one answer, its trajectory last. A fault of ours is told in the `fault` of that.
 
     opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
     early cancels what goes on."""
@@ -110,7 +97,7 @@ async def answered(
     try:
         while (event := await events.get()) is not None:
             yield event
-        yield AnswerEnded(trajectory=await task)
+        yield await task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -119,21 +106,25 @@ async def answered(
 async def _attempt(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling, tell: Callable[[Event], None]
 ) -> Trajectory:
-    words = _Words(roller, tell)
+    visible = VisibleText(roller.codec, roller.conversation.template)
 
-    def replied(reply: Reply) -> None:
-        words.end()
+    def say(text: str) -> None:
+        if text:
+            tell(text)
+
+    def replied(completion: Completion, reply: Reply) -> None:
+        say(visible.rest(completion.token_ids))
         for call, result in zip(reply.calls, reply.results, strict=False):
             tell(Ran(call=call, result=result, told=roller.conversation.feedback(result)))
 
     problem, environment = problem_of(question), environment_for(roller, question, sampling.seed)
     return await run_episode(
-        StreamedEngine(engine=roller.engine, piece=PIECE_TOKENS, told=words.wrote),
+        StreamedEngine(engine=roller.engine, piece=PIECE_TOKENS, told=lambda written: say(visible.fresh(written))),
         WatchedEnvironment(environment=environment, opened=opened, told=replied),
         problem,
         index=0,
         sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
-        session_id=f"{sampling.seed:x}/{problem.id}/{id(words):x}",
+        session_id=f"{sampling.seed:x}/{problem.id}/{id(visible):x}",
     )
 
 
@@ -178,7 +169,7 @@ class WatchedEnvironment:
     environment: Environment
     opened: tuple[int, ...] | None
     """The conversation so far, as tokens; None for the environment's own opening."""
-    told: Callable[[Reply], None]
+    told: Callable[[Completion, Reply], None]
 
     def opening(self) -> tuple[int, ...]:
         return self.environment.opening() if self.opened is None else self.opened
@@ -188,7 +179,7 @@ class WatchedEnvironment:
 
     async def reply(self, completion: Completion) -> Reply:
         reply = await self.environment.reply(completion)
-        self.told(reply)
+        self.told(completion, reply)
         return reply
 
     async def close(self) -> None:
@@ -204,34 +195,8 @@ def _joined(parts: Sequence[Completion]) -> Completion:
     )
 
 
-class _Words:
-    """Tells the visible text of each completion as it grows."""
-
-    def __init__(self, roller: Roller, tell: Callable[[Event], None]) -> None:
-        self._roller = roller
-        self._tell = tell
-        self._written: tuple[int, ...] = ()
-        self._visible = self._fresh()
-
-    def wrote(self, token_ids: Sequence[int]) -> None:
-        self._written = tuple(token_ids)
-        self._say(self._visible.fresh(token_ids))
-
-    def end(self) -> None:
-        """The completion is whole; the next one begins."""
-        self._say(self._visible.rest(self._written))
-        self._visible = self._fresh()
-
-    def _fresh(self) -> VisibleText:
-        return VisibleText(self._roller.codec, self._roller.conversation.template)
-
-    def _say(self, text: str) -> None:
-        if text:
-            self._tell(Words(text=text))
-
-
 class VisibleText:
-    """What a person reads of a completion while it is written: the text outside tool calls, without the markers that
+    """What a person reads of completions while they are written: the text outside tool calls, without the markers that
     end a turn. Text that may become such a marker is held back."""
 
     def __init__(self, codec: Codec, template: Template) -> None:
@@ -242,21 +207,18 @@ class VisibleText:
         self._shown = 0
 
     def fresh(self, token_ids: Sequence[int]) -> str:
-        """The text that can be shown now and was not before, given all tokens so far."""
+        """The text that can be shown now and was not before, given all tokens of the completion so far."""
         text = self._codec.decode(token_ids)
         ends = [found for marker in self._markers if (found := text.find(marker)) >= 0]
         end = min(ends, default=len(text) - _held(text, self._markers))
-        return self._up_to(text, end)
-
-    def rest(self, token_ids: Sequence[int]) -> str:
-        """What was held back, once the completion is whole."""
-        text = self._codec.decode(token_ids).removesuffix(self._stop)
-        shown = self._calls.strip(text)
-        return self._up_to(shown, len(shown))
-
-    def _up_to(self, text: str, end: int) -> str:
         fresh = text[self._shown : end]
         self._shown = max(self._shown, end)
+        return fresh
+
+    def rest(self, token_ids: Sequence[int]) -> str:
+        """What was held back, once the completion is whole. What is given next belongs to another completion."""
+        text = self._calls.strip(self._codec.decode(token_ids).removesuffix(self._stop))
+        fresh, self._shown = text[self._shown :], 0
         return fresh
 
 

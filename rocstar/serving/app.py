@@ -32,7 +32,7 @@ from rocstar.protocols import ToolSpec
 from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
+from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
 from rocstar.support.listen import (
@@ -171,13 +171,13 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
     content, thoughts, ran, trajectory = "", "", [], None
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
-            if isinstance(event, Words):
-                content += event.text
+            if isinstance(event, str):
+                content += event
             elif isinstance(event, Ran):
                 thoughts += shown(event)
                 ran.append(as_data(event))
             else:
-                trajectory = event.trajectory
+                trajectory = event
     assert trajectory is not None
     if trajectory.fault is not None:
         return refusal(503, trajectory.fault, "server_error")
@@ -200,16 +200,16 @@ async def _streamed(
     yield piece({"role": "assistant", "content": ""})
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
-            if isinstance(event, Words):
-                yield piece({"content": event.text})
+            if isinstance(event, str):
+                yield piece({"content": event})
             elif isinstance(event, Ran):
                 yield piece({"reasoning_content": shown(event)}, rocstar={"call": as_data(event)})
-            elif event.trajectory.fault is not None:
-                yield _line({"error": {"message": event.trajectory.fault, "type": "server_error", "code": 503}})
+            elif event.fault is not None:
+                yield _line({"error": {"message": event.fault, "type": "server_error", "code": 503}})
             else:
-                yield piece({}, _finish(event.trajectory))
+                yield piece({}, _finish(event))
                 if asked.include_usage:
-                    yield _line({**head, "choices": [], "usage": _usage(opened, event.trajectory)})
+                    yield _line({**head, "choices": [], "usage": _usage(opened, event)})
     yield "data: [DONE]\n\n"
 
 
@@ -246,7 +246,7 @@ def _finish(trajectory: Trajectory) -> str:
 
 
 def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
-    written = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    written = trajectory.num_sampled_tokens
     read = len(opened) + sum(len(turn.reply_ids) for turn in trajectory.turns)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

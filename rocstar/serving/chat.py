@@ -16,7 +16,7 @@ from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import AnswerEnded, Event, Ran, Words, answered, checked, environment_for, opened_agent
+from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
 from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
@@ -89,8 +89,8 @@ class _Conversation:
         async with aclosing(answered(self._roller, question, ids, self._sampling)) as events:  # type: ignore[type-var]
             async for event in events:
                 told.take(event)
-                if isinstance(event, AnswerEnded) and not self._spec.fresh and event.trajectory.fault is None:
-                    self._last = event.trajectory
+                if isinstance(event, Trajectory) and not self._spec.fresh and event.fault is None:
+                    self._last = event
 
     def _asked(self, question: str) -> tuple[int, ...]:
         """The conversation with this question at its end."""
@@ -111,14 +111,14 @@ class _Told:
         self._reply: dict[str, Any] = {"question": question, "text": "", "calls": []}
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Words):
-            self._reply["text"] += event.text
-            self._show(event.text)
+        if isinstance(event, str):
+            self._reply["text"] += event
+            self._show(event)
         elif isinstance(event, Ran):
             self._reply["calls"].append(as_data(event))
             self._show(f"\n{shown(event)}")
         else:
-            self._end(event.trajectory)
+            self._end(event)
 
     def _end(self, trajectory: Trajectory) -> None:
         reply = {**self._reply, "stop": str(trajectory.stop), "fault": trajectory.fault}
@@ -129,8 +129,8 @@ class _Told:
         if trajectory.fault is not None:
             print(visible(f"no answer: {trajectory.fault}"), file=sys.stderr)
         elif trajectory.stop is not Stop.ANSWERED:
-            size = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-            print(f"(cut after {size} tokens of its own: {ENDS[trajectory.stop]})", file=sys.stderr)
+            size, why = trajectory.num_sampled_tokens, ENDS[trajectory.stop]
+            print(f"(cut after {size} tokens of its own: {why})", file=sys.stderr)
 
     def _show(self, text: str) -> None:
         if not self._as_json:

@@ -49,7 +49,7 @@ from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
 from rocstar.view.sources import FileCache, Library, RunSource, overview, settings_of
-from rocstar.view.whatif import TRIED, RecordedGroup, recorded_group
+from rocstar.view.whatif import RecordedGroup, TriedSettings, recorded_group
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "rocstar_view"
@@ -251,9 +251,7 @@ def curves(state: AppState, request: Request) -> Any:
 
 def attempts(state: AppState, request: Request) -> Any:
     index, where, about = _filtered(state, request)
-    asked = request.query_params
-    page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
-    rows = query.attempts(index, where, sort=asked.get("sort") or "-step", **page)
+    rows = query.attempts(index, where, **_page(request.query_params))
     return {**about, "total": query.count(index, where), "rows": rows}
 
 
@@ -265,9 +263,7 @@ def facets(state: AppState, request: Request) -> Any:
 
 def groups(state: AppState, request: Request) -> Any:
     index, where, about = _filtered(state, request)
-    asked = request.query_params
-    page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
-    return {**about, **query.groups(index, where, sort=asked.get("sort") or "-step", **page)}
+    return {**about, **query.groups(index, where, **_page(request.query_params))}
 
 
 def group(state: AppState, request: Request) -> Any:
@@ -285,7 +281,7 @@ def what_if(state: AppState, request: Request) -> Any:
     recorded = _recorded(state, index, request)
     made = [{"kept": c.kept, "reason": str(c.reason)} for c in recorded.choice().choices]
     used = recorded.another({})
-    tried = {name: text for name, text in request.query_params.items() if name in TRIED and text}
+    tried = {name: text for name, text in request.query_params.items() if name in TriedSettings.model_fields and text}
     found = recorded.another(tried) if tried else used
     chances = [sibling["chance"] for sibling in used["siblings"]]
     return {**found, "recomputed": made, "used": used["settings"], "chances": chances}
@@ -437,13 +433,19 @@ def _recorded(state: AppState, index: Index, request: Request) -> RecordedGroup:
 def _file(index: Index, request: Request) -> int:
     """Number of the file that a URL names by part and step. Raises KeyError."""
     part, step = request.query_params.get("part", "rollouts"), _number(request.query_params, "step")
-    found = index.ask("SELECT id FROM files WHERE part = ? AND step = ? AND broken IS NULL", [part, step])
-    if not found and index.waiting:
+    asked = "SELECT id FROM files WHERE part = ? AND step = ? AND broken IS NULL", [part, step]
+    if not (found := index.ask(*asked)) and index.waiting:
         index.settle()
-        found = index.ask("SELECT id FROM files WHERE part = ? AND step = ? AND broken IS NULL", [part, step])
+        found = index.ask(*asked)
     if not found:
         raise KeyError(f"{part} at step {step}")
     return int(found[0][0])
+
+
+def _page(asked: Mapping[str, str]) -> dict[str, Any]:
+    """Which rows of a list: how they are sorted, from which on, how many."""
+    whole = {name: _number(asked, name, default) for name, default in (("offset", 0), ("limit", 100))}
+    return {"sort": asked.get("sort") or "-step", **whole}
 
 
 def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> int:

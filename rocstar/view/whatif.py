@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import ADVANTAGES, GroupAdvantages, advantage_of, kept_advantages
@@ -25,9 +25,15 @@ from rocstar.record.rollouts import trajectory_of
 from rocstar.record.table import BadFilter
 from rocstar.types import Group, Problem, Resampled, seed_for
 
+Settings = TypeVar("Settings", bound=ResampleSection)
 DRAWS = 1000  # an error of at most 1.6 points
-TRIED = (*ResampleSection.model_fields, "weight_errors")
-"""What a URL may change; the weight of failed calls is always 1 in training."""
+
+
+class TriedSettings(ResampleSection):
+    """What a URL may change."""
+
+    weight_errors: float = Field(default=1.0, ge=0, le=100)
+    """Of failed calls; always 1 in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +52,12 @@ class RecordedGroup:
 
     def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
-        settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
+        settings = _changed(self.settings, asked)
         plain = [penalty(trajectory, settings) for trajectory in self.group.trajectories]
-        penalties = [replace(one, errors=one.errors * weight) for one in plain]
+        penalties = [replace(one, errors=one.errors * settings.weight_errors) for one in plain]
         siblings = self._siblings(partial(resample, settings=settings, penalties=penalties))
-        return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": siblings}
+        used = settings.model_dump(exclude={"weight_errors"})
+        return {"settings": used, "weight_errors": settings.weight_errors, "siblings": siblings}
 
     def _siblings(self, choose: Resampler) -> list[dict[str, Any]]:
         made = choose(self.group, random.Random(self.seed))
@@ -104,29 +111,19 @@ def recorded_group(
     )
 
 
-def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> ResampleSection:
-    given = {name: asked[name] for name in ResampleSection.model_fields if asked.get(name)}
+def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> TriedSettings:
+    given = {name: asked[name] for name in TriedSettings.model_fields if asked.get(name)}
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
     try:
-        return _built_in(ResampleSection.model_validate_strings({**texts, **given}))
+        return _built_in(TriedSettings.model_validate_strings({**texts, **given}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise BadFilter(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
 
 
-def _built_in(settings: ResampleSection) -> ResampleSection:
+def _built_in(settings: Settings) -> Settings:
     """Raises BadFilter for a method of the user's own."""
     if settings.method not in METHODS:
         raise BadFilter(f"resample.method is {settings.method}, code of its own, which this page does not load")
     return settings
-
-
-def _weight_of_errors(asked: Mapping[str, str]) -> float:
-    try:
-        weight = float(asked.get("weight_errors") or 1.0)
-    except ValueError:
-        weight = -1.0
-    if not 0.0 <= weight <= 100.0:
-        raise BadFilter("weight_errors is a number from 0 to 100")
-    return weight

@@ -79,6 +79,6 @@ def test_a_mean_lies_in_its_range_and_every_value_counts(rows: list[list[float]]
         return list(enumerate(report["row"]))
 
     points = curve([{"row": row} for row in rows], values)
-    assert [point.step for point in points] == list(range(max(map(len, rows))))
-    assert sum(point.runs for point in points) == sum(map(len, rows))
-    assert all(point.lowest - 1e-9 <= point.mean <= point.highest + 1e-9 for point in points)
+    assert [point["step"] for point in points] == list(range(max(map(len, rows))))
+    assert sum(point["runs"] for point in points) == sum(map(len, rows))
+    assert all(point["lowest"] - 1e-9 <= point["mean"] <= point["highest"] + 1e-9 for point in points)

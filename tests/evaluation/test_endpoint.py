@@ -54,8 +54,7 @@ async def attempted(
             verifier=ScriptedVerifier(lambda problem, attempt: Verdict.RIGHT),
             limits=limits,
             tools=tools,
-            system="Think.",
-            preamble="Solve: ",
+            words=replace(PAPER, system="Think.", preamble="Solve: "),
             environment=OneTurn if one_turn else ToolEnvironment,
         )
         try:

@@ -55,7 +55,7 @@ def test_attempts_need_not_be_as_many_on_every_problem() -> None:
 
 
 def test_subjects_without_a_problem_in_common_are_refused() -> None:
-    with pytest.raises(ValueError, match="share no problem"):
+    with pytest.raises(ValueError, match="at least one problem"):
         compare_paired({"p": [True]}, {"q": [True]})
 
 

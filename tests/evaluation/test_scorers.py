@@ -108,8 +108,8 @@ WITH_LIBRARIES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 def test_an_instruction_tells_answers_that_follow(
     name: str, arguments: dict[str, Any], passing: list[str], failing: list[str]
 ) -> None:
-    assert [follows(name, arguments, answer) for answer in passing] == [True] * len(passing)
-    assert [follows(name, arguments, answer) for answer in (*failing, "", " \n")] == [False] * (len(failing) + 2)
+    assert [follows(name, arguments, "", answer) for answer in passing] == [True] * len(passing)
+    assert [follows(name, arguments, "", answer) for answer in (*failing, "", " \n")] == [False] * (len(failing) + 2)
 
 
 @pytest.mark.parametrize(

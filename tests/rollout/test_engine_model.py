@@ -127,7 +127,7 @@ def test_an_engine_that_dies_leaves_its_work_to_the_other() -> None:
     report = roll(attempts, engine(step=1.0), engine(step=1.0), deaths={"engine1": 5.5})
     # The second attempt starts over on the first engine at its next boundary, 6: fed by 7, then nine steps.
     assert report.makespan == pytest.approx(16)
-    assert (report.ended, report.recomputed_after_loss) == (2, 10)
+    assert (len(report.ends), report.recomputed_after_loss) == (2, 10)
 
 
 def test_the_last_engine_that_dies_is_an_error() -> None:

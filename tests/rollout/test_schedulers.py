@@ -104,7 +104,7 @@ def test_every_request_is_served_once_within_the_cache_also_when_an_engine_dies(
     witness = Witness(scheduler(policy, [work]))
     deaths = {"engine0": death} if len(fleet) > 1 else {}
     report = simulate(work, fleet, witness, deaths=deaths)
-    assert report.ended == len(work)
+    assert len(report.ends) == len(work)
     assert deaths or report.produced_tokens == sum(turn.sampled_tokens for each in work for turn in each.turns)
     assert not witness.waiting and not witness.assigned
     assert deaths or report.makespan >= report.lower_bound * 0.999

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.errors import ContractBroken
-from rocstar.serving.agent import AnswerEnded, Event, Ran, VisibleText, Words, answered
-from rocstar.types import Finish, Sampling
+from rocstar.serving.agent import Event, Ran, VisibleText, answered
+from rocstar.types import Finish, Sampling, Trajectory
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program
 from tests.rollout.test_episode import sum_tool
 from tests.serving.examples import Piecewise, roller_over
@@ -27,28 +27,28 @@ async def events_of(engine: Any) -> list[Event]:
 
 async def test_words_calls_and_results_come_in_their_order() -> None:
     events = await events_of(Piecewise([f"Let me add. {RUN}", ANSWER]))
-    said = "".join(event.text for event in events if isinstance(event, Words))
+    said = "".join(event for event in events if isinstance(event, str))
     assert said.replace("\n", "") == f"Let me add. {ANSWER}"
     (ran,) = [event for event in events if isinstance(event, Ran)]
     assert (ran.call.arguments, ran.told) == ({"code": "print(2+3)"}, "5")
     first_call = next(place for place, event in enumerate(events) if isinstance(event, Ran))
-    assert isinstance(events[0], Words) and first_call > 0
-    assert isinstance(events[-1], AnswerEnded)
+    assert isinstance(events[0], str) and first_call > 0
+    assert isinstance(events[-1], Trajectory)
 
 
 async def test_a_watched_attempt_has_the_tokens_of_one_that_nobody_watches() -> None:
     replies = [f"Let me add. {RUN}", ANSWER]
     ended = (await events_of(Piecewise(replies)))[-1]
-    assert isinstance(ended, AnswerEnded)
+    assert isinstance(ended, Trajectory)
     unwatched = await attempt(list(replies), sum_tool())
-    assert ended.trajectory.token_ids == unwatched.token_ids
-    assert ended.trajectory.turns[0].completion.finish is Finish.STOP
+    assert ended.token_ids == unwatched.token_ids
+    assert ended.turns[0].completion.finish is Finish.STOP
 
 
 async def test_an_outage_is_told_as_a_fault_and_a_bug_as_itself() -> None:
     ended = (await events_of(Piecewise([RUN])))[-1]
-    assert isinstance(ended, AnswerEnded)
-    assert "the script is over" in str(ended.trajectory.fault)
+    assert isinstance(ended, Trajectory)
+    assert "the script is over" in str(ended.fault)
 
     class Broken(Piecewise):
         async def generate(self, *_: Any, **__: Any) -> Any:
@@ -78,6 +78,5 @@ def test_however_it_is_cut_the_text_outside_calls_is_shown_once(parts: list[str]
     for end in sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=5))):
         shown += visible.fresh(ids[:end])
     shown += visible.rest(ids)
-    whole = VisibleText(CODEC, TEMPLATE)
-    assert shown == whole.fresh(ids) + whole.rest(ids)
+    assert shown == visible.fresh(ids) + visible.rest(ids), "the next completion is shown from its beginning"
     assert TEMPLATE.stop not in shown

@@ -102,13 +102,13 @@ def test(
             "text": one.case.text,
             "gold": one.case.gold,
             "reward": one.reward,
-            "rocstar": str(verdict.verdict),
-            "method": verdict.method,
+            "rocstar": str(our.grade.verdict),
+            "method": our.grade.method,
             "milliseconds": round(one.milliseconds, 3),
             **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
             "error": one.error,
         }
-        for one, verdict in zip(scored, ours, strict=True)
+        for one, our in zip(scored, ours, strict=True)
     ]
     figures = {
         **_reward_figures(rows, right_above),

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocstar.answers.extract import boxed_answer, phrase_answer
+from rocstar.answers.extract import last_answer
 from rocstar.answers.text import chosen_letter
 from rocstar.answers.verifier import settled, written
 from rocstar.answers.wording import clean
@@ -52,9 +52,5 @@ class ChoiceScorer(Scorer):
 
 def chosen(texts: Sequence[str]) -> str | None:
     """The letter that an attempt (one text per turn) ends with; None where it names none."""
-    boxes = (boxed_answer(text) for text in reversed(texts))
-    found = next((box for box in boxes if box is not None), None)
-    if found is None:
-        found = phrase_answer(texts[-1]) if texts else None
-    letter = chosen_letter(clean(found or ""))
+    letter = chosen_letter(clean(last_answer(texts, phrases=True) or ""))
     return letter if letter in tuple(LETTERS) else None

@@ -176,36 +176,30 @@ def quotation(answer: str) -> bool:
 
 
 CHECKS: Mapping[str, Check] = {
-    "keywords:existence": existence,
-    "keywords:frequency": frequency,
-    "keywords:forbidden_words": forbidden_words,
-    "keywords:letter_frequency": letter_frequency,
-    "language:response_language": response_language,
-    "length_constraints:number_sentences": number_sentences,
-    "length_constraints:number_paragraphs": number_paragraphs,
-    "length_constraints:number_words": number_words,
-    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
-    "detectable_content:number_placeholders": number_placeholders,
-    "detectable_content:postscript": postscript,
-    "detectable_format:number_bullet_lists": number_bullet_lists,
-    "detectable_format:constrained_response": constrained_response,
-    "detectable_format:number_highlighted_sections": number_highlighted_sections,
-    "detectable_format:multiple_sections": multiple_sections,
-    "detectable_format:json_format": json_format,
-    "detectable_format:title": title,
-    "combination:two_responses": two_responses,
-    "combination:repeat_prompt": repeat_prompt,
-    "startend:end_checker": end_checker,
-    "startend:quotation": quotation,
-    "change_case:capital_word_frequency": capital_word_frequency,
-    "change_case:english_capital": english_capital,
-    "change_case:english_lowercase": english_lowercase,
-    "punctuation:no_comma": no_comma,
+    f"{family}:{check.__name__}": check
+    for family, checks in {
+        "keywords": (existence, frequency, forbidden_words, letter_frequency),
+        "language": (response_language,),
+        "length_constraints": (number_sentences, number_paragraphs, number_words, nth_paragraph_first_word),
+        "detectable_content": (number_placeholders, postscript),
+        "detectable_format": (
+            *(number_bullet_lists, constrained_response, number_highlighted_sections, multiple_sections),
+            *(json_format, title),
+        ),
+        "combination": (two_responses, repeat_prompt),
+        "startend": (end_checker, quotation),
+        "change_case": (capital_word_frequency, english_capital, english_lowercase),
+        "punctuation": (no_comma,),
+    }.items()
+    for check in checks
 }
+"""Name of an instruction -> its check, whose own name is the name's second part."""
 
 
-def follows(instruction: str, arguments: Mapping[str, Any], answer: str) -> bool:
-    """Raises KeyError for an instruction that is none of CHECKS, TypeError for arguments that it does not take."""
+def follows(instruction: str, arguments: Mapping[str, Any], prompt: str, answer: str) -> bool:
+    """Raises DataError for an instruction that is none of CHECKS, TypeError for arguments that it does not take."""
+    if instruction not in CHECKS:
+        raise DataError(f"{instruction!r} is no instruction of IFEval; the rows are of another benchmark.")
     given = {name: value for name, value in arguments.items() if value is not None}
     return bool(answer.strip()) and CHECKS[instruction](answer, **given)
 
@@ -285,10 +279,6 @@ def check() -> None:
         ) from None
 
 
-def ours(instruction: str, arguments: Mapping[str, Any], prompt: str, answer: str) -> bool:
-    return follows(instruction, arguments, answer)
-
-
 def check_ifbench() -> None:
     """Raises ConfigError where its package is not there."""
     if find_spec("ifbench") is None:
@@ -307,12 +297,12 @@ def published(instruction: str, arguments: Mapping[str, Any], prompt: str, answe
 
 
 class IfevalScorer(Scorer):
-    """`follows` decides about one instruction; ours knows those of IFEval. `method` of an outcome spells the verdicts
-    on single instructions: S strict, l only loose, . neither."""
+    """`decide` says whether one instruction is followed; `follows` knows those of IFEval. `method` of an outcome spells
+    the verdicts on single instructions: S strict, l only loose, . neither."""
 
-    def __init__(self, parts: Parts, follows: Follows = ours) -> None:
+    def __init__(self, parts: Parts, decide: Follows = follows) -> None:
         super().__init__(parts)
-        self._follows = follows
+        self._decide = decide
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         judged = [[a.outcome for a in group.trajectories if a.outcome] for group in groups]
@@ -333,11 +323,9 @@ class IfevalScorer(Scorer):
         return judged(_strict(signs), method=f"instructions {signs}", extracted=None, text=text)
 
     def _sign(self, name: str, arguments: Mapping[str, Any], prompt: str, text: str) -> str:
-        if self._follows is ours and name not in CHECKS:
-            raise DataError(f"{name!r} is no instruction of IFEval; the rows are of another benchmark.")
-        if self._follows(name, arguments, prompt, text):
+        if self._decide(name, arguments, prompt, text):
             return "S"
-        return "l" if any(self._follows(name, arguments, prompt, one) for one in variants(text)) else "."
+        return "l" if any(self._decide(name, arguments, prompt, one) for one in variants(text)) else "."
 
 
 def _strict(signs: str) -> bool:
