@@ -20,8 +20,8 @@ from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailabl
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
-from tests.agents.examples import Told, roller
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation
+from tests.agents.examples import Told
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
 from tests.scripted import ScriptedTool, ScriptedVerifier
 
 SAMPLING = Sampling(max_new_tokens=1, seed=3)
@@ -220,7 +220,7 @@ async def agent(problem, client):
     await asyncio.sleep(0.01)
     return 0.0
 """
-    drawn = roller(Told([ANSWER]), Slow({}), agent=function(tmp_path, text))
+    drawn = roller(Told([ANSWER]), conversation(Slow({})), agent=function(tmp_path, text))
     (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
     (found,) = group.trajectories
     assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 0.0
