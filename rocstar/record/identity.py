@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
+@cache
 def version_of(package: str) -> str | None:
-    """The installed version of a package; None where it is not installed. That of rocstar comes from the tags of its
-    repository."""
+    """The installed version of a package, rocstar's from its repository's tags; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
