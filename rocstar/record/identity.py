@@ -41,8 +41,9 @@ def version_of(package: str) -> str | None:
         return None
 
 
+@cache
 def git_state() -> dict[str, Any] | None:
-    """`{commit, changed}` of the checkout that rocstar is imported from; None when it is not one."""
+    """`{commit, changed}` of the checkout that rocstar was imported from, when first asked; None when it is not one."""
     source = Path(rocstar.__file__)
     # An installed copy may lie inside somebody else's repository, which says nothing about it.
     if not _git(source.parent, "ls-files", source.name):
@@ -54,9 +55,8 @@ def git_state() -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS
-        )
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
