@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -17,6 +18,8 @@ from xdist.scheduler import LoadFileScheduling
 from rocstar.support.child import uncollected
 from rocstar.support.threads import quiet_torch
 
+# What is never freed, nanobind calls a leak as the process ends. No sooner: pytest collects garbage twice before that.
+atexit.register(gc.unfreeze)
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 with suppress(ModuleNotFoundError):  # of the adapters' environments
@@ -75,11 +78,6 @@ def import_in_turn(config: pytest.Config) -> None:
     for file in (*files[begin:], *files[:begin]):
         with suppress(Exception, pytest.skip.Exception):  # which the collection meets again, and tells
             import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
-
-
-def pytest_unconfigure() -> None:
-    """What is never freed, nanobind calls a leak as the process ends."""
-    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

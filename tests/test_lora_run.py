@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.tiny_run import COLD_STEPS, Command, begun, last_checkpoint, metrics, workplace
+from tests.tiny_run import COLD_STEPS, Command, begun, killed_run, last_checkpoint, metrics, workplace
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -32,12 +31,7 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
     command = ("train", "tiny.toml", *base, *SETTINGS)
     ended = Command.start(whole, *command).wait()
     assert ended.code == 0, ended.told
-    for number in range(5):  # on a busy machine its last step may be over before anybody sees the one before
-        going = Command.start(killed := workplace(tmp_path / f"killed-{number}"), *command)
-        code = going.after_step(COLD_STEPS + 2, going.process.kill).code
-        if code == -signal.SIGKILL:
-            break
-    assert code == -signal.SIGKILL
+    killed = killed_run(tmp_path / "killed", COLD_STEPS + 2, *command)
     resumed = Command.start(killed, "train", "--resume", "tiny").wait()
     assert resumed.code == 0, resumed.told
     branch = ("train", "--branch", f"tiny@{COLD_STEPS}", "run.name=second", "cluster.learners=2")

@@ -58,14 +58,13 @@ def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
     return runs
 
 
-@pytest.mark.parametrize("system", ["here", "python"])
-async def test_every_known_end_is_told_by_our_sandbox_and_by_a_bare_interpreter(system: str) -> None:
+async def test_every_known_end_is_told_by_a_bare_interpreter() -> None:
     for _ in range(3):
-        found = await compared([system], [], [2], token="", attacks=False, calls=10, slots=2)
-        if system == "here" or not any(each.endswith("told timeout") for each in found[system].wrong):
+        found = (await compared(["python"], [], [2], token="", attacks=False, calls=10, slots=2))["python"]
+        if not any(each.endswith("told timeout") for each in found.wrong):
             break  # else again: nobody asks how much CPU a bare interpreter got, and a busy machine runs out its clock
-    assert (found[system].right, found[system].wrong) == (len(KNOWN), [])
-    assert found[system].latency[2].wrong == 0 and found[system].latency[2].p50_ms > 0
+    assert (found.right, found.wrong) == (len(KNOWN), [])
+    assert found.latency[2].wrong == 0 and found.latency[2].p50_ms > 0
 
 
 async def test_who_stops_waiting_leaves_no_bare_interpreter(tmp_path: Path) -> None:
@@ -211,8 +210,8 @@ def test_a_service_that_cannot_be_asked_is_found_out_before_any_is_measured(monk
         )
 
 
-def test_figures_are_json() -> None:
-    done = CliRunner().invoke(app, ["sandbox", "bench", "here", "--callers", "1", "--calls", "10", "--json"])
-    found = json.loads(done.stdout)
-    assert done.exit_code == 0
-    assert found["here"]["right"] == len(KNOWN) and found["here"]["latency"]["1"]["wrong"] == 0
+def test_every_known_end_is_told_by_our_sandbox_in_json() -> None:
+    done = CliRunner().invoke(app, ["sandbox", "bench", "here", "--callers", "2", "--calls", "10", "--json"])
+    found = json.loads(done.stdout)["here"]
+    assert (done.exit_code, found["right"], found["wrong"]) == (0, len(KNOWN), [])
+    assert found["latency"]["2"]["wrong"] == 0 and found["latency"]["2"]["p50_ms"] > 0

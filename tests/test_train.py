@@ -33,6 +33,7 @@ from tests.tiny_run import (
     attempts,
     begun,
     finished_run,
+    killed_run,
     last_checkpoint,
     metrics,
     metrics_lines,
@@ -307,11 +308,10 @@ def test_a_run_whose_programs_run_elsewhere_learns_the_same(
 
 def killed_as_if_nothing_had_been(given: tuple[str, ...], step: int, tmp_path: Path) -> None:
     """A run with these settings and its twin, which is killed after a step and resumed, make the same attempts."""
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    whole = workplace(tmp_path / "whole")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
-    command = Command.start(killed, "train", *given)
-    assert command.after_step(step, command.process.kill).code == -signal.SIGKILL
+    killed = killed_run(tmp_path / "killed", step, "train", *given)
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
     assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
     assert not any(row["fault"] for row in attempts(whole))
@@ -322,7 +322,7 @@ def killed_as_if_nothing_had_been(given: tuple[str, ...], step: int, tmp_path: P
 def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(
     start: tuple[str, ...], tmp_path: Path
 ) -> None:
-    given = ("tiny.toml", "sandbox.tools=notebook", *start)
+    given = ("tiny.toml", "sandbox.tools=notebook", *start, "stage.stage1.steps=3", "stage.stage3.steps=0")
     killed_as_if_nothing_had_been(given, COLD_STEPS + 2, tmp_path)
 
 
@@ -451,7 +451,7 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
     kinds = ("stage.stage1.learning.advantage=otb", "stage.stage3.learning.advantage=gtpo")
     short = ("evaluate.problems=0", "stage.stage1.steps=2", "stage.stage3.steps=2")
     given = ("tiny.toml", *start, *short, "rollout.refill=2", *kinds)
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    whole = workplace(tmp_path / "whole")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
     assert "at most 48 tokens, otb advantages, up to 2 rounds of further groups\n" in ended.told
@@ -471,8 +471,7 @@ def test_a_run_that_replaces_groups_is_killed_and_replayed_as_if_nothing_had_bee
             assert row["group/usable"] == 2 or len(problems) == 4
         learnt = [attempt for attempt in own if attempt["kept"]]
         assert len({attempt["problem_id"] for attempt in learnt}) == row["group/usable"]
-    command = Command.start(killed, "train", *given)
-    assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
+    killed = killed_run(tmp_path / "killed", COLD_STEPS + 2, "train", *given)
     ended = Command.start(killed, "train", "--resume", "tiny").wait()
     assert ended.code == 0, ended.told
     assert attempts(killed) == made and metrics(killed) == metrics(whole)

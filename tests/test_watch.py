@@ -9,18 +9,18 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from rocstar.config.sections import RunSection
 from rocstar.errors import RunHalted, VerifierUnavailable
-from rocstar.protocols import Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
+from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory
 from tests.faulty import Fault, FaultKind, FaultyEngine
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Waiting, conversation, limits, program
-from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, Waiting, conversation, program, roller
+from tests.scripted import ScriptedEngine, ScriptedVerifier
 
 RUN_CODE = program("print(2+3)")
 SOON = RunSection(stall_seconds=0.2, stall_learning_seconds=60.0, stall_policy="warn")
@@ -142,23 +142,10 @@ class Hangs(ScriptedVerifier):
         return []
 
 
-def right(problem: Problem, trajectory: Trajectory) -> Verdict:
-    return Verdict.RIGHT
-
-
-def roller(
-    watch: Watch, *, faults: Sequence[Fault] = (), tool: ScriptedTool | None = None, verifier: Verifier | None = None
-) -> Roller:
+def watched(watch: Watch, faults: Sequence[Fault] = (), **more: Any) -> Roller:
     engine = FaultyEngine(ScriptedEngine(CODEC, [RUN_CODE, ANSWER]), faults)
     watch.load = engine.load
-    return Roller(
-        engine=engine,
-        conversation=conversation(tool or ScriptedTool({"print(2+3)": "5\n"})),
-        verifier=verifier or ScriptedVerifier(right),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-        note=watch.note,
-    )
+    return roller(engine, note=watch.note, **more)
 
 
 async def rolled(made: Roller, attempts: int = 4) -> list[Group]:
@@ -167,7 +154,7 @@ async def rolled(made: Roller, attempts: int = 4) -> list[Group]:
 
 async def test_a_request_that_the_engine_lost_is_told_and_its_neighbours_are_not() -> None:
     watch, told = Watch(), Told()
-    made = roller(watch, faults=[Fault(kind=FaultKind.LOST, first=5)])
+    made = watched(watch, faults=[Fault(kind=FaultKind.LOST, first=5)])
     with Watching(watch, SOON, told):
         rollout = asyncio.create_task(rolled(made))
         stall = await told.of_one()
@@ -181,7 +168,7 @@ async def test_a_request_that_the_engine_lost_is_told_and_its_neighbours_are_not
 async def test_a_tool_that_hangs_is_told() -> None:
     watch, told, tool = Watch(), Told(), Waiting()
     with Watching(watch, SOON, told):
-        rollout = asyncio.create_task(rolled(roller(watch, tool=tool)))
+        rollout = asyncio.create_task(rolled(watched(watch, talk=conversation(tool))))
         stall = await told.of_one()
         assert stall.counts == {"a tool": 4}
         tool.go.set()
@@ -191,7 +178,7 @@ async def test_a_tool_that_hangs_is_told() -> None:
 async def test_a_verifier_that_hangs_is_told() -> None:
     watch, told = Watch(), Told()
     with Watching(watch, SOON, told):
-        rollout = asyncio.create_task(rolled(roller(watch, verifier=Hangs(right))))
+        rollout = asyncio.create_task(rolled(watched(watch, verifier=Hangs(lambda problem, trajectory: Verdict.RIGHT))))
         assert (await told.of_one()).counts == {"the verifier": 1}
         rollout.cancel()
         await asyncio.gather(rollout, return_exceptions=True)
@@ -224,7 +211,7 @@ async def test_a_run_that_is_to_halt_ends_with_the_report_and_gives_everything_b
     watch, told, tool = Watch(), Told(), Waiting()
     said = r"halted because nothing has moved for .* s: 4 wait for a tool; run it again"
     with pytest.raises(RunHalted, match=said), Watching(watch, HALT, told):
-        await rolled(roller(watch, tool=tool))
+        await rolled(watched(watch, talk=conversation(tool)))
     assert tool.cancelled and not watch.stall().waiting
 
 

@@ -266,6 +266,15 @@ def _as_a_shell_would(
     act(*given)
 
 
+def killed_run(place: Path, step: int, *given: str) -> Path:
+    """The workplace of a run that kill -9 ended after this step, to be resumed. place: its name takes a number."""
+    for number in range(5):  # on a busy machine a run may be over before anybody sees that step
+        command = Command.start(workplace(place.with_name(f"{place.name}-{number}")), *given)
+        if command.after_step(step, command.process.kill).code == -signal.SIGKILL:
+            return command.folder
+    raise AssertionError(f"no run was seen after step {step} before it was over")
+
+
 def finished_run(base: Path) -> tuple[Path, Ended]:
     """An uninterrupted run of the recipe, to be read only. base: pytest's base folder of this process."""
     return run_once(base, "finished", lambda folder: started_cold(folder, "train", "tiny.toml"))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
-from math import prod
+from math import ceil, floor, prod
 from typing import NamedTuple
 
 from word_variants import worked
@@ -114,8 +114,10 @@ class Story:
         new: dict[Fraction, Fraction] = {}
         for given in rng.sample(self.movable, len(self.movable)):
             step = _step(given)
-            round_, fine = self._candidates(given, step), self._candidates(given, step / 5 if step % 5 == 0 else step)
-            for value in [*rng.sample(round_, len(round_)), *rng.sample(fine, len(fine))][:TRIES]:
+            steps = (step, step / 5 if step % 5 == 0 else step)
+            counts = [(one, self._candidates(given, one)) for one in steps]
+            drawn = [(one, n) for one, ns in counts for n in rng.sample(ns, len(ns))]
+            for value in (one * n for one, n in drawn[:TRIES]):
                 if self._holds(changed := {**new, given.value: value}):
                     new = changed
                     break
@@ -207,8 +209,9 @@ class Story:
             if not pairs and (literal > 12 or literal.denominator > 1):
                 yield from (given.value for given in self.given)
 
-    def _candidates(self, given: Given, step: Fraction) -> list[Fraction]:
-        """Multiples of a step about half to twice a number, with as many decimals."""
+    def _candidates(self, given: Given, step: Fraction) -> list[int]:
+        """How many steps make a number about half to twice another one, with as many decimals. They may be thousands,
+        so nothing is multiplied that need not be."""
         match, old, share = given
         after = self.question[match.end() :]
         decimals = len(match[0].partition(".")[2])
@@ -216,14 +219,15 @@ class Story:
         aged = re.match(r"[- ]years?[- ]old", after)
         most = min([Fraction(12) if old <= 5 and not decimals else old * Fraction(15 if aged else 22, 10), *caps[:1]])
         least = old * Fraction(2, 3) if aged else old / 2
-        values = [step * n for n in range(int(least / step), int(most / step) + 1)]
-        article = self.question[: match.start()].endswith(" a ")
-        return [
-            value
-            for value in values
-            if least <= value <= most and value not in (0, 1, old) and not (share and value >= 100)
-            and (not decimals or value.denominator > 1) and not (article and re.match(r"8|1[18](?!\d)", str(value)))
-        ]  # fmt: skip
+        others = {0, 1 / step, old / step}
+        counts = [n for n in range(ceil(least / step), floor(most / step) + 1) if n not in others]
+        if share:
+            counts = [n for n in counts if step * n < 100]
+        if decimals:
+            counts = [n for n in counts if (step * n).denominator > 1]
+        if self.question[: match.start()].endswith(" a "):
+            counts = [n for n in counts if not re.match(r"8|1[18](?!\d)", str(step * n))]
+        return counts
 
     def _holds(self, new: Mapping[Fraction, Fraction]) -> bool:
         """Whether what held of the story still does under new values of given numbers."""

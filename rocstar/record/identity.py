@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,18 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
+@cache
 def version_of(package: str) -> str | None:
-    """The installed version of a package; None where it is not installed. That of rocstar comes from the tags of its
-    repository."""
+    """The installed version of a package, rocstar's from its repository's tags; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
+@cache
 def git_state() -> dict[str, Any] | None:
-    """`{commit, changed}` of the checkout that rocstar is imported from; None when it is not one."""
+    """`{commit, changed}` of the checkout that rocstar was imported from, when first asked; None when it is not one."""
     source = Path(rocstar.__file__)
     # An installed copy may lie inside somebody else's repository, which says nothing about it.
     if not _git(source.parent, "ls-files", source.name):
@@ -53,9 +55,8 @@ def git_state() -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS
-        )
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -12,8 +12,8 @@ import pytest
 from rocstar.adapters.environments import faults_of
 from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.types import Finish, Problem, Stop, Trajectory
-from tests.agents.examples import Told, roller
-from tests.rollout.examples import ANSWER, PROBLEM
+from tests.agents.examples import Told
+from tests.rollout.examples import ANSWER, PROBLEM, limits, roller
 
 ASKED = [{"role": "user", "content": PROBLEM.question}]
 
@@ -26,7 +26,7 @@ class Silent(Told):
 
 
 async def made(
-    ends: Callable[[Client], Awaitable[Any]], engine: Told | None = None, *, seconds: float = 20.0, **limits: int
+    ends: Callable[[Client], Awaitable[Any]], engine: Told | None = None, *, seconds: float = 20.0, **within: int
 ) -> Trajectory:
     """An attempt in which an environment asks the model once, and then ends so."""
 
@@ -37,7 +37,8 @@ async def made(
         return 1.0
 
     agent = GatewayAgent(partial(by_function, plays), seconds=seconds, at_once=None, right_above=0.5)
-    (group,) = await roller(engine or Told([ANSWER] * 3), agent=agent, **limits).roll([PROBLEM], attempts=1, seed=1)
+    drawn = roller(engine or Told([ANSWER] * 3), agent=agent, limits=limits(**within))
+    (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
     return group.trajectories[0]
 
 

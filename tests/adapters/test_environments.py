@@ -23,7 +23,8 @@ from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts
 from rocstar.types import Problem, Stop, Trajectory
-from tests.agents.examples import Told, roller
+from tests.agents.examples import Told
+from tests.rollout.examples import roller
 from tests.sandbox.driver import eventually
 from tests.tiny_run import Command, begun, workplace
 

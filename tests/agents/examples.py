@@ -8,10 +8,9 @@ from typing import Any
 from rocstar.agents.attempt import AgentAttempt
 from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.protocols import Tool
-from rocstar.rollout.collect import AttemptMaker, Roller
-from rocstar.types import Completion, Sampling, Trajectory, Verdict
-from tests.rollout.examples import CODEC, PROBLEM, STOP, conversation, limits
-from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
+from rocstar.types import Completion, Sampling, Trajectory
+from tests.rollout.examples import CODEC, PROBLEM, conversation, limits, roller
+from tests.scripted import ScriptedEngine
 
 
 class Told(ScriptedEngine):
@@ -36,19 +35,8 @@ class Told(ScriptedEngine):
         self.closed.append(session_id)
 
 
-def roller(engine: Any, *tools: Tool, agent: AttemptMaker | None = None, **changes: int) -> Roller:
-    return Roller(
-        engine=engine,
-        conversation=conversation(*(tools or (ScriptedTool({"print(2+3)": "5\n"}),))),
-        verifier=ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
-        limits=limits(**changes),
-        stop_token_ids=(STOP,),
-        agent=agent,
-    )
-
-
 def attempt(engine: Any, *tools: Tool, **changes: int) -> AgentAttempt:
-    made = roller(engine, *tools, agent=None, **changes)
+    made = roller(engine, conversation(*tools) if tools else None, limits=limits(**changes))
     return AgentAttempt(made, PROBLEM, Sampling(max_new_tokens=1, seed=3), "a")
 
 

@@ -21,8 +21,8 @@ from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailabl
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
-from tests.agents.examples import Told, roller
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation
+from tests.agents.examples import Told
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
 from tests.scripted import ScriptedTool, ScriptedVerifier
 
 SAMPLING = Sampling(max_new_tokens=1, seed=3)
@@ -166,9 +166,9 @@ async def agent(problem, client):
         except asyncio.CancelledError:
             pass
 """
-    found = await made(function(tmp_path, text, seconds=0.2), [ANSWER])
+    found = await made(function(tmp_path, text, seconds=1.5), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT
-    assert found.fault == "the agent did not end within 0.2 s, nor 0.1 s after it was cancelled; it is left to itself"
+    assert found.fault == "the agent did not end within 1.5 s, nor 0.1 s after it was cancelled; it is left to itself"
 
 
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
@@ -221,7 +221,7 @@ async def agent(problem, client):
     await asyncio.sleep(0.01)
     return 0.0
 """
-    drawn = roller(Told([ANSWER]), Slow({}), agent=function(tmp_path, text))
+    drawn = roller(Told([ANSWER]), conversation(Slow({})), agent=function(tmp_path, text))
     (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
     (found,) = group.trajectories
     assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 0.0
@@ -348,11 +348,15 @@ async def test_nothing_of_a_program_is_left_behind(tmp_path: Path) -> None:
     text = f"""
 import subprocess, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+open({str(tmp_path / "new")!r}, "w").write(str(child.pid))
+os.rename({str(tmp_path / "new")!r}, {str(tmp_path / "pid")!r})
 time.sleep(600)
 """
-    found = await made(program(tmp_path, text, seconds=15.0), [ANSWER])
-    assert found.stop is Stop.AGENT_TIMEOUT
+    for seconds in (2.0, 4.0, 8.0, 60.0):
+        found = await made(program(tmp_path, text, seconds=seconds), [ANSWER])
+        assert found.stop is Stop.AGENT_TIMEOUT
+        if (tmp_path / "pid").exists():  # else a busy machine gave it no CPU until it was over
+            break
     child = int((tmp_path / "pid").read_text())
     assert await asyncio.to_thread(_ends, child)
 

@@ -21,9 +21,9 @@ from rocstar.agents.gateway import MOST_CONNECTIONS
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
 from rocstar.types import Stop, Trajectory
-from tests.agents.examples import Told, roller
+from tests.agents.examples import Told
 from tests.agents.test_agent import SCRIPT
-from tests.rollout.examples import ANSWER, PROBLEM
+from tests.rollout.examples import ANSWER, PROBLEM, roller
 from tests.sandbox.driver import eventually
 
 LACK = walled.why_not()

@@ -18,7 +18,7 @@ from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.types import Completion, Group, Problem, Sampling, Status, Stop, ToolResult, Verdict
-from tests.rollout.examples import CODEC, STOP, conversation, limits, program
+from tests.rollout.examples import CODEC, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 from tests.tiny_run import finished_run
 
@@ -55,15 +55,10 @@ def tool() -> ScriptedTool:
     return ScriptedTool(answers)
 
 
-def roller(*, reads: bool, talk: Conversation | None = None) -> Roller:
+def talking(*, reads: bool, talk: Conversation | None = None) -> Roller:
     right = Verdict.RIGHT, Verdict.WRONG
-    return Roller(
-        engine=Talking(reads=reads),
-        conversation=talk or conversation(tool()),
-        verifier=ScriptedVerifier(lambda problem, made: right[made.stop is not Stop.ANSWERED]),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-    )
+    verifier = ScriptedVerifier(lambda problem, made: right[made.stop is not Stop.ANSWERED])
+    return roller(Talking(reads=reads), talk or conversation(tool()), verifier=verifier)
 
 
 def kept(file: Path, groups: Sequence[Group]) -> Path:
@@ -77,7 +72,7 @@ def kept(file: Path, groups: Sequence[Group]) -> Path:
 
 
 async def swapped_in(folder: Path, *, reads: bool) -> dict[ReplyText, dict[str, Any]]:
-    made = roller(reads=reads)
+    made = talking(reads=reads)
     file = kept(folder / "samples.parquet", await made.roll(PROBLEMS, attempts=2, seed=1))
     variants = variants_of(list(begun_attempts(file, {})), made.conversation, seed=1)
     assert len(variants) == len(PROBLEMS)
@@ -112,14 +107,14 @@ async def test_a_model_that_does_not_read_goes_on_alike_whatever_it_is_told(tmp_
 
 
 async def test_replies_in_words_of_ones_own_are_left_out(tmp_path: Path) -> None:
-    made = roller(reads=True)
+    made = talking(reads=True)
     file = kept(tmp_path / "samples.parquet", await made.roll(PROBLEMS, attempts=1, seed=1))
     shouting = replace(made.conversation, feedback=lambda result: f"{made.conversation.feedback(result)}!")
     assert variants_of(list(begun_attempts(file, {})), shouting, seed=1) == []
 
 
 async def test_an_attempt_goes_on_from_the_very_tokens_that_were_recorded(tmp_path: Path) -> None:
-    made = roller(reads=True)
+    made = talking(reads=True)
     groups = await made.roll(PROBLEMS[:3], attempts=1, seed=1)
     begun = list(begun_attempts(kept(tmp_path / "samples.parquet", groups), {}))
     for one, group in zip(variants_of(begun, made.conversation, seed=1), groups, strict=True):

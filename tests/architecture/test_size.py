@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1118, 6),
     "analysis": (2050, 11),
     "answers": (3366, 18),
-    "cli": (3334, 23),
+    "cli": (3335, 23),
     "cluster": (782, 8),
     "config": (2101, 11),
     "data": (4618, 24),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
-    "record": (2919, 17),
+    "record": (2920, 17),
     "rollout": (1902, 12),
     "run": (4424, 24),
     "sandbox": (8615, 45),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_004}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_940}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

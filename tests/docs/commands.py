@@ -12,7 +12,7 @@ import typer
 from pydantic import TypeAdapter
 
 from rocstar.analysis.sweep import values_of
-from rocstar.cli.main import USAGE_ERROR, app
+from rocstar.cli.main import USAGE_ERROR, click_command
 from rocstar.config.layers import parse_override
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import Recipe
@@ -22,7 +22,7 @@ from tests.docs.pages import ROOT
 OPERATORS = {"&&", "||", "|", ";", ">", "<", "&"}
 OURS = ("recipes/", "examples/", "benchmarks/", "constraints/", "scripts/", "docs/")
 SETTING = re.compile(rf"({'|'.join(Recipe.model_fields)})\.[\w.]+=.+", re.DOTALL)
-CLICK: Any = typer.main.get_command(app)
+CLICK: Any = click_command()
 
 
 def rocstar_calls(command: str) -> list[list[str]]:

@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.docs.pages import ROOT
 from tests.tiny_run import conversations, write_rows
+from tests.tutorials.session import commands
 
 RUNS = ("A", "B", "C", "D", "tiny")
 """By what a page calls them; the one that was written last is `last`."""
@@ -47,23 +47,15 @@ def laid(folder: Path, finished: Path) -> Path:
     (folder / "my_rewards.py").write_text(REWARD)
     with gzip.open(folder / "transcripts.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations(4))
-    _command(folder / "bin" / "rocstar", f'exec {sys.executable} -P -m rocstar "$@"')
-    _command(folder / "bin" / "python", f'exec {sys.executable} "$@"')
     return folder
 
 
-def _command(path: Path, line: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{line}\n")
-    path.chmod(0o755)
-
-
-def environment(desk: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Of a shell in which `rocstar` and `python` are those of this checkout."""
-    return {**os.environ, "PATH": f"{desk / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PATH": f"{commands()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
 def in_shell(command: str, desk: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-ec", command], cwd=desk, env=environment(desk), capture_output=True, text=True, timeout=400, **more
+        ["bash", "-ec", command], cwd=desk, env=environment(), capture_output=True, text=True, timeout=400, **more
     )

@@ -67,7 +67,7 @@ class Desk:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {free}"],
             cwd=self.folder,
-            env=environment(self.folder) | {"BROWSER": "true"},
+            env=environment() | {"BROWSER": "true"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -16,7 +16,7 @@ from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy, n
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
-from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, program
+from tests.rollout.examples import ANSWER, CODEC, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(20)]
@@ -30,19 +30,13 @@ class Dead(ScriptedTool):
         raise SandboxUnavailable("the sandbox host died")
 
 
-def roller(uses_tool: Callable[[str], bool], tool: ScriptedTool | None = None) -> Roller:
+def calling(uses_tool: Callable[[str], bool], tool: ScriptedTool | None = None) -> Roller:
     """Attempts at the problems for which `uses_tool` (of the session's name) call the tool before they answer."""
 
     def script(session: str) -> Sequence[str]:
         return [program("print(2+3)"), ANSWER] if uses_tool(session) else [ANSWER]
 
-    return Roller(
-        engine=ScriptedEngine(CODEC, script),
-        conversation=conversation(tool or ScriptedTool({"print(2+3)": "5\n"})),
-        verifier=ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-    )
+    return roller(ScriptedEngine(CODEC, script), conversation(tool) if tool else None)
 
 
 def of_problem(number: int) -> Callable[[str], bool]:
@@ -56,7 +50,7 @@ async def evaluated(made: Roller, budget: float = 0.05, **protocol: Any) -> Eval
 
 async def test_a_dying_sandbox_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(RunHalted) as halted:
-        await evaluated(roller(lambda session: True, Dead({})))
+        await evaluated(calling(lambda session: True, Dead({})))
     told = str(halted.value)
     assert "20 of the 20 attempts" in told and "run.fault_budget 5%" in told and "the sandbox host died" in told
 
@@ -71,11 +65,11 @@ async def test_greedy_attempts_have_the_same_budget() -> None:
         return again
 
     with pytest.raises(RunHalted, match="20 of the 20"):
-        await evaluated(roller(greedy_only, Dead({})), greedy=True)
+        await evaluated(calling(greedy_only, Dead({})), greedy=True)
 
 
 async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Path) -> None:
-    made = await evaluated(roller(of_problem(3), Dead({})))
+    made = await evaluated(calling(of_problem(3), Dead({})))
     result = made.result
     assert (result["attempts"], result["environment_failed"]) == (20, 1)
     for name in ("accuracy", "avg@1", "pass@1"):
@@ -90,7 +84,7 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
 ) -> None:
     verdicts = {1: Verdict.UNDECIDED, 2: Verdict.UNDECIDED, 3: Verdict.WRONG}
     judge = ScriptedVerifier(lambda problem, trajectory: verdicts.get(int(problem.answer), Verdict.RIGHT))
-    made = await evaluated(replace(roller(of_problem(0)), verifier=judge), greedy=True)
+    made = await evaluated(replace(calling(of_problem(0)), verifier=judge), greedy=True)
     for name in ("accuracy", "avg@1", "pass@1", "greedy"):
         figure = made.result[name]
         assert (figure["value"], figure["n"], figure["undecided"]) == (17 / 20, 20, 2 / 20)
@@ -101,7 +95,7 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
 
 
 async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:
-    made = await evaluated(roller(of_problem(3)), greedy=True)
+    made = await evaluated(calling(of_problem(3)), greedy=True)
     assert "missing" not in made.result["accuracy"] and "missing" not in made.result["greedy"]
     assert made.result["longest_prompt_tokens"] > 0
     made.write(tmp_path / "e", 0)

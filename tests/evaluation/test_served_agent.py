@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from rocstar.record.rollouts import read_table
 from rocstar.support import exits
 from rocstar.support.screen import Screen
 from tests.evaluation.served import Said, served, text
+from tests.tutorials.session import commands
 
 pytest.importorskip("torch")
 
@@ -45,9 +45,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def serve(model: Path) -> Iterator[str]:
     """The address of `rocstar serve`."""
-    code = "from rocstar.cli.main import main; main()"
     settings = ["rollout.template=compact", "sandbox.preload=[]", "--port", "0"]
-    command = [sys.executable, "-c", code, "serve", str(model), *settings]
+    command = [f"{commands()}/rocstar", "serve", str(model), *settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = process.stderr.readline()

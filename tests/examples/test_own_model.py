@@ -15,7 +15,7 @@ from tests.tiny_run import Command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
-SHORT = ("stage.show.steps=12", "stage.learn.steps=1", "rollout.problems_per_step=2", "evaluate.problems=2")
+SHORT = ("stage.show.steps=4", "stage.learn.steps=1", "rollout.problems_per_step=2", "evaluate.problems=2")
 OWN_LEARNING = (
     "learning.loss=own_learning:cispo",
     "learning.advantage=own_learning:leave_one_out",
@@ -35,7 +35,7 @@ def test_a_shortened_run_trains_a_model_folder_with_both_tools(tmp_path: Path) -
     prompts = prompts_of(attempts, tmp_path / "model")
     assert len(prompts) == 16
     assert all('"name": "python"' in prompt and '"name": "grams_in"' in prompt for prompt in prompts)
-    assert (run / "checkpoints" / "step=000013" / "model" / "tokenizer.json").is_file()
+    assert (run / "checkpoints" / "step=000005" / "model" / "tokenizer.json").is_file()
 
 
 def prompts_of(attempts: Path, model: Path) -> list[str]:

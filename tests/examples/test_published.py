@@ -70,11 +70,18 @@ def test_what_is_no_sum_becomes_no_program(mark: str) -> None:
     assert published("marked_program")("What?", f"It is {mark}.") == ""
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason=f"needs {GSM8K}")
-def test_most_of_gsm8k_becomes_programs_that_print_the_published_answer() -> None:
-    problems = list(published("Gsm8k").read(published("Gsm8k").__new__(published("Gsm8k")), GSM8K))
-    assert len(problems) == 7473
-    assert sum(bool(problem.metadata["program"]) for problem in problems) > 6900
+@pytest.fixture(scope="module")
+def gsm8k() -> tuple[Any, list[Problem]]:
+    """The task, and the problems that it reads."""
+    if not GSM8K.exists():
+        pytest.skip(f"needs {GSM8K}")
+    task = published("Gsm8k")
+    return (made := task.__new__(task)), list(made.read(GSM8K))
+
+
+def test_most_of_gsm8k_becomes_programs_that_print_the_published_answer(gsm8k: tuple[Any, list[Problem]]) -> None:
+    assert len(gsm8k[1]) == 7473
+    assert sum(bool(problem.metadata["program"]) for problem in gsm8k[1]) > 6900
 
 
 @pytest.mark.skipif(not MAWPS.exists(), reason=f"needs {MAWPS}")
@@ -201,11 +208,9 @@ def test_half_stays_because_it_is_its_own_rest() -> None:
     assert all("50% dearer" in one.question and "*.5" in one.program for one in found)
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason=f"needs {GSM8K}")
-def test_most_of_gsm8k_gets_a_variant_that_is_no_test_question() -> None:
-    task, value = published("Gsm8k"), lambda text: Fraction(text.replace(",", ""))
-    made = task.__new__(task)
-    problems = list(made.read(GSM8K))[::5]  # all take a minute
+def test_most_of_gsm8k_gets_a_variant_that_is_no_test_question(gsm8k: tuple[Any, list[Problem]]) -> None:
+    made, value = gsm8k[0], lambda text: Fraction(text.replace(",", ""))
+    problems = gsm8k[1][::20]  # all take half a minute
     known = {problem.id for problem in problems}
     variants = [one for one in made.with_variants(problems, 1) if one.id not in known]
     assert len(variants) > 0.55 * sum(bool(problem.metadata["program"]) for problem in problems)  # 57% here, 60% of all

@@ -17,7 +17,7 @@ SHORT = (
     *("model.hidden_size=32", "model.num_layers=1", "model.num_heads=2", "model.vocab_size=700"),
     *("data.options.pool=40", "data.options.redraws=2", "data.options.wordings=2", "sft.batch_rows=8"),
     *("rollout.problems_per_step=2", "rollout.attempts_per_problem=4", "resample.keep=4", "evaluate.problems=12"),
-    *("stage.sft.steps=8", "stage.rl.steps=2"),
+    *("stage.sft.steps=3", "stage.rl.steps=1"),
 )
 
 

@@ -14,10 +14,11 @@ from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_named
 from rocstar.protocols import Engine, Tool
+from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
-from rocstar.types import Completion, Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
-from tests.scripted import ScriptedEngine, ScriptedTool
+from rocstar.types import Completion, Problem, Sampling, ToolCall, ToolResult, Trajectory, Verdict, problem_id
+from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
 QUESTION = "What is 2 + 3?"
 PROBLEM = Problem(id=problem_id(QUESTION), question=QUESTION, answer="5")
@@ -46,6 +47,13 @@ def conversation(*tools: Tool) -> Conversation:
 
 def limits(**changes: int) -> AttemptLimits:
     return AttemptLimits(**{"max_turns": 4, "max_response_tokens": 400, "max_parallel_calls": 2, **changes})
+
+
+def roller(engine: Any, talk: Conversation | None = None, **more: Any) -> Roller:
+    """Of attempts that are all right. talk: with a tool that adds 2 and 3 where none is given; more: other fields."""
+    fields = {"verifier": ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT), "limits": limits()}
+    talk = talk or conversation(ScriptedTool({"print(2+3)": "5\n"}))
+    return Roller(**{"engine": engine, "conversation": talk, "stop_token_ids": (STOP,), **fields, **more})
 
 
 def environment(*tools: Tool, **changes: int) -> ToolEnvironment:

@@ -38,8 +38,7 @@ from rocstar.types import (
     spans_of,
     without_tokens,
 )
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program
-from tests.rollout.test_collect import roller
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool
 
 SAMPLING = Sampling(max_new_tokens=1)

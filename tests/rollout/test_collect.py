@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.collect import Roller
 from rocstar.types import Completion, Finish, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Endless, conversation, limits, program
-from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, Endless, program, roller
+from tests.scripted import ScriptedEngine, ScriptedVerifier
 
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")
 
@@ -33,16 +31,6 @@ class Listening(ScriptedEngine):
         self.requests.append(names["request_id"])
         self.sessions.add(names["session_id"])
         return await super().generate(token_ids, sampling, **names)
-
-
-def roller(engine: Engine, verifier: Verifier | None = None) -> Roller:
-    return Roller(
-        engine=engine,
-        conversation=conversation(ScriptedTool({"print(2+3)": "5\n"})),
-        verifier=verifier or ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-    )
 
 
 async def test_every_problem_gets_its_attempts_in_order() -> None:
@@ -116,7 +104,7 @@ class Counting(ScriptedVerifier):
 
 async def test_a_group_is_verified_in_one_call() -> None:
     verifier = Counting(lambda problem, trajectory: Verdict.RIGHT)
-    await roller(Listening(), verifier).roll([PROBLEM, OTHER], attempts=3, seed=1)
+    await roller(Listening(), verifier=verifier).roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert sorted(verifier.calls) == sorted([[(problem.id, n) for n in range(3)] for problem in (PROBLEM, OTHER)])
 
 
@@ -137,7 +125,7 @@ async def test_a_group_is_verified_while_another_still_runs() -> None:
         return Verdict.RIGHT
 
     verifier = Counting(decide)
-    task = asyncio.create_task(roller(OneNeverEnds(), verifier).roll([OTHER, PROBLEM], attempts=2, seed=1))
+    task = asyncio.create_task(roller(OneNeverEnds(), verifier=verifier).roll([OTHER, PROBLEM], attempts=2, seed=1))
     await asyncio.wait_for(asked.wait(), 30)
     assert verifier.calls == [[(PROBLEM.id, 0), (PROBLEM.id, 1)]] and not task.done()
     task.cancel()
@@ -151,7 +139,7 @@ async def test_one_verdict_that_could_not_be_had_costs_the_others_nothing() -> N
             raise VerifierUnavailable("worker lost")
         return Verdict.UNDECIDED if trajectory.index == 2 else Verdict.RIGHT
 
-    (group,) = await roller(Listening(), ScriptedVerifier(decide)).roll([PROBLEM], attempts=4, seed=1)
+    (group,) = await roller(Listening(), verifier=ScriptedVerifier(decide)).roll([PROBLEM], attempts=4, seed=1)
     lost = group.trajectories[1]
     assert (lost.stop, lost.outcome, lost.fault) == (
         Stop.ENVIRONMENT_FAILED,
@@ -170,7 +158,7 @@ async def test_an_attempt_that_failed_by_our_fault_is_not_verified() -> None:
             return await super().generate(token_ids, sampling, **names)
 
     verifier = Counting(lambda problem, trajectory: Verdict.RIGHT)
-    (group,) = await roller(Failing(), verifier).roll([PROBLEM], attempts=2, seed=1)
+    (group,) = await roller(Failing(), verifier=verifier).roll([PROBLEM], attempts=2, seed=1)
     assert verifier.calls == [[(PROBLEM.id, 1)]]
     assert [t.stop for t in group.trajectories] == [Stop.ENVIRONMENT_FAILED, Stop.ANSWERED]
 
@@ -182,7 +170,7 @@ async def test_a_verifier_that_is_gone_is_our_fault_and_no_reward() -> None:
         ) -> list[Outcome | VerifierUnavailable]:
             raise VerifierUnavailable("worker lost")
 
-    (group,) = await roller(Listening(), Gone()).roll([PROBLEM], attempts=2, seed=1)
+    (group,) = await roller(Listening(), verifier=Gone()).roll([PROBLEM], attempts=2, seed=1)
     for trajectory in group.trajectories:
         assert (trajectory.stop, trajectory.outcome) == (Stop.ENVIRONMENT_FAILED, None)
         assert trajectory.fault == "worker lost"

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient, Session
 from rocstar.tools.notebook import NotebookTool
-from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in
+from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in, roller
 from tests.sandbox.driver import eventually
-from tests.scripted import ScriptedEngine, ScriptedVerifier
+from tests.scripted import ScriptedEngine
 
 LIMITS = ProgramLimits(wall_seconds=20.0, cpu_seconds=20.0)
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")
@@ -73,16 +72,6 @@ async def attempt(talk: Conversation, texts: list[str], **changes: int) -> Traje
     )
 
 
-def roller(talk: Conversation, texts: list[str]) -> Roller:
-    return Roller(
-        engine=ScriptedEngine(CODEC, texts),
-        conversation=talk,
-        verifier=ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-    )
-
-
 async def test_the_second_call_of_an_attempt_sees_a_name_of_the_first(notebooks: Notebooks) -> None:
     trajectory = await attempt(notebooks.conversation(), TWO_CELLS)
     assert trajectory.stop is Stop.ANSWERED
@@ -92,7 +81,7 @@ async def test_the_second_call_of_an_attempt_sees_a_name_of_the_first(notebooks:
 
 
 async def test_every_session_of_a_step_is_closed_at_its_end(notebooks: Notebooks) -> None:
-    await roller(notebooks.conversation(), TWO_CELLS).roll([PROBLEM, OTHER], attempts=8, seed=1)
+    await roller(ScriptedEngine(CODEC, TWO_CELLS), notebooks.conversation()).roll([PROBLEM, OTHER], attempts=8, seed=1)
     assert (len(notebooks.sessions), notebooks.open) == (16, 0)
     assert notebooks.most_open > 1
 
@@ -114,7 +103,7 @@ async def test_cancelling_a_step_closes_its_sessions(notebooks: Notebooks, cell:
                 await asyncio.Event().wait()
             return await super().generate(token_ids, sampling, **names)
 
-    made = replace(roller(notebooks.conversation(), []), engine=Stuck(CODEC, [program("x = 1"), program(cell), ANSWER]))
+    made = roller(Stuck(CODEC, [program("x = 1"), program(cell), ANSWER]), notebooks.conversation())
     task = asyncio.create_task(made.roll([PROBLEM], attempts=3, seed=1))
     assert await asyncio.to_thread(eventually, lambda: notebooks.committed() == [done] * 3)
     task.cancel()
@@ -137,7 +126,8 @@ async def test_a_sandbox_that_stays_away_ends_the_attempt_as_ours_and_its_sessio
     notebooks: Notebooks,
 ) -> None:
     texts = [program("x = 1"), program("fault"), ANSWER]
-    (group,) = await roller(notebooks.conversation(Lost), texts).roll([PROBLEM], attempts=2, seed=1)
+    made = roller(ScriptedEngine(CODEC, texts), notebooks.conversation(Lost))
+    (group,) = await made.roll([PROBLEM], attempts=2, seed=1)
     for trajectory in group.trajectories:
         assert (trajectory.stop, trajectory.outcome) == (Stop.ENVIRONMENT_FAILED, None)
         assert trajectory.fault == "gone"

@@ -10,8 +10,8 @@ from rocstar.run.ahead import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
 from rocstar.types import EngineLoad, Problem, Sampling, Trajectory
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program
-from tests.rollout.test_collect import OTHER, roller
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program, roller
+from tests.rollout.test_collect import OTHER
 from tests.scripted import ScriptedEngine
 from tests.test_watch import Clock
 

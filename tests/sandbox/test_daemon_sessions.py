@@ -153,7 +153,7 @@ def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemo
         ("x = 2\nimport time\ntime.sleep(60)", {"wall_seconds": 0.3}, "wall_timeout"),
         ("x = 2\nwhile True: pass", {"wall_seconds": 0.3}, "wall_timeout"),
         ("x = 2\nimport asyncio\nasyncio.run(asyncio.sleep(60))", {"wall_seconds": 0.3}, "wall_timeout"),
-        ("x = 2\ntry:\n    while True: pass\nexcept Exception: pass", {"cpu_seconds": 1.0}, "cpu_timeout"),
+        ("x = 2\ntry:\n    while True: pass\nexcept Exception: pass", {"cpu_seconds": 0.3}, "cpu_timeout"),
         ("x = 2\nwhile True: print('y' * 1000)", {"output_bytes": 5000}, "output_limit"),
         ("x = 2\nb = bytearray(10**10)", {}, "memory"),
     ],
@@ -200,7 +200,7 @@ def test_a_cell_that_others_kept_from_beginning_is_interrupted_once_it_has_begun
     [
         ("import os\nos._exit(3)", "exit_nonzero"),
         ("import ctypes\nctypes.string_at(0)", "signal"),
-        ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "wall_timeout"),
+        ("import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(0.1)", "wall_timeout"),
         ("import os, time\nos.closerange(3, 256)\ntime.sleep(60)", "wall_timeout"),
     ],
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from rocstar.errors import EngineUnavailable
-from rocstar.rollout.collect import Roller
 from rocstar.serving.app import Agent
 from rocstar.types import Completion, Finish, Sampling
-from tests.rollout.examples import CODEC, STOP, conversation, limits
-from tests.scripted import ScriptedEngine, ScriptedTool
+from tests.rollout.examples import CODEC, STOP, roller
+from tests.scripted import ScriptedEngine
 
 
 class Piecewise(ScriptedEngine):
@@ -40,18 +39,7 @@ class Piecewise(ScriptedEngine):
         self._left = []
 
 
-def roller_over(engine: Any) -> Roller:
-    tool = ScriptedTool({"print(2+3)": "5\n"})
-    return Roller(
-        engine=engine,
-        conversation=conversation(tool),
-        verifier=cast(Any, None),
-        limits=limits(),
-        stop_token_ids=(STOP,),
-    )
-
-
 def agent_over(engine: Any, *, token: str | None = None, positions: int = 1000) -> Agent:
-    roller = roller_over(engine)
-    specs = [tool.spec for tool in roller.conversation.tools]
-    return Agent(name="small", roller=roller, specs=specs, positions=positions, token=token)
+    made = roller(engine, verifier=None)
+    specs = [tool.spec for tool in made.conversation.tools]
+    return Agent(name="small", roller=made, specs=specs, positions=positions, token=token)

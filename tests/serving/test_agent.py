@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from rocstar.errors import ContractBroken
 from rocstar.serving.agent import Event, Ran, VisibleText, answered
 from rocstar.types import Finish, Sampling, Trajectory
-from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program
+from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program, roller
 from tests.rollout.test_episode import sum_tool
-from tests.serving.examples import Piecewise, roller_over
+from tests.serving.examples import Piecewise
 
 RUN = program("print(2+3)")
 GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 
 
 async def events_of(engine: Any) -> list[Event]:
-    async with aclosing(answered(roller_over(engine), QUESTION, None, GREEDY)) as events:  # type: ignore[type-var]
+    async with aclosing(answered(roller(engine, verifier=None), QUESTION, None, GREEDY)) as events:  # type: ignore[type-var]
         return [event async for event in events]
 
 
@@ -62,7 +62,7 @@ async def test_whoever_stops_listening_stops_the_engine() -> None:
     import asyncio
 
     engine = Endless()
-    events = answered(roller_over(engine), QUESTION, None, GREEDY)
+    events = answered(roller(engine, verifier=None), QUESTION, None, GREEDY)
     listening = asyncio.ensure_future(anext(events))
     await engine.asked.wait()
     listening.cancel()

@@ -18,8 +18,8 @@ import pytest
 from rocstar.serving import app
 from rocstar.serving.app import Agent, app_of
 from rocstar.serving.spec import ServeSpec
-from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program
-from tests.serving.examples import Piecewise, agent_over, roller_over
+from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program, roller
+from tests.serving.examples import Piecewise, agent_over
 
 RUN = program("print(2+3)")
 ASKED = {"model": "small", "messages": [{"role": "user", "content": QUESTION}]}
@@ -154,7 +154,7 @@ def test_a_server_that_is_ended_in_the_middle_of_an_answer_ends_quietly(
 
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> Any:
-        yield roller_over(Endless([]))
+        yield roller(Endless([]), verifier=None)
 
     monkeypatch.setattr(app, "checked", lambda *_: subject)
     monkeypatch.setattr(app, "opened_agent", opened)

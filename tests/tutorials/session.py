@@ -162,11 +162,12 @@ with socket.socket(socket.AF_UNIX) as door:
     lines = door.makefile("rw")
     print(json.dumps([os.getpid(), os.getcwd(), dict(os.environ), sys.argv]), file=lines, flush=True)
     group = int(lines.readline())
-    signal.signal(signal.SIGINT, lambda *_: os.killpg(group, signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.killpg(group, number))
     sys.exit(int(lines.readline()))
 """
 """`rocstar` and `python` on the PATH: a process that has loaded torch is forked to carry it out, with the folder, the
-environment, the output and the Ctrl-C of this one. Importing torch for each command was half of all time."""
+environment, the output and the signals of this one. Importing torch for each command was half of all time."""
 
 
 class _Door(StreamRequestHandler):
