@@ -56,7 +56,7 @@ class Base(NamedTuple):
 
 def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
-    status, process, folder = 1, os.getpid(), os.getcwd()
+    status, process, folder = 1, os.getpid(), os.getcwd() if task.fetch else ""
     try:
         enter(base, task.seed)
         gc.freeze()  # so that what is not frozen at the end is the program's
@@ -109,7 +109,8 @@ def rehearse(control: int, base: Base) -> None:
 
 def enter(base: Base, seed: int) -> None:
     """What programs and notebooks do first."""
-    base.inside.enter_call()
+    if base.inside.confine_signals is not None:
+        base.inside.confine_signals()
     base.seeder.reseed(seed)
     seeds.register_hooks(base.hooks)
 

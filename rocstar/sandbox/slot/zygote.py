@@ -87,6 +87,8 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     slot = Zygote(commands, settings["workdirs"]).obey()
     if slot is not None:
         connection, walls = slot
+        if walls.inside.home:
+            os.environ["HOME"] = os.environ["TMPDIR"] = walls.inside.home
         be_program(loop.serve(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 

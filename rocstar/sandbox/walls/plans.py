@@ -63,14 +63,8 @@ class Inside(NamedTuple):
     home: str = ""
     """The working directory where it is not /tmp, else empty."""
     confine_signals: Callable[[], None] | None = None
-    """Where no pid namespace does it: keeps a program from signalling processes that are not its own."""
-
-    def enter_call(self) -> None:
-        """In the forked child, before the program. Raises OSError."""
-        if self.home:
-            os.environ["HOME"] = os.environ["TMPDIR"] = self.home
-        if self.confine_signals is not None:
-            self.confine_signals()
+    """Where no pid namespace does it: keeps a program from signalling processes that are not its own. To be called in
+    the forked child. Raises OSError."""
 
 
 class Walls(NamedTuple):
