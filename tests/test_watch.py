@@ -17,7 +17,7 @@ from rocstar.config.sections import RunSection
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.rollout.collect import Roller
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory
+from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
 from tests.faulty import Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, Waiting, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedVerifier

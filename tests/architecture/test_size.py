@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2920, 17),
     "rollout": (1902, 12),
     "run": (4424, 24),
-    "sandbox": (8615, 45),
+    "sandbox": (8612, 45),
     "serving": (805, 6),
     "support": (1690, 15),
     "tools": (927, 7),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4087
+CLASSES, FUNCTIONS = 587, 4086
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
