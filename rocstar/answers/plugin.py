@@ -220,7 +220,7 @@ def score(reward: Reward, case: Case) -> Scored:
         given = reward(problem, case.text)
     except ConfigError as wrong:
         told = str(wrong)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = raised_by(reward.function, error)
     spent = 1000 * (time.perf_counter() - started)
     try:

@@ -71,6 +71,8 @@ def _fault_of(problem: Problem, trajectory: Trajectory) -> str | None:
     outcome = trajectory.outcome
     if outcome is None or outcome.verdict is not Verdict.UNDECIDED:
         return None
+    if outcome.method == "function":
+        return f"your reward function gave None, which is no reward, to an attempt at problem {problem.id}"
     return (
         f"the verifier could not decide problem {problem.id} ({outcome.method}): reference {problem.answer[:60]!r}, "
         f"answer {(outcome.extracted or '')[:60]!r}"

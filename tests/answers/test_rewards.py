@@ -58,12 +58,14 @@ def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
         return [1.0] * (len(completions) - 1)
 
     def broken(solution_str: str, **_: Any) -> Any:
+        if solution_str == "4":
+            raise SystemExit(3)
         return {"1": 1 / 0, "2": "much", "3": float("nan")}[solution_str] if solution_str != "0" else 1
 
     assert {one.error for one in scored(short_of_one)} == {"gave 0 rewards for 1 completion"}
-    found = scored(broken, [Case(line=n, text=str(n), gold="") for n in range(1, 4)])
-    assert [one.reward for one in found] == [None] * 3
-    assert all(one.error for one in found)
+    found = scored(broken, [Case(line=n, text=str(n), gold="") for n in range(1, 5)])
+    assert [one.reward for one in found] == [None] * 4
+    assert all(one.error for one in found) and "SystemExit" in found[-1].error
 
 
 def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:

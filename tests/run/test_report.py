@@ -155,6 +155,11 @@ def test_an_undecided_attempt_uses_up_the_fault_budget_and_names_its_reference()
     share, first = faults_of([Group(problem=PROBLEM, trajectories=attempts)])
     assert share == 0.5 and first is not None
     assert f"could not decide problem {PROBLEM.id} (" in first and f"reference {PROBLEM.answer!r}" in first
+    (own,) = (t for t in attempts if t.outcome and t.outcome.verdict is Verdict.UNDECIDED)
+    assert own.outcome
+    own = replace(own, outcome=replace(own.outcome, method="function"))
+    told = faults_of([Group(problem=PROBLEM, trajectories=(own,))])[1]
+    assert told == f"your reward function gave None, which is no reward, to an attempt at problem {PROBLEM.id}"
 
 
 def test_graded_rewards_have_a_mean_and_right_attempts_are_those_that_the_verifier_called_right() -> None:
