@@ -16,8 +16,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
     "agents": (1113, 6),
-    "analysis": (2065, 11),
-    "answers": (3427, 18),
+    "analysis": (2050, 11),
+    "answers": (3352, 18),
     "cli": (3415, 23),
     "cluster": (782, 8),
     "config": (2133, 11),
@@ -25,9 +25,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
-    "evaluation": (3675, 21),
+    "evaluation": (3617, 21),
     "faults": (652, 4),
-    "forecast": (1955, 9),
+    "forecast": (1944, 9),
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
@@ -35,19 +35,19 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "rollout": (1902, 12),
     "run": (4501, 25),
     "sandbox": (8701, 45),
-    "serving": (843, 6),
+    "serving": (805, 6),
     "support": (1727, 15),
     "tools": (924, 7),
     "train": (211, 1),
     "types": (593, 1),
-    "view": (1958, 9),
+    "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 592, 4121
+CLASSES, FUNCTIONS = 589, 4106
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_915, "tests/**/*.py": 48_942}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_915, "tests/**/*.py": 48_940}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
