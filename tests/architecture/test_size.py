@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1669, 9),
     "protocols": (290, 1),
     "record": (2943, 17),
-    "rollout": (1902, 12),
+    "rollout": (1826, 12),
     "run": (4525, 25),
     "sandbox": (9002, 46),
     "serving": (843, 6),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 48
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_888, "tests/**/*.py": 49_240}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_888, "tests/**/*.py": 49_269}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
