@@ -160,7 +160,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
     problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
-    leaving = ((name, own.left_out) for name, own in tasks.items() if isinstance(own, FileTask))
+    leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
     material = Material(
         recipe=recipe,
         task=task,
@@ -170,7 +170,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*seen, *told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving if left)],
+        notes=[*seen, *told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question

@@ -52,41 +52,50 @@ class ArithmeticTask(Task):
 
 
 class FileTask(Task):
-    """Problems from files; a question that stands in them twice is one problem. It has no demonstrations."""
+    """Problems from files; a question that stands in them twice is one problem, with its last answer. It has no
+    demonstrations."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         self._data = data
         self._seed = seed
         self._count = heldout
-        self.left_out = ""
-        """How many problems the last call of `problems` left out because they are held out; empty for none."""
+        self.left_out: tuple[str, ...] = ()
+        """What the last call of `problems` left out because it is held out, or has another answer later."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         """Problems in the order of the files."""
         if not self._data.train_files:
             raise ConfigError("data.train_files is empty; give at least one JSONL, CSV or parquet file")
         held = exclude | {problem.id for problem in self.heldout()}
-        there = self._read(self._data.train_files)
-        kept = [problem for problem in there if problem.id not in held]
-        if left := len(there) - len(kept):
-            told = f"{left} of the {plural(len(there), 'problem')} in data.train_files"
-            self.left_out = f"{told} {'is' if left == 1 else 'are'} held out, and so not learnt from"
+        rows = self._rows(self._data.train_files)
+        there = {problem.id: problem for problem in rows}
+        kept = [problem for problem in there.values() if problem.id not in held]
+        other = sum(there[row.id].answer != row.answer for row in rows)
+        counts = (
+            (len(there) - len(kept), len(there), "problem", "held out, and so not learnt from"),
+            (other, len(rows), "row", "left out, because a later one has another answer to the same question"),
+        )
+        self.left_out = tuple(
+            f"{left} of the {plural(every, what)} in data.train_files {'is' if left == 1 else 'are'} {why}"
+            for left, every, what, why in counts
+            if left
+        )
         return kept
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` of the test files, in a seeded order."""
-        problems = self._read(self._data.test_files) if isinstance(self._data, DataSection) else []
+        rows = self._rows(self._data.test_files) if isinstance(self._data, DataSection) else []
+        problems = list({problem.id: problem for problem in rows}.values())
         random.Random(seed_for(self._seed, "heldout")).shuffle(problems)
         return problems[: self._count]
 
-    def _read(self, paths: Sequence[str]) -> list[Problem]:
+    def _rows(self, paths: Sequence[str]) -> list[Problem]:
         columns, limit = self._data.columns, self._data.max_problems
-        problems = (
+        return [
             problem
             for path in paths
             for problem in load_problems(Path(path), question=columns.question, answer=columns.answer, limit=limit)
-        )
-        return list({problem.id: problem for problem in problems}.values())
+        ]
 
 
 BUILT_IN: Mapping[str, type[ArithmeticTask | FileTask]] = {"arithmetic": ArithmeticTask, "files": FileTask}

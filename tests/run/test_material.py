@@ -61,6 +61,16 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
     assert made.notes == ["stage rl: 2 of the 4 problems in data.train_files are held out, and so not learnt from"]
 
 
+def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> None:
+    rows = [{"question": "1+1?", "answer": answer} for answer in ("3", "2", "2")]
+    train = write(tmp_path / "a.jsonl", *rows, {"question": "2+2?", "answer": "4"})
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    made = material(cold, RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0})
+    assert [problem.answer for problem in made.problems["rl"]] == ["2", "4"]
+    why = "because a later one has another answer to the same question"
+    assert made.notes == [f"stage rl: 1 of the 4 rows in data.train_files is left out, {why}"]
+
+
 @pytest.mark.parametrize(
     ("base", "told"),
     [
