@@ -18,25 +18,28 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, TextIO
+from typing import Any
 
 import mcp
+from anyio import create_memory_object_stream, create_task_group
 from jsonschema.validators import validator_for
+from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.types import INVALID_PARAMS
+from mcp.shared.message import SessionMessage
+from mcp.types import INVALID_PARAMS, jsonrpc_message_adapter
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
-from rocstar.support.processes import words_of
+from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, ran_here, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -44,8 +47,9 @@ SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
 ENDED = "the server was ended: what earlier calls left there is gone\n"
-
-CLOSE_SECONDS = 10.0  # for all that ends with a server; one at a URL may never answer the end of its session
+END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
+CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
+MAX_LINE = 64 * 2**20  # bytes of one message
 AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
 """Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
 
@@ -223,16 +227,11 @@ class _Connection:
         return specs
 
     async def _live(self, made: Sequence[ToolCall]) -> None:
-        words = [*AS_A_GROUP, *self._server.command]
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    started = StdioServerParameters(
-                        command=words[0], args=words[1:], env={**os.environ}, encoding_error_handler="replace"
-                    )
-                    transport = self._server.url or stdio_client(started, stack.enter_context(self._heard()))
-                    client = Client(transport, cache=None, message_handler=self._count_garbled)
-                    self._client = await stack.enter_async_context(client)
+                    transport = self._server.url or self._started()
+                    self._client = await stack.enter_async_context(Client(transport, cache=None))
                     await self.specs()
                 for call in made:
                     await self.answer(call)
@@ -246,24 +245,45 @@ class _Connection:
             self.retired = True
             self._begun.set()
 
-    @contextmanager
-    def _heard(self) -> Iterator[TextIO]:
-        """What a server is to write its errors to; their end is kept for `_outage`."""
-        loop, (ours, theirs) = asyncio.get_running_loop(), os.pipe()
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[TransportStreams]:
+        """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
+        to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
+        to_server, from_client = create_memory_object_stream[SessionMessage]()
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
+        async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
+            assert process.stdin and process.stdout and process.stderr
+            stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
-        def read() -> None:
-            self._errors = (self._errors + os.read(ours, 4096))[-4096:]
+            async def read() -> None:
+                async with to_client:
+                    async for line in stdout:
+                        try:
+                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                        except ValueError:
+                            self._garbled += 1
+                        else:
+                            await to_client.send(SessionMessage(message))
 
-        loop.add_reader(ours, read)
-        try:
-            with open(theirs, "w") as file:
-                yield file
-        finally:
-            loop.remove_reader(ours)
-            os.close(ours)
+            async def read_errors() -> None:
+                while some := await stderr.read(4096):
+                    self._errors = (self._errors + some)[-4096:]
 
-    async def _count_garbled(self, message: object) -> None:
-        self._garbled += isinstance(message, Exception)
+            async def write() -> None:
+                async for sent in from_client:
+                    stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
+
+            async with from_server, to_server, from_client, create_task_group() as pumps:
+                for pump in (read, read_errors, write):
+                    pumps.start_soon(pump)
+                try:
+                    yield from_server, to_server
+                finally:
+                    stdin.close()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), END_SECONDS)
+                    pumps.cancel_scope.cancel()
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks

@@ -37,12 +37,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (8612, 45),
     "serving": (805, 6),
     "support": (1690, 15),
-    "tools": (927, 7),
+    "tools": (947, 7),
     "train": (208, 1),
     "types": (593, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4081
+CLASSES, FUNCTIONS = 587, 4082
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
