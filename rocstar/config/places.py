@@ -33,9 +33,9 @@ class SandboxSection(Section):
     """Modules that are imported once, before programs start, so that no program waits for them."""
     slots: int = Field(default=2, ge=1, le=4096)
     """Programs that run at once."""
-    timeout_seconds: float = Field(default=5.0, ge=0.01, le=1e6)
+    timeout_seconds: float = Field(default=5.0, ge=0.01, le=86400)
     """Wall time of one program, or of one call of a tool of your own; waiting for a slot is not counted."""
-    cpu_seconds: float = Field(default=5.0, ge=0.01, le=1e6)
+    cpu_seconds: float = Field(default=5.0, ge=0.01, le=86400)
     """CPU time of any one process of a program, rounded up to a whole second."""
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**40)
     """Memory of one program with all its processes."""

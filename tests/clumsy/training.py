@@ -80,7 +80,7 @@ TOO_LARGE = [
     ("sandbox.slots", 100000, "4096"),
     ("sandbox.timeout_seconds", 1e9, "86400"),
     ("sandbox.cpu_seconds", 1e9, "86400"),
-    ("sandbox.memory_bytes", 2**60, str(2**50)),
+    ("sandbox.memory_bytes", 2**60, str(2**40)),
     ("model.num_layers", 100000, "1000"),
     ("model.hidden_size", 2**20, "65536"),
     ("model.max_positions", 2**40, str(2**24)),
