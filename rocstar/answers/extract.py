@@ -81,15 +81,11 @@ def boxed_answer(text: str) -> str | None:
 def boxed(answer: str) -> str:
     """A box that holds this text, whatever it is: where its braces would close the box or leave it open, all of them
     are escaped."""
-    depth = least = 0
-    for token in (match.group() for match in _BRACES.finditer(answer)):
-        depth += token.endswith("{") and token != "\\{"
-        depth -= token == "}"
-        least = min(least, depth)
-    if depth or least:
-        answer = re.sub(r"(?<!\\)((?:\\\\)*)([{}])", r"\1\\\2", answer)
-    end = " " if answer.endswith("\\") else ""
-    return f"\\boxed{{{answer}{end}}}"
+    command, end = "\\boxed{", " }" if answer.endswith("\\") else "}"
+    whole = f"{command}{answer}{end}"
+    if (0, len(command), len(whole) - 1) in boxes(whole):
+        return whole
+    return command + re.sub(r"(?<!\\)((?:\\\\)*)([{}])", r"\1\\\2", answer) + end
 
 
 def phrase_answer(text: str) -> str | None:

@@ -287,7 +287,7 @@ class RewardVerifier:
         except VerifierUnavailable as error:
             return error
         case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
-        told = f"{self.reward.name} gave {repr(given)[:80]} as the reward of {case}"
+        told = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
         try:
             reward = None if given is None else number_of(given)
         except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ JSONL may be gzipped. What no column of ours holds whole stays in one more, `fie
 that cannot be read is left out and told with its place and field. Source: what the libraries' writers write; the
 reading is ours.
 
-Not here: logs as kept evaluations (adapters/inspect_logs.py) and dumps to learn from again (run/dumps.py)."""
+Not here: dumps to learn from again (run/dumps.py)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rocstar.cli.verbs.common import AsJson, Runs, print_json
+from rocstar.support.exits import visible
 
 SHOWN = 10  # problems on the screen, from each end; --json has all
 
@@ -95,8 +96,6 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _start(question: str) -> str:
-    from rocstar.support.exits import visible
-
     text = visible(" ".join(question.split()))
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."
 

@@ -13,7 +13,7 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json
 from rocstar.errors import ConfigError
-from rocstar.support.exits import need
+from rocstar.support.exits import need, visible
 
 if TYPE_CHECKING:
     from rocstar.record.folder import RunFolder
@@ -283,7 +283,6 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.call_errors import failures
-    from rocstar.support.exits import visible
 
     errors = ", ".join(failures(row["turns"]))
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
@@ -300,7 +299,6 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _whole(row: Mapping[str, Any], origin: Origin) -> str:
     from rocstar.record.formats import as_written
-    from rocstar.support.exits import visible
 
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
     return "\n".join((_line(row), *said, ""))
