@@ -245,6 +245,19 @@ def test_a_run_that_carries_attempts_over_while_engines_take_turns_is_killed_as_
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+NO_SERVER = '\n[[engine]]\nname = "v"\nkind = "vllm"\npython = "/bin/false"\n'
+
+
+def test_imitation_alone_starts_no_engine(start: tuple[str, ...], tmp_path: Path) -> None:
+    folder = workplace(tmp_path / "w")
+    recipe = folder / "tiny.toml"
+    recipe.write_text(recipe.read_text() + NO_SERVER)
+    alone = ("stage.stage1.steps=0", "stage.stage3.steps=0", "evaluate.problems=0")
+    ended = Command.start(folder, "train", "tiny.toml", *start, *alone).wait()
+    assert ended.code == 0 and "imitation alone asks no engine" in ended.told, ended.told
+    assert len(metrics(folder)) == COLD_STEPS
+
+
 def undisturbed(row: dict[str, Any]) -> dict[str, Any]:
     """Metrics without what happened to engines."""
     return {name: value for name, value in row.items() if not name.startswith("engine/")}

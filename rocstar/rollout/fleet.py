@@ -73,7 +73,7 @@ class Fleet:
         self._sessions: dict[str, FleetSession] = {}
         self._turns: dict[str, FleetTurn] = {}
         self._weights: Weights | None = None
-        self._version = max(member.version for member in self._members.values())
+        self._version = max((member.version for member in self._members.values()), default=0)
         self._idle_looks = 0
         self._assigning = False
         self._watching = False

@@ -104,7 +104,9 @@ async def opened_run(
         )
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
-        if embedded is None:
+        if embedded is None and not (material.heldout or material.questions or material.benchmarks):
+            screen.note("imitation alone asks no engine, so none of [[engine]] is started")
+        elif embedded is None:
             disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
             near = machines.engines_share_memory
             merges = near and len(recipe.servers) == len(recipe.engine)  # a server that we start reads the model here
