@@ -7,10 +7,12 @@ its name. Not here: writing GGUF files, and quantised training.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -133,8 +135,9 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     disable_progress_bar()
     home, name = str(file.parent.resolve()), file.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name)
-        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32")
+        with _parsed_once():
+            tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name)
+            model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32")
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"{file} can't be read as a language model: {error}") from error
     tokenizer.save_pretrained(folder)
@@ -149,6 +152,19 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     model.bfloat16().save_pretrained(folder)
     del model
     return _check(folder, ids, exact, expected)
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Within, transformers parses a file's words once, and not for tokenizer, config and weights: two CPU-s each."""
+    import gguf
+
+    kind = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(kind)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = kind
 
 
 def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None) -> float:
