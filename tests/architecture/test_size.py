@@ -20,7 +20,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3373, 18),
     "cli": (3332, 23),
     "cluster": (782, 8),
-    "config": (2101, 11),
+    "config": (2097, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_001}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_005}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
