@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2112, 17),
     "agents": (1118, 6),
     "analysis": (2050, 11),
-    "answers": (3373, 18),
+    "answers": (3395, 18),
     "cli": (3332, 23),
     "cluster": (782, 8),
     "config": (2097, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4083
+CLASSES, FUNCTIONS = 587, 4084
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_005}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_013}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
