@@ -17,8 +17,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2112, 17),
     "agents": (1118, 6),
     "analysis": (2050, 11),
-    "answers": (3395, 18),
-    "cli": (3333, 23),
+    "answers": (3397, 18),
+    "cli": (3335, 23),
     "cluster": (782, 8),
     "config": (2097, 11),
     "data": (4618, 24),
@@ -36,7 +36,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4435, 24),
     "sandbox": (8615, 45),
     "serving": (805, 6),
-    "support": (1690, 15),
+    "support": (1692, 15),
     "tools": (947, 7),
     "train": (208, 1),
     "types": (593, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_041}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_060}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -332,6 +332,8 @@ def export(
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
     count = write(islice(select(files, asked), limit), origin, form, path)
+    if not count:
+        print(f"{origin.name} has no such attempt{_there(files, asked)}", file=sys.stderr)
     print(f"{count} attempts in {path}")
 
 
