@@ -337,7 +337,8 @@ def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromiu
             "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.percent(v)) }", shares
         )
         numbers = page.evaluate(
-            "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.number(v)) }", [1e300, 2e9]
+            "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.number(v)) }",
+            [1e300, 2e9],
         )
     assert shown == [f"{share:.1%}" for share in shares] and numbers == ["1.00e+300", "2,000,000,000"]
 
