@@ -14,8 +14,8 @@ whether names of variables matter, and how far numbers may be off stands in PREC
 
 Beside these, and never mixed with them, the parts of answers_judged.jsonl, our own pairs, which three of us judged by
 hand: `dev` was looked at when rules were made, `held` was not, and `fresh` was run once before its disagreements were
-looked at; `dev2` and `held2` are halves of a later set. Only disagreements of `dev` and `dev2` are printed. All are
-answers, no transcripts, and are not searched.
+looked at; `dev2`, `held2` and `dev3`, `held3` are halves of later sets. Only disagreements of `dev`s are printed. All
+are answers, no transcripts, and are not searched.
 
 Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
 prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
@@ -49,7 +49,7 @@ from rocstar.data.rows import read_rows
 from rocstar.types import Verdict
 
 JUDGED = Path(__file__).with_name("answers_judged.jsonl")
-HALVES = ("dev", "held", "fresh", "dev2", "held2")
+HALVES = ("dev", "held", "fresh", "dev2", "held2", "dev3", "held3")
 COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
 WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
@@ -210,7 +210,7 @@ def main() -> None:
     judged = judged_halves(asyncio.run(run_all([JUDGED])))
     parts |= {f"judged, {half}": figures(of_half) for half, of_half in judged.items()}
     show(parts)
-    show_disagreements([*rows, *judged["dev"], *judged["dev2"]])
+    show_disagreements([*rows, *judged["dev"], *judged["dev2"], *judged["dev3"]])
     report(**parts)
 
 

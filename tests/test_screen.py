@@ -64,7 +64,8 @@ def test_a_metric_that_a_step_does_not_have_is_left_out() -> None:
 
 
 def test_numbers_are_short_and_never_wrong() -> None:
-    assert [share(value) for value in (0.41, 10.05, -0.5, 1.0, 0.0)] == [".41", "10.05", "-.50", "1.00", ".00"]
+    shown = [share(value) for value in (0.41, 10.05, -0.5, 1.0, 0.0, 1e300)]
+    assert shown == [".41", "10.05", "-.50", "1.00", ".00", "1e+300"]
     assert [small(value) for value in (1e-6, 0.0, 0.25)] == ["1e-6", "0", "2e-1"]
 
 

@@ -23,6 +23,8 @@ def share(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
+    if value is not None and abs(value) >= 1e12:  # 1e300 has 301 digits
+        return f"{value:.4g}"
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

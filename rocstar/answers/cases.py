@@ -25,6 +25,7 @@ EITHER = "answer"
 """The reference where that stands nowhere else, otherwise what a model wrote."""
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
+MANY = 1e9  # larger numbers are shown by their power of ten
 MAX_ERROR_CHARS = 400  # of what a function raised
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
@@ -167,7 +168,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 def short(value: Any, most: int = SHOWN_CHARS) -> str:
     """One line of at most so many characters that any terminal can show."""
-    text = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
+    number = "{:.3f}" if isinstance(value, float) and abs(value) < MANY else "{:.4g}"  # 1e300 has 301 digits
+    text = number.format(value) if isinstance(value, float) else "-" if value is None else str(value)
     text = " ".join(text.split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= most else "..." + text[-(most - 3) :]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
-from rocstar.answers.wording import NO_UNIT, SCALES
+from rocstar.answers.wording import NO_UNIT, SCALES, without_foreign_words
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -79,7 +79,7 @@ class PlainNumber:
     unit: str = ""
     """Words of the unit, with the powers written after them: `cm^2`, `km/h`."""
     comma: bool = False
-    """Read with a decimal comma, which may as well be a list of two."""
+    """Read with a decimal comma and no known unit behind it, which may as well be a list of two."""
     base: int = 0
     """The base written after the digits, `204_5`; 0 for none."""
 
@@ -90,9 +90,12 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
     Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded; one of fewer only
     against a fraction that no decimal can write, within APPROXIMATE. Source: ours, after math-verify's rules."""
+    if not (gold.isascii() and predicted.isascii()):
+        gold, predicted = without_foreign_words(gold, predicted)
     wanted = parse_number(gold)
-    if wanted is None and gold[-1:].isalpha() and (given := parse_number(predicted)) and given.unit:
-        wanted = parse_number(gold, letters=True)
+    if wanted is None and gold[-1:].isalpha():  # a letter stands for a unit where both end with it, or one has a unit
+        given = parse_number(predicted, letters=predicted[-1:] == gold[-1])
+        wanted = parse_number(gold, letters=True) if given and given.unit else None
     if wanted is None:
         return None
     given = parse_number(predicted, letters=wanted.unit != "")
@@ -123,7 +126,8 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     if number is None:
         return _in_steps(whole, name)
     value, places, comma = number
-    return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma and scale == 1)
+    single = scale != 1 or shorter != body or (comma and find_units(unit))  # 2,5 h is one quantity, 2,5 may be two
+    return PlainNumber(value * scale, places, shorter != body, name, unit, comma=comma and not single)
 
 
 def _based(found: re.Match[str], name: str) -> PlainNumber | None:
@@ -192,11 +196,9 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         parsed = _scaled(found)
         return (sign * parsed[0], parsed[1], False) if parsed else None
     if found := _DECIMAL_COMMA.fullmatch(body):
-        return (
-            sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"),
-            len(found["part"]),
-            found["whole"].isdigit() and found["part"] != "00",
-        )
+        whole, part = found["whole"], found["part"]
+        written = f"{re.sub('[^0-9]', '', whole)}.{part}"
+        return sign * Fraction(written), len(part), whole.isdigit() and part != "00"
     for read in (_fraction, _mixed, _repeating):
         if (value := read(body)) is not None:
             return sign * value, None, False

@@ -203,6 +203,28 @@ class Scored:
     """Wall time."""
 
 
+def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> list[Scored]:
+    """`score` of each. A call may take as long as in training; nobody can end one that hangs, so while it does the
+    cases after it are not asked."""
+    found: list[Scored] = []
+    last, line = Future[Scored](), 0
+    last.cancel()
+    for case in cases:
+        if not last.done():
+            told = f"was not asked: the call for line {line} goes on"
+            found.append(Scored(case=case, reward=None, error=told, milliseconds=0.0))
+            continue
+        last, line = Future(), case.line
+        job = (last, reward, case)
+        threading.Thread(target=lambda done, *its: done.set_result(score(*its)), args=job, daemon=True).start()
+        try:
+            found.append(last.result(seconds))
+        except TimeoutError:
+            told = f"gave no reward within {seconds:g} s, the limit in training too"
+            found.append(Scored(case=case, reward=None, error=told, milliseconds=1000 * seconds))
+    return found
+
+
 def score(reward: Reward, case: Case) -> Scored:
     """What the function gives a case, whose columns are those of its problem; what it raises becomes the `error`."""
     row = case.columns
@@ -220,7 +242,7 @@ def score(reward: Reward, case: Case) -> Scored:
         given = reward(problem, case.text)
     except ConfigError as wrong:
         told = str(wrong)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # their code: SystemExit must not end ours
         told = raised_by(reward.function, error)
     spent = 1000 * (time.perf_counter() - started)
     try:

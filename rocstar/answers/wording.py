@@ -251,6 +251,15 @@ def words_after(text: str) -> str:
     return found[1] if found else ""
 
 
+def without_foreign_words(gold: str, predicted: str) -> tuple[str, str]:
+    """`2,5\\text{ Äpfel}` -> `2,5` where the other side has the same words behind its value, or none."""
+    words = words_after(gold), words_after(predicted)
+    if all(words) and words[0] != words[1]:
+        return gold, predicted
+    tail = _WORDS_AFTER if all(words) else _TRAILING_TEXT
+    return tail.sub("", gold) if words[0] else gold, tail.sub("", predicted) if words[1] else predicted
+
+
 def bare(text: str) -> str:
     """Without math delimiters around it, a full stop after it, and `x \\in` before it."""
     text = text.strip()

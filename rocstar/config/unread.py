@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rocstar.config.complaint import Layer, Override
-from rocstar.config.sections import Recipe, RlStage, Stage, TaskSection
+from rocstar.config.sections import Recipe, RlStage, SftSection, Stage, TaskSection
 from rocstar.config.tree import Keys, holds
 from rocstar.errors import ConfigError
 from rocstar.support.plugins import is_function, is_reference
@@ -49,18 +49,12 @@ OF_RANDOM_WEIGHTS = (
 RULES = (
     Rule(OF_MADE_UP, "data.source", lambda it: it == "files"),
     Rule(
-        "data.train_files data.test_files data.columns data.max_problems",
-        "data.source",
-        lambda it: it == "arithmetic",
+        "data.train_files data.test_files data.columns data.max_problems", "data.source", lambda it: it == "arithmetic"
     ),
     Rule(OF_RANDOM_WEIGHTS, "model.path", lambda it: it is not None),
     Rule("model.lora_alpha model.lora_targets", "model.lora_rank", lambda it: not it),
     Rule("sandbox.slots sandbox.preload", "sandbox.urls", bool),
-    Rule(
-        "resample.min_positive resample.min_negative",
-        "resample.method",
-        lambda it: it in ("roc", "uniform", "all"),
-    ),
+    Rule("resample.min_positive resample.min_negative", "resample.method", lambda it: it in ("roc", "uniform", "all")),
     Rule(
         "resample.repetition_weight resample.format_penalty resample.format_weight",
         "resample.method",
@@ -86,11 +80,7 @@ RULES = (
     Rule("learning.normalize_by_std", "learning.advantage", none_of("grpo", "gtpo")),
     Rule("learning.turn_discount", "learning.advantage", none_of("gtpo")),
     Rule("rollout.agent_seconds rollout.agents_at_once", "rollout.agent", lambda it: it is None),
-    Rule(
-        "rollout.agent_walls rollout.agent_reads",
-        "rollout.agent",
-        lambda it: it is None or is_function(it),
-    ),
+    Rule("rollout.agent_walls rollout.agent_reads", "rollout.agent", lambda it: it is None or is_function(it)),
     Rule("rollout.agent_reads", "rollout.agent_walls", lambda it: not it),
     Rule("rollout.max_parallel_calls", "rollout.agent", lambda it: it is not None),
     Rule("sft.muon_learning_rate", "sft.optimizer", lambda it: it != "muon"),
@@ -144,6 +134,12 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
                 told = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
                 for key in rule.keys.split():
                     yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], told
+    kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage if not recipe.sft_stages]
+    for name in SftSection.model_fields if kinds else ():
+        yield [("sft", name)], kinds, "is not read where no stage has the kind 'sft'; leave it out or add such a stage"
+    if recipe.evaluate.problems and recipe.data.source == "files" and not recipe.data.test_files:
+        told = "is not read where data.test_files is empty; leave it out or give data.test_files"
+        yield [("evaluate", "problems")], [("data", "source"), ("data", "test_files")], told
     # A child that only shortens stages may leave its parent's warm-up and rhythm as they are.
     for stage, section, warmup_steps, updates in _warm_ups(recipe.stage):
         if warmup_steps > updates:

@@ -67,7 +67,7 @@ def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) ->
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
-    """Raises ConfigError that names the first field in which the evaluations differ, unless it is in `allowed`."""
+    """Raises ConfigError that names all fields in which the evaluations differ, but those in `allowed`."""
     mine, theirs = dict(flat(a.setup)), dict(flat(b.setup))
     known = {*mine, *theirs}
     for name in allowed:
@@ -75,15 +75,19 @@ def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
             raise ConfigError(
                 f"--allow {name}: the evaluations have no such field; they have {', '.join(sorted(known))}"
             )
+    told = {}
     for field in sorted(known):
         unread = _is_within(field, "data") and field not in OF_DATA
         skipped = unread or any(_is_within(field, name) for name in (*SUBJECT, *allowed))
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
-            raise ConfigError(
-                f"the evaluations differ in {field}: {_said(one)} in {a.name}, {_said(other)} in {b.name}; "
-                f"evaluate both alike, or add --allow {field} where that is what you compare"
-            )
+            told[field] = f"in {field}: {_said(one)} in {a.name}, {_said(other)} in {b.name}"
+    if told:
+        allow = " ".join(f"--allow {field}" for field in told)
+        raise ConfigError(
+            f"the evaluations differ {'; '.join(told.values())}; "
+            f"evaluate both alike, or add {allow} where that is what you compare"
+        )
 
 
 def compared(a: Kept, b: Kept) -> dict[str, Any]:

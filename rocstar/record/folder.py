@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 SIZED_PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
 """Told apart where the size of a run is told; the rest of a run is small."""
+SHOWN_NAMES = 5  # of runs, in a message
 NAME_BYTES = 240  # what file systems take, less what is put after a name
 HELD_OUT = "held out"
 """Beside the names of stages in problems.json."""
@@ -124,8 +126,8 @@ class RunFolder:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise ConfigError(f"{name} may be any of {', '.join(run.name for run in matches)}; write more of the name")
-        there = f"the runs there are: {', '.join(run.name for run in runs)}"
+            raise ConfigError(f"{name} may be any of {nearest_of(name, matches)}; write more of the name")
+        there = f"the nearest of the runs there are: {nearest_of(name, runs)}"
         none = "nor any other; begin one with rocstar train, or say with --runs where they are"
         raise ConfigError(f"there is no run {name} in {base}{'; ' + there if runs else ', ' + none}")
 
@@ -261,6 +263,13 @@ class RunFolder:
 def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
     """All runs below `base`, by name."""
     return [RunFolder(file.parent) for file in sorted(Path(base).glob("*/run.json"))]
+
+
+def nearest_of(name: str, runs: Iterable[RunFolder]) -> str:
+    """For a message: the few runs whose names are nearest, and how many others there are."""
+    names = [run.name for run in runs]
+    near = get_close_matches(name, names, n=SHOWN_NAMES, cutoff=0.0)
+    return ", ".join(near) + (f" and {len(names) - len(near)} others" if len(near) < len(names) else "")
 
 
 def step_name(step: int) -> str:

@@ -322,7 +322,9 @@ seconds: Form = "{:.1f}s".format
 
 
 def share(value: float, digits: int = 2) -> str:
-    """`.41`: short, and seen to be a share."""
+    """`.41`: short, and seen to be a share; a value past a billion by its power of ten."""
+    if abs(value) >= 1e9:
+        return f"{value:.4g}"
     return re.sub(r"^(-?)0\.", r"\1.", f"{value:.{digits}f}")
 
 

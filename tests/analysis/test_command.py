@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.analysis.screen import _tokens
+from rocstar.analysis.screen import _tokens, number
 from rocstar.analysis.sources import find_source
 from rocstar.cli.main import run
 from rocstar.record.atomic import write_json
@@ -116,6 +116,10 @@ def test_what_roc_chose_and_what_is_suspicious_is_shown_by_step(
     report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
     assert report["by_step"][1]["reasons"] == {"dropped.quality": 2, "kept.quality": 1}
     assert [row["constant_print"] for row in report["training"]] == [0.25, 0.5]
+
+
+def test_a_number_past_a_million_millions_is_shown_by_its_power_of_ten() -> None:
+    assert [number(value, 3) for value in (1e300, -2.5e13, 1234.5, None)] == ["1e+300", "-2.5e+13", "1,234.500", "-"]
 
 
 def test_no_text_of_tokens_is_on_the_screen() -> None:

@@ -86,6 +86,7 @@ async def test_the_summary_counts_what_was_decided() -> None:
 
 def test_a_cell_is_one_short_line_that_any_terminal_shows() -> None:
     assert short("a\nb\x1b[31m\u202e") == "a b?[31m?"
+    assert (short(-0.5), short(1e300), short(-2.5e9)) == ("-0.500", "1e+300", "-2.5e+09")
     assert short("x" * 100) == "..." + "x" * 41
     assert "KeyError: 'level'" in table([{"error": "KeyError: 'level'" + "x" * 200}], ("error",))
     assert table([{"a": 1, "b": "yes"}], ("a", "b")) == "a  b\n1  yes"

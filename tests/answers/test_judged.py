@@ -25,7 +25,7 @@ def cases_of(half: str) -> list[Case]:
     return [case for case in cases if case.columns["half"] == half]
 
 
-@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2"])
+@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2", "dev3", "held3"])
 def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> None:
     cases = cases_of(half)
     verdicts = [grade.verdict for grade in grader.grade_now([pair_of(case) for case in cases])]

@@ -7,7 +7,7 @@ import pytest
 
 from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, score, verifier_named
+from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, score, scores, verifier_named
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -40,6 +40,14 @@ async def test_a_call_that_hangs_is_waited_for_once() -> None:
         found = await reward.verify_all([(problem("5"), attempt(turn("sleep")))] * 50)
         assert all(isinstance(one, VerifierUnavailable) for one in found)
     assert time.monotonic() - began < 5  # 100 calls of 0.2 s are 20
+
+
+def test_a_function_that_hangs_over_cases_is_waited_for_once_as_long_as_in_training() -> None:
+    cases = [Case(line=line, text=text, gold="5") for line, text in ((1, "yes"), (2, "sleep"), (2, "yes"))]
+    found, began = scores(load_reward(HERE + "moody"), cases, seconds=0.5), time.monotonic()
+    assert [one.reward for one in found] == [1.0, None, None] and time.monotonic() - began < 20
+    assert found[1].error == "gave no reward within 0.5 s, the limit in training too"
+    assert found[2].error == "was not asked: the call for line 2 goes on"
 
 
 async def test_calls_are_no_part_of_the_text() -> None:

@@ -138,3 +138,13 @@ def test_an_export_goes_into_a_folder_that_is_there_and_over_nothing(
         asked = ["export", folder.name, "--runs", str(folder.path.parent), "--format", "csv", "--out", str(out)]
         with pytest.raises(ConfigError, match=f"{told}; name a file in a folder that is there with --out"):
             CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
+def test_an_export_of_nothing_says_so(tmp_path: Path) -> None:
+    folder, out = run(tmp_path), tmp_path / "none.csv"
+    record = AttemptRecord(problem=PROBLEM, trajectory=trajectory(0), choice=None, policy_version=1)
+    write_attempts(folder.rollout_file(1), 1, [record], decode)
+    asked = ["export", folder.name, "--runs", str(folder.path.parent), "--format", "csv", "--out", str(out)]
+    done = CliRunner().invoke(app, [*asked, "--text", "zzz"])
+    assert (done.exit_code, done.stderr) == (0, f"{folder.name} has no such attempt\n") and out.is_file()
+    assert done.stdout == f"0 attempts in {out}\n"

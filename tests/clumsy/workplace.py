@@ -16,7 +16,8 @@ Spoil = Callable[[Path], Any]
 BAD = ("bad.toml",)
 TINY = ("tiny.toml",)
 PRETRAINED = ("pretrained.toml",)
-RL_ONLY = RECIPE[: RECIPE.index("[[stage]]")] + RECIPE[RECIPE.index('[[stage]]\nname = "stage1"') :]
+OF_RL = RECIPE[: RECIPE.index("[sft]")] + RECIPE[RECIPE.index("[rollout]") :]  # [sft] alone is refused
+RL_ONLY = OF_RL[: OF_RL.index("[[stage]]")] + OF_RL[OF_RL.index('[[stage]]\nname = "stage1"') :]
 
 
 def make(folder: Path, model: Path) -> Path:

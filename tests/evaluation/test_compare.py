@@ -97,6 +97,15 @@ def test_evaluations_that_asked_differently_are_refused_by_the_field(
     assert run(["compare", a, b, "--allow", field]) == 0
 
 
+def test_all_fields_that_differ_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = {"temperature": 1.0, "data": {"problems": 5, "problems_sha256": "y"}}
+    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, **changed)
+    assert run(["compare", a, b, "--allow", "data.problems"]) == 2
+    told = capsys.readouterr().err
+    assert "in data.problems_sha256: " in told and "; in temperature: 0.6 in " in told
+    assert "--allow data.problems_sha256 --allow temperature where" in told
+
+
 def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,15 @@ def test_an_exact_name_beats_longer_ones_and_a_shared_prefix_is_refused(tmp_path
         RunFolder.find("tin", tmp_path)
 
 
+def test_of_many_runs_the_nearest_few_are_named(tmp_path: Path) -> None:
+    for _ in range(9):
+        run(tmp_path)
+    with pytest.raises(ConfigError, match=r"runs there are: tiny-4, (tiny(-\d)?, ){3}tiny(-\d)? and 4 others$"):
+        RunFolder.find("tinj-4", tmp_path)
+    with pytest.raises(ConfigError, match=r"tin may be any of tiny, (tiny-\d, ){3}tiny-\d and 4 others; write more"):
+        RunFolder.find("tin", tmp_path)
+
+
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no run last in .*, nor any other; begin one"):
         RunFolder.find("last", tmp_path)

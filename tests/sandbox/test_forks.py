@@ -8,13 +8,13 @@ import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from rocstar.sandbox.call import MAX_BRANCHES, ProgramOutcome, Response, ServiceOutcome
-from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.call import MAX_BRANCHES, ForkRefused, Limits, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.client import SandboxClient, Session
 from rocstar.sandbox.daemon.snapshot import PAGE, Lineage, Snapshot, new_file, seal
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually
@@ -286,6 +286,13 @@ def test_sessions_are_not_forked_without_namespaces() -> None:
     with Daemon(skip_plans=2) as daemon:
         begin(daemon, "l", "x = 1")
         assert "namespaces" in fork(daemon, "l", "l.1").message and value(daemon, "l", "x") == "1"
+
+
+@pytest.mark.parametrize("count", ["2", 0, MAX_BRANCHES + 1, 2.0, None])
+async def test_a_count_of_branches_that_is_none_is_refused_in_a_sentence(count: Any) -> None:
+    session = Session(cast(Any, None), Limits(), 0)
+    with pytest.raises(ForkRefused, match=rf"1 to {MAX_BRANCHES} branches at once, got {count!r}"):
+        await session.fork(count)
 
 
 async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:

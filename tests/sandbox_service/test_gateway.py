@@ -183,6 +183,16 @@ async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them()
             assert (await client.run(call("print(1)"))).stdout == "1\n"
 
 
+async def test_a_refused_connection_is_no_error_in_the_log_and_an_unknown_token_is_called_so() -> None:
+    service = RunningService(token="s3cret")
+    for way, told in (("", b"a token is needed"), ("/token/wrong", b"this token is unknown here")):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(frames_url(Http(service.url + way)))
+        assert refused.value.response.status_code == 401 and told in refused.value.response.body
+    service.process.terminate()
+    assert "ERROR" not in service.process.communicate()[1]
+
+
 def test_a_gateway_spreads_calls_over_its_nodes_and_is_a_service_like_any(nodes: list[RunningService]) -> None:
     with running(nodes=",".join(node.url for node in nodes)) as url:
         http = Http(url)

@@ -336,7 +336,11 @@ def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromiu
         shown = page.evaluate(
             "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.percent(v)) }", shares
         )
-    assert shown == [f"{share:.1%}" for share in shares]
+        numbers = page.evaluate(
+            "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.number(v)) }",
+            [1e300, 2e9],
+        )
+    assert shown == [f"{share:.1%}" for share in shares] and numbers == ["1.00e+300", "2,000,000,000"]
 
 
 def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(chromium: Any, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test(
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
     from rocstar.answers.cases import agreement, load_cases
-    from rocstar.answers.plugin import load_function, reward_of, score
+    from rocstar.answers.plugin import load_function, reward_of, scores
     from rocstar.data.rows import read_rows
     from rocstar.errors import ConfigError
 
@@ -94,7 +94,7 @@ def test(
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
         loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
-    scored = [score(called, case) for case in loaded]
+    scored = scores(called, loaded)
     ours = _decide(loaded, strict=strict)
     rows = [
         {

@@ -332,6 +332,8 @@ def export(
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
     count = write(islice(select(files, asked), limit), origin, form, path)
+    if not count:
+        print(f"{origin.name} has no such attempt{_there(files, asked)}", file=sys.stderr)
     print(f"{count} attempts in {path}")
 
 
@@ -421,13 +423,14 @@ def rm(
 
 def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
     """The run of this whole name or path; no start of a name and no `last`, because it will be deleted."""
-    from rocstar.record.folder import RunFolder
+    from rocstar.record.folder import RunFolder, nearest_of
 
     if name in known:
         return known[name]
     if "/" in name:
         return RunFolder.open(name)
-    raise ConfigError(f"there is no run {name}; the runs there are: {', '.join(known) or 'none'}")
+    there = nearest_of(name, known.values()) or "none"
+    raise ConfigError(f"there is no run {name}; the nearest of the runs there are: {there}")
 
 
 @app.command()

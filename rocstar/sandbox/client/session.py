@@ -91,8 +91,8 @@ class Session:
         own, with another seed, and is not replayed. Cells and forks made together run in their order.
 
         Raises ForkRefused where this one cannot be copied as it is; else as `run`."""
-        if not 1 <= count <= MAX_BRANCHES:
-            raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count}")
+        if type(count) is not int or not 1 <= count <= MAX_BRANCHES:
+            raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count!r}")
         branches = [Session(self._client, self._limits, self._seed) for _ in range(count)]
         async with self._turn:
             if self.closed:

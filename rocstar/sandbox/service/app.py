@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
+from uvicorn.protocols.utils import ClientDisconnected
 
 from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
@@ -143,6 +144,7 @@ class Application:
             scope["answer"](reply.status_code, reply.raw_headers, reply.body)
         else:
             await reply(scope, receive, send)
+            raise ClientDisconnected  # uvicorn logs an error where a refusal, which ends the handshake, just returns
 
     def check_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raises BadRequest for one who may not call."""

@@ -224,7 +224,8 @@ class CallerTokens:
         if tokens == [b""]:
             return caller_named(otherwise)
         if not any([hmac.compare_digest(given, token) for token in tokens]):
-            raise BadRequest("a token is needed: send it as `Authorization: Bearer TOKEN`", 401)
+            wrong = "this token is unknown here: ask whoever runs the service" if given else "a token is needed"
+            raise BadRequest(f"{wrong}; it is sent as `Authorization: Bearer TOKEN`", 401)
         return caller_named(given)
 
 

@@ -82,8 +82,9 @@ const known = (value) => value !== null && value !== undefined && !Number.isNaN(
 
 export function number(value, digits = 3) {
   if (!known(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
+  if (size >= 1e12) return value.toExponential(2);  // 1e300 has 301 digits
+  if (Number.isInteger(value)) return value.toLocaleString("en");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size < 1e-3 && size > 0) return value.toExponential(1);
   return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
