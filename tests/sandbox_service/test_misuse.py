@@ -269,7 +269,7 @@ def test_many_who_have_not_moved_make_room_however_little_each_holds(monkeypatch
 
 
 def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
-    body = json.dumps({"code": "print('x' * 4_000_000)", "limits": {"output_bytes": 2**22}}).encode()
+    body = json.dumps({"code": "print('\\0' * 900_000)", "limits": {"output_bytes": 2**22}}).encode()  # 5.4 MB as JSON
     before = narrow.run("1") and narrow.status("calls")["ok"]
     with ExitStack() as stack:
         for _ in range(6):
