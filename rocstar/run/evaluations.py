@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.config.sections import StageRolloutSection
-from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
+from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.recall import Recall
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
@@ -95,7 +95,7 @@ async def _ask(
     setup: Mapping[str, Any],
 ) -> None:
     """Raises RunHalted past the fault budget; what was asked is kept, and a resumed run asks for the rest."""
-    with Recall(folder) as recall:
+    with Recall(folder, name_of(setup, folder.parent.name)) as recall:
         with run.meter.phase("evaluation"):
             await run.publish()
             if recall.found:

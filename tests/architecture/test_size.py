@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
-    "evaluation": (3617, 21),
+    "evaluation": (3622, 21),
     "faults": (652, 4),
     "forecast": (1944, 9),
     "learning": (3199, 19),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_986}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_160}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
