@@ -81,6 +81,19 @@ def test_attempts_carried_over_are_never_lost_in_silence(folder: RunFolder, cont
     assert found is not None and found[0].step == 1
 
 
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/tokenizer.json", "learner/__0_0.distcp"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_file_that_was_cut_or_lost_since_it_was_written_is_named(folder: RunFolder, name: str, lost: bool) -> None:
+    saved(folder, 1)
+    saved(folder, 2)
+    file = folder.checkpoint(2) / name
+    file.unlink() if lost else os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(DataError, match=rf"{name} .*; put it back from a copy, or move the folder step=000002 away"):
+        latest(folder)
+    shutil.rmtree(folder.checkpoint(2))
+    assert (found := latest(folder)) and found[0].step == 1
+
+
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:
     saved(folder, 3)
     folder.checkpoint(4).mkdir()
