@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder, write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.rollout.carry import Carried
+from rocstar.types import Problem
 
 Learner = SftLearner | GrpoLearner
 CARRIED = TypeAdapter(Carried)
@@ -97,8 +98,7 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
         state = asdict(replace(progress, carried=Carried())) | {"carried": carries, "bytes": _sizes(fresh)}
         write_json(fresh / "state.json", state)
         if carries:
-            text = json.dumps(asdict(progress.carried), default=str)  # holds lone surrogates, which a model can write
-            write_atomic(fresh / "carried.json", text.encode())
+            write_atomic(fresh / "carried.json", _dumped(progress.carried).encode())
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
@@ -129,6 +129,21 @@ def _check_sizes(checkpoint: Path, written: Mapping[str, int]) -> None:
 def _elsewhere(checkpoint: Path) -> str:
     """What to do about a broken one."""
     return f"put it back from a copy, or move the folder {checkpoint.name} away to go on from the checkpoint before it"
+
+
+def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
+    """The same groups at the stage's own problems: what a loader knows of one, such as a date, JSON makes a text of,
+    and a reward function would be given that after a kill alone."""
+    known = {_dumped(problem): problem for problem in problems}
+    groups = (
+        replace(one, group=replace(one.group, problem=known.get(_dumped(one.group.problem), one.group.problem)))
+        for one in carried.groups
+    )
+    return replace(carried, groups=tuple(groups))
+
+
+def _dumped(value: Carried | Problem) -> str:
+    return json.dumps(asdict(value), default=str)  # holds lone surrogates, which a model can write
 
 
 def _read_carried(file: Path) -> Carried:
