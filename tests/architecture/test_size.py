@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
-    "evaluation": (3627, 21),
+    "evaluation": (3631, 21),
     "faults": (652, 4),
     "forecast": (1944, 9),
     "learning": (3199, 19),
