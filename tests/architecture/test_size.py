@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
     "agents": (1122, 6),
-    "analysis": (2050, 11),
+    "analysis": (2054, 11),
     "answers": (3362, 18),
     "cli": (3332, 23),
     "cluster": (782, 8),
