@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2112, 17),
     "agents": (1122, 6),
     "analysis": (2054, 11),
-    "answers": (3362, 18),
+    "answers": (3365, 18),
     "cli": (3332, 23),
     "cluster": (782, 8),
     "config": (2117, 11),
