@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3199, 19),
     "parts": (1669, 9),
     "protocols": (290, 1),
-    "record": (2920, 17),
+    "record": (2922, 17),
     "rollout": (1826, 12),
     "run": (4496, 24),
     "sandbox": (8612, 45),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,21 @@ def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: py
     tracker.close()
     assert tracker.failure is not None and "No such file" in tracker.failure
     assert capsys.readouterr().err == f"warning: {tracker.failure}\n"
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (30, "mend that")])
+def test_a_disk_is_called_full_where_it_is(tmp_path: Path, number: int, remedy: str) -> None:
+    with RunTracker(run(tmp_path)) as tracker:
+        tracker._metrics.append = failing(number)  # type: ignore[method-assign]
+        tracker.log(1, {})
+        assert tracker.failure and tracker.failure.endswith(f"; {remedy} and resume")
+
+
+def failing(number: int) -> Callable[[Mapping[str, Any]], None]:
+    def append(row: Mapping[str, Any]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return append
 
 
 def test_rollouts_that_cannot_be_written_end_in_failure_and_block_nobody(tmp_path: Path) -> None:
