@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from rocstar.record import tracker as tracker_module
 from rocstar.record.folder import RunFolder
-from rocstar.record.journal import read_journal
+from rocstar.record.journal import Journal, read_journal
 from rocstar.record.rollouts import read_rollouts
 from rocstar.record.tracker import WAITING_STEPS, RunTracker
 from tests.record.examples import attempts_of, decode, resampled, run
@@ -77,18 +77,16 @@ def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (30, "mend that")])
-def test_a_disk_is_called_full_where_it_is(tmp_path: Path, number: int, remedy: str) -> None:
-    with RunTracker(run(tmp_path)) as tracker:
-        tracker._metrics.append = failing(number)  # type: ignore[method-assign]
-        tracker.log(1, {})
-        assert tracker.failure and tracker.failure.endswith(f"; {remedy} and resume")
-
-
-def failing(number: int) -> Callable[[Mapping[str, Any]], None]:
-    def append(row: Mapping[str, Any]) -> None:
+def test_a_disk_is_called_full_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def append(journal: Journal, row: Mapping[str, Any]) -> None:
         raise OSError(number, os.strerror(number))
 
-    return append
+    monkeypatch.setattr(Journal, "append", append)
+    with RunTracker(run(tmp_path)) as tracker:
+        tracker.log(1, {})
+        assert tracker.failure and tracker.failure.endswith(f"; {remedy} and resume")
 
 
 def test_rollouts_that_cannot_be_written_end_in_failure_and_block_nobody(tmp_path: Path) -> None:
