@@ -122,6 +122,15 @@ def test_a_run_of_that_name_with_other_settings_is_not_taken_for_one_of_the_swee
         planned(recipe, ["run.seed=5,6"])
 
 
+def test_a_folder_without_a_run_is_refused_and_no_second_run_made_beside_it(recipe: str) -> None:
+    first, second = planned(recipe, ["run.seed=0,1"])
+    assert (first.state, second.state) == ("new", "new")
+    second.folder.path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"seed=1 is there and holds no run, .*; delete it"):
+        _ = second.state
+    assert first.state == "new"
+
+
 def test_figures_of_finished_runs_are_told_over_seeds(recipe: str) -> None:
     values = (0.5, 0.6, 0.7)
     carried_out(recipe, "rollout.max_turns=2,3", "run.seed=0..2", accuracies=(*values, 0.9))

@@ -101,6 +101,10 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
             return refusal(400, str(wrong), "invalid_request_error")
         except Unavailable as fault:
             return refusal(503, str(fault), "server_error")
+        except Exception as mistake:
+            if mistake is not attempt.broken:
+                raise
+            return refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # it tells why, once
 
     async def models(request: Request) -> Response:
         return models_of(MODEL)

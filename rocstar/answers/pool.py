@@ -28,6 +28,7 @@ from rocstar.answers.worker import WALL
 
 WORKERS = 2  # one that judges answers holds 100 MB; two keep one hard answer from stopping all others
 MAX_DEATHS = 2
+DIED = "it died while importing"
 RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
 MAX_ANSWER_BYTES = 2**20
 BOOT = """import sys, json
@@ -151,8 +152,8 @@ class DeadlinePool:
             ours, theirs = Pipe()
             with theirs:
                 for _ in range(MAX_DEATHS):
-                    _, control = self._warm = self._warm or self._start()
                     with suppress(OSError):
+                        _, control = self._warm = self._warm or self._start()
                         socket.send_fds(control, [b"w"], [theirs.fileno()])
                         if control.recv(1):
                             break
@@ -160,7 +161,7 @@ class DeadlinePool:
             return ours
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """The warm process, ready, and the socket to it. Raises PoolError."""
+        """The warm process, ready, and the socket to it. Raises PoolError; ProcessLookupError where it was killed."""
         if time.monotonic() < self._failed_at + RESTART_SECONDS:
             raise PoolError(self._failure)
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -178,12 +179,14 @@ class DeadlinePool:
             )
         ours.settimeout(self._start_seconds)
         try:
-            problem = ours.recv(65536).decode() or "it died while importing"
+            problem = ours.recv(65536).decode() or DIED
         except TimeoutError:
             problem = f"it was not ready within {self._start_seconds} seconds"
         if problem != "ready":
             self._warm = process, ours
             self._stop()
+            if problem == DIED and process.returncode == -signal.SIGKILL:
+                raise ProcessLookupError
             self._failed_at = time.monotonic()
             self._failure = f"the worker of {self._target} did not start: {problem}"
             raise PoolError(self._failure)

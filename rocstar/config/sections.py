@@ -25,6 +25,7 @@ from rocstar.config.values import (
     Seconds,
     Section,
     Share,
+    Temperature,
     Word,
     built_in_or_own,
     settled,
@@ -235,8 +236,8 @@ class StageRolloutSection(Section):
     """Limit of everything after the prompt, tool replies included."""
     max_turns: Count = 10  # §5.1
     """T: completions in one trajectory."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature."""
+    temperature: Temperature = Field(default=1.0, gt=0)
+    """Sampling temperature, at least 0.01."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the likeliest tokens that together have this probability; 1: from all."""
     top_k: int = Field(default=0, ge=0)
@@ -569,8 +570,8 @@ class BenchmarkSection(Section):
     """Ask only the first problems, this many; unset: all."""
     attempts: Count | None = None
     """Attempts at each problem; unset: as the benchmark's file says."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature; unset: as the benchmark's file says."""
+    temperature: Temperature | None = Field(default=None, ge=0)
+    """Sampling temperature, 0 or at least 0.01; unset: as the benchmark's file says."""
     settings: list[str] = []
     """Further settings of its attempts, such as "rollout.max_response_tokens=4096"."""
 
@@ -586,8 +587,8 @@ class EvaluateSection(Section):
     only before and after."""
     attempts: Count = 1
     """k: attempts at each problem, sampled at `temperature`."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature."""
+    temperature: Temperature = Field(default=1.0, ge=0)
+    """Sampling temperature, 0 or at least 0.01."""
     greedy: bool = True
     """Also make one greedy attempt at each problem."""
     verifier: Annotated[VerifierName | str, built_in_or_own(VerifierName)] = "boxed"

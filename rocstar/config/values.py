@@ -17,6 +17,21 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 """A limit on something that is waited for, a day at most."""
 
+LEAST_TEMPERATURE = 0.01  # vLLM draws at it where it is asked for less; far below it fp32 divides logits to infinity
+
+
+def drawable(temperature: float) -> float:
+    """The temperature. Raises ValueError for one that not every engine draws at."""
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"{temperature:g} is less than {LEAST_TEMPERATURE:g}, the least that every engine draws at; raise it (an "
+            "evaluation takes 0 too: always the most likely token)"
+        )
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(drawable)]
+
 
 def _word(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]{0,49}", name):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rocstar.config.layers import load
-from rocstar.config.values import Section
+from rocstar.config.values import Section, Temperature
 from rocstar.data.rows import read_rows
 from rocstar.errors import ConfigError, DataError
 
@@ -32,7 +32,7 @@ class ProtocolSection(Section):
 
     attempts: int = Field(default=1, ge=1)
     """Samples per problem."""
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: Temperature = Field(default=0.0, ge=0)
     settings: list[str] = Field(default=[])
     """Further settings as on the command line, `section.key=value`."""
 

@@ -17,6 +17,7 @@ from typing import Any, cast, get_args
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
 from rocstar.config.sections import Recipe
+from rocstar.config.values import drawable
 from rocstar.dialogue.template import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
@@ -157,6 +158,10 @@ def _planned(spec: EvalSpec, asked: ProblemSet) -> PlannedEvaluation:
         top_k=rollout.top_k,
         seed=subject.recipe.run.seed,
     )
+    try:
+        drawable(protocol.temperature)
+    except ValueError as error:
+        raise ConfigError(f"--temperature {error}") from None
     if spec.endpoint is None and (told := subject.recipe.copies(protocol.attempts, protocol.temperature)):
         raise ConfigError(told)
     if asked.kind.needs_judge and spec.judge is None:
@@ -248,7 +253,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     """Its figures: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and the
     benchmark's own; docs/evaluation.md says where they are kept. Raises RunHalted past the fault budget."""
     subject, asked = planned.subject, planned.asked
-    with Recall(planned.folder) as recall:
+    with Recall(planned.folder, name_of(planned.setup, asked.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
         with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))

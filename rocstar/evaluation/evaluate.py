@@ -39,6 +39,8 @@ Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 CIRCUMSTANCES = ("versions", "git")
 """Keys of the setup that are not in an evaluation's name: the same evaluation made later has the same name."""
+UNUSUAL = {"agent", "agent_seconds", "agent_walls", "agent_reads", "tool_name", "truncated"}
+"""Settings of rollouts that a setup has where they are not the default: older results do not have them."""
 PROBE = "QUESTION"  # stands for the question where a template's own text is recorded
 
 
@@ -121,6 +123,7 @@ def setup_of(
 
     rollout: the limits in force. model, step: whose weights, and after how many steps of its run (0 for a plain model).
     data: where the problems came from. engine: what computes, such as `device` and `dtype`."""
+    in_force = recipe.rollout.model_copy(update=rollout.model_dump())
     return {
         "model": model,
         "step": step,
@@ -133,6 +136,7 @@ def setup_of(
         "environment": recipe.rollout.environment,
         "feedback": recipe.rollout.model_dump(include={"feedback_max_chars", "feedback_truncate", "feedback_errors"}),
         "verifier": recipe.evaluate.verifier,
+        **in_force.model_dump(include=UNUSUAL, exclude_defaults=True),
         **({"right_above": recipe.evaluate.right_above} if is_reference(recipe.evaluate.verifier) else {}),
         "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
         "engine": dict(engine),

@@ -1,7 +1,8 @@
 """What an evaluation has asked already, kept as it comes: a killed one that is made again asks only what is missing.
 
 One JSONL file, a line for each answer that came: an attempt, or what a judge said. A fault of ours is no answer and is
-asked again. Not here: the finished evaluation (`evaluate.py`), after which the file goes."""
+asked again, and so is what was asked under other settings. Not here: the finished evaluation (`evaluate.py`), after
+which the file goes."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ NEEDS = {"asked": str, "answer": object}
 class Recall:
     """Answers by the name of their question. Without a folder nothing is kept and everything is asked."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Raises ConfigError where another process makes the same evaluation, DataError for a file that is not one."""
+    def __init__(self, folder: Path | None = None, setup: str = "") -> None:
+        """setup: a name of the settings under which is asked (`evaluate.name_of`); what was answered under others is
+        not known. Raises ConfigError where another process makes the same evaluation, DataError for a file that is not
+        one."""
+        self._setup = setup
         self._journal = Journal(folder / FILE) if folder else None
         self._lock: int | None = None
         self._known: dict[str, Any] = {}
         if self._journal and self._journal.path.exists():
             self._hold(self._journal.path)
-            self._known = {row["asked"]: row["answer"] for row in read_journal(self._journal.path, NEEDS)}
+            rows = read_journal(self._journal.path, NEEDS)
+            self._known = {row["asked"]: row["answer"] for row in rows if row.get("setup", "") == setup}
         self.found = len(self._known)
         """Answers that an earlier process had got."""
 
@@ -46,7 +51,7 @@ class Recall:
         answer = await ask()
         if answer is not None and self._journal:
             self._hold(self._journal.path)
-            self._journal.append({"asked": asked, "answer": answer})
+            self._journal.append({"setup": self._setup, "asked": asked, "answer": answer})
         return answer
 
     async def attempt(self, asked: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:

@@ -15,6 +15,7 @@ from typing import Any
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import AttemptRecord, Decode, write_rollouts
+from rocstar.support.exits import is_disk_full
 
 WAITING_STEPS = 4  # a writer further behind than this makes the trainer wait, which bounds memory and drops nothing
 
@@ -89,7 +90,8 @@ class RunTracker:
         try:
             write()
         except OSError as error:
-            self._fail(f"cannot write to {self.folder.path}: {error.strerror or error}; free some space and resume")
+            remedy = "free some space" if is_disk_full(error) else "mend that"
+            self._fail(f"cannot write to {self.folder.path}: {error.strerror or error}; {remedy} and resume")
 
     def _fail(self, sentence: str) -> None:
         with self._failing:

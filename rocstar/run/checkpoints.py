@@ -4,7 +4,7 @@ checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
                    model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
     learner/       fp32 weights that are trained and optimizer state
-    state.json     Progress; of `carried` whether there is any
+    state.json     Progress; of `carried` whether there is any; `bytes` of each file of the two folders
     carried.json   what the last step left to the next one, with rollout.carry_over
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder, write_atomic, write_json
-from rocstar.record.folder import RunFolder
+from rocstar.record.folder import RunFolder, read_json
 from rocstar.rollout.carry import Carried
+from rocstar.types import Problem
 
 Learner = SftLearner | GrpoLearner
 CARRIED = TypeAdapter(Carried)
@@ -93,10 +95,10 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
         policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
         carries = progress.carried != Carried()
-        write_json(fresh / "state.json", asdict(replace(progress, carried=Carried())) | {"carried": carries})
+        state = asdict(replace(progress, carried=Carried())) | {"carried": carries, "bytes": _sizes(fresh)}
+        write_json(fresh / "state.json", state)
         if carries:
-            text = json.dumps(asdict(progress.carried), default=str)  # holds lone surrogates, which a model can write
-            write_atomic(fresh / "carried.json", text.encode())
+            write_atomic(fresh / "carried.json", _dumped(progress.carried).encode())
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
@@ -104,10 +106,44 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
-            state, carried = json.loads((path / "state.json").read_text()), path / "carried.json"
-            carries = state.get("carried", carried.is_file())  # older ones do not say it
+            state, carried = read_json(path / "state.json"), path / "carried.json"
+            _check_sizes(path, state.pop("bytes", {}))  # older ones do not say them
+            carries = state.get("carried", carried.is_file())  # nor this
             return Progress(**state | {"carried": _read_carried(carried) if carries else Carried()}), path
     return None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+
+
+def _check_sizes(checkpoint: Path, written: Mapping[str, int]) -> None:
+    """Raises DataError for a file that was cut or lost after it was written."""
+    there = _sizes(checkpoint)
+    for name, size in written.items():
+        if there.get(name) != size:
+            found = f"has {there[name]} bytes, and {size} were written" if name in there else "is not there any more"
+            raise DataError(f"{checkpoint / name} {found}; {_elsewhere(checkpoint)}")
+
+
+def _elsewhere(checkpoint: Path) -> str:
+    """What to do about a broken one."""
+    return f"put it back from a copy, or move the folder {checkpoint.name} away to go on from the checkpoint before it"
+
+
+def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
+    """The same groups at the stage's own problems: what a loader knows of one, such as a date, JSON makes a text of,
+    and a reward function would be given that after a kill alone."""
+    known = {_dumped(problem): problem for problem in problems}
+    groups = (
+        replace(one, group=replace(one.group, problem=known.get(_dumped(one.group.problem), one.group.problem)))
+        for one in carried.groups
+    )
+    return replace(carried, groups=tuple(groups))
+
+
+def _dumped(value: Carried | Problem) -> str:
+    return json.dumps(asdict(value), default=str)  # holds lone surrogates, which a model can write
 
 
 def _read_carried(file: Path) -> Carried:
@@ -116,8 +152,8 @@ def _read_carried(file: Path) -> Carried:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise DataError(
-            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); put it back "
-            f"from a copy, or move the folder {file.parent.name} away to go on from the checkpoint before it"
+            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); "
+            f"{_elsewhere(file.parent)}"
         ) from None
 
 

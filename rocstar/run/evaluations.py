@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.config.sections import StageRolloutSection
-from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
+from rocstar.errors import ConfigError
+from rocstar.evaluation.compare import Kept, refuse_different
+from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.recall import Recall
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
@@ -28,6 +30,26 @@ async def evaluate(run: Run, name: str, rollout: StageRolloutSection | None = No
         folder = run.folder.evaluation(benchmark.name, run.progress.step)
         if not (folder / "result.json").exists():
             await _on_benchmark(run, benchmark, folder)
+    if name == "after":
+        tell_unlike(run)
+
+
+def tell_unlike(run: Run) -> None:
+    """Warn where the run's last screen shows `before` and `after` side by side and they were asked under other limits:
+    a run that goes on may change or add its last stage."""
+    made = {
+        name: Kept(name=name, setup=result.get("setup", {}), right={}, questions={}, undecided=0.0)
+        for name, _, result in run.folder.evaluations()
+    }  # the last one of each name
+    if not {"before", "after"} <= made.keys():
+        return
+    try:
+        refuse_different(made["before"], made["after"], ())
+    except ConfigError as differ:
+        evidence = str(differ).partition("; ")[0]
+        action = "their figures do not compare; evaluate the weights of before under today's limits (rocstar eval)"
+        run.tracker.event("warning", step=run.progress.step, name="unlike", evidence=evidence, action=action)
+        run.screen.note(f"warning: {evidence}; {action}")
 
 
 async def evaluate_when_due(run: Run, rollout: StageRolloutSection, steps: StageSteps) -> None:
@@ -95,7 +117,7 @@ async def _ask(
     setup: Mapping[str, Any],
 ) -> None:
     """Raises RunHalted past the fault budget; what was asked is kept, and a resumed run asks for the rest."""
-    with Recall(folder) as recall:
+    with Recall(folder, name_of(setup, folder.parent.name)) as recall:
         with run.meter.phase("evaluation"):
             await run.publish()
             if recall.found:

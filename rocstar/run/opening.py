@@ -31,7 +31,7 @@ from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
-from rocstar.run.checkpoints import Checkpoints, Progress, latest
+from rocstar.run.checkpoints import Checkpoints, Progress, latest, with_problems
 from rocstar.run.continued import is_reopened, made_again
 from rocstar.run.material import (
     Material,
@@ -177,6 +177,9 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
         for change in folder.changes:
             if change["step"] == progress.step:
                 screen.note(changed_setting(change))
+    if progress.carried.groups:
+        begun = material.recipe.stage[progress.stage].name
+        progress.carried = with_problems(progress.carried, material.problems[begun])
     if progress.stage_complete:
         stage = material.recipe.stage[progress.stage]
         if is_reopened(folder, stage.name, progress.step):

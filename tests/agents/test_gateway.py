@@ -151,6 +151,18 @@ async def test_an_outage_makes_the_attempt_a_fault_whatever_the_agent_does_then(
     assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "the script of session" in made.fault
 
 
+async def test_a_mistake_that_ends_the_run_is_answered_and_not_told_with_a_traceback() -> None:
+    class Full(Told):
+        async def generate(self, token_ids: Sequence[int], *given: Any, **names: Any) -> Completion:
+            raise OSError(28, "No space left on device")  # where finished calls are kept
+
+    one = attempt(Full([]))
+    async with client(one) as http:  # which raises what an application does not answer
+        failed = await http.post("/v1/chat/completions", json={"messages": [user("q")]})
+    assert failed.status_code == 500 and "No space left" in failed.text
+    assert isinstance(one.broken, OSError)
+
+
 async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
     class Aborted(Told):
         async def generate(self, token_ids: Sequence[int], *given: Any, **names: Any) -> Completion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,12 @@ def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
 
 def asleep() -> None:
     time.sleep(600)
+
+
+def killed_once() -> None:
+    if not (said := Path(os.environ["KILLED_ONCE"])).exists():
+        said.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def broken() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,13 @@ def test_a_target_that_cannot_be_imported_says_so_for_all_that_wait() -> None:
     errors = results(pool, *["fine"] * 200)
     assert {str(error) for error in errors} == {str(errors[0])}
     assert "did not start: ModuleNotFoundError: No module named 'no'" in str(errors[0])
+    pool.close()
+
+
+def test_a_worker_that_is_killed_as_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
+    pool = pool_of(prepare="tests.answers.targets:killed_once")
+    assert results(pool, "x") == [["right", "g"]] and (tmp_path / "killed").exists()
     pool.close()
 
 

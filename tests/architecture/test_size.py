@@ -15,25 +15,25 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2112, 17),
-    "agents": (1118, 6),
-    "analysis": (2052, 11),
-    "answers": (3397, 18),
+    "agents": (1122, 6),
+    "analysis": (2056, 11),
+    "answers": (3400, 18),
     "cli": (3335, 23),
     "cluster": (782, 8),
-    "config": (2097, 11),
+    "config": (2113, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
-    "evaluation": (3621, 21),
+    "evaluation": (3635, 21),
     "faults": (652, 4),
     "forecast": (1944, 9),
     "learning": (3199, 19),
-    "parts": (1669, 9),
+    "parts": (1685, 9),
     "protocols": (290, 1),
-    "record": (2929, 17),
+    "record": (2931, 17),
     "rollout": (1826, 12),
-    "run": (4435, 24),
+    "run": (4498, 24),
     "sandbox": (8615, 45),
     "serving": (805, 6),
     "support": (1692, 15),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4085
+CLASSES, FUNCTIONS = 587, 4093
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 49_069}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_207}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -66,6 +66,20 @@ async def test_what_an_earlier_process_got_is_not_asked_again_and_faults_are(tmp
     assert Recall(tmp_path / "e").found == 3
 
 
+async def test_what_was_asked_under_other_settings_is_asked_again(tmp_path: Path) -> None:
+    given = []
+
+    async def answer() -> str:
+        given.append("x")
+        return "x"
+
+    for setup, found in (("before-1", 0), ("before-2", 0), ("before-2", 1), ("before-1", 1)):
+        with Recall(tmp_path, setup) as recall:
+            assert recall.found == found
+            await recall.answer("a", answer)
+    assert len(given) == 2
+
+
 async def test_two_processes_do_not_make_one_evaluation(tmp_path: Path) -> None:
     async def answer() -> str:
         return "x"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocstar.record import tracker as tracker_module
 from rocstar.record.folder import RunFolder
-from rocstar.record.journal import read_journal
+from rocstar.record.journal import Journal, read_journal
 from rocstar.record.rollouts import read_rollouts
 from rocstar.record.tracker import WAITING_STEPS, RunTracker
 from tests.record.examples import attempts_of, decode, resampled, run
@@ -71,6 +74,19 @@ def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: py
     tracker.close()
     assert tracker.failure is not None and "No such file" in tracker.failure
     assert capsys.readouterr().err == f"warning: {tracker.failure}\n"
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (30, "mend that")])
+def test_a_disk_is_called_full_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def append(journal: Journal, row: Mapping[str, Any]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Journal, "append", append)
+    with RunTracker(run(tmp_path)) as tracker:
+        tracker.log(1, {})
+        assert tracker.failure and tracker.failure.endswith(f"; {remedy} and resume")
 
 
 def test_rollouts_that_cannot_be_written_end_in_failure_and_block_nobody(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from datetime import date
 from math import inf
 from pathlib import Path
@@ -19,7 +20,7 @@ from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup
-from rocstar.run.checkpoints import Progress, latest, prune, save
+from rocstar.run.checkpoints import Progress, latest, prune, save, with_problems
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, spans_of
 from tests.learning.examples import policy
 from tests.record.examples import run
@@ -65,7 +66,11 @@ def test_whatever_a_model_wrote_is_carried_over_as_it_is(folder: RunFolder) -> N
     assert found is not None
     (group,) = found[0].carried.groups
     assert (found[0].carried.limit, group.seed, group.group.trajectories) == (7, opened.seed, (attempt,))
-    assert group.group.problem.metadata == {"row": 1, "added": "2026-01-01"}
+    others = [replace(problem, metadata={"row": 2}), replace(problem, answer="b"), problem]
+    (again,) = with_problems(found[0].carried, others).groups
+    assert again.group.problem.metadata == {"row": 1, "added": date(2026, 1, 1)}
+    assert again == replace(opened, group=replace(opened.group, trajectories=group.group.trajectories))
+    assert with_problems(found[0].carried, others[:2]) == found[0].carried  # the stage's problem is another by now
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"limit": 7, "gro', b'{"limit": "x", "groups": []}', b"\xff"])
@@ -79,6 +84,19 @@ def test_attempts_carried_over_are_never_lost_in_silence(folder: RunFolder, cont
     shutil.rmtree(file.parent)
     found = latest(folder)
     assert found is not None and found[0].step == 1
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/tokenizer.json", "learner/__0_0.distcp"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_file_that_was_cut_or_lost_since_it_was_written_is_named(folder: RunFolder, name: str, lost: bool) -> None:
+    saved(folder, 1)
+    saved(folder, 2)
+    file = folder.checkpoint(2) / name
+    file.unlink() if lost else os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(DataError, match=rf"{name} .*; put it back from a copy, or move the folder step=000002 away"):
+        latest(folder)
+    shutil.rmtree(folder.checkpoint(2))
+    assert (found := latest(folder)) and found[0].step == 1
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:

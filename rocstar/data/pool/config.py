@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rocstar.config.values import Section
+from rocstar.config.values import Section, Temperature
 
 
 class InputSection(Section):
@@ -60,7 +60,7 @@ class EndpointSection(Section):
     """Name of the environment variable that holds the key."""
     attempts: int = Field(default=16, ge=1)
     """n: answers asked for each problem."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Temperature = Field(default=1.0, ge=0)
     max_tokens: int = Field(default=4096, ge=1)
     instruction: str = "Reason step by step and put the final answer into \\boxed{}."
     """Stands after each question."""
