@@ -41,6 +41,7 @@ def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model)
+    config.target_modules = sorted(config.target_modules)  # a set, which each process would save in another order
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.ndim > 1:
             parameter.data = parameter.data.to(dtype)

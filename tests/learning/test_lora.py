@@ -180,6 +180,9 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
     learner.save(tmp_path)
     weights = {name for name in names_in(tmp_path) if name.startswith("weights.")}
     assert len(weights) == 28 and all(".lora_" in name for name in weights)
+    whole.save(tmp_path / "model")
+    targets = json.loads((tmp_path / "model/adapter/adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets), "equal runs have equal files"
     later = GrpoLearner(adapted(tmp_path / "base"), SECTION, temperature=0.9)
     later.restore(tmp_path)
     learner.refresh_reference(), later.refresh_reference()
