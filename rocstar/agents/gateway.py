@@ -8,7 +8,6 @@ attempt; whoever has none, or one of an attempt that has ended, is refused.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +25,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, Wire
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, key_in, models_of, object_in, quiet_server, refusal
+from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
@@ -118,11 +117,5 @@ async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
     found = wire.write(await attempt.complete(asked))
     if not body.get("stream"):
         return JSONResponse(found)
-    lines = [_line(event) for event in wire.stream(found, body)]
-    return StreamingResponse(iter([*lines, wire.end]), media_type="text/event-stream")
-
-
-def _line(event: dict[str, Any]) -> str:
-    """A server-sent event."""
-    name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event)}\n\n"
+    events = map(event_of, wire.stream(found, body))
+    return StreamingResponse(iter([*events, wire.end]), media_type="text/event-stream")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from rocstar.agents.conversations import AgentRequest, Answer
 from rocstar.data.sft.format import Chat, Message, Role, chat_message, tools_of
 from rocstar.errors import DataError
+from rocstar.support.listen import completion_of
 
 MODEL = "policy"
 """The model's name for agents; requests may name any."""
@@ -110,10 +111,7 @@ def write_chat(answer: Answer) -> Object:
     message = {"role": "assistant", "content": answer.message.content, "tool_calls": calls or None}
     finish = "length" if answer.cut else "tool_calls" if calls else "stop"
     return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": MODEL,
+        **completion_of(MODEL, "chat.completion"),
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
         "usage": _usage(answer, "prompt_tokens", "completion_tokens"),
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +78,17 @@ def models_of(name: str) -> Response:
     """The list of models of a server that has one."""
     model = {"id": name, "object": "model", "created": 0, "owned_by": "rocstar"}
     return JSONResponse({"object": "list", "data": [model]})
+
+
+def completion_of(name: str, kind: str) -> dict[str, Any]:
+    """How a chat completion of a model begins, or a chunk of one."""
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": name}
+
+
+def event_of(value: Mapping[str, Any]) -> str:
+    """A server-sent event, whose name is its type where it has one."""
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value)}\n\n"
 
 
 @contextmanager
