@@ -18,10 +18,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.record.folder import RunFolder, step_of
 from rocstar.record.journal import Journal, read_journal
-from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+from rocstar.types import Completion, Finish, Sampling, Weights
 
 NEEDS = {"asked": str, "token_ids": list, "logprobs": list, "finish": str, "spans": list, "weights": list}
 """Of a line of a step's file."""
@@ -87,12 +89,7 @@ class StepEngine(ForwardingEngine):
         if (row := self._left.get(asked)) and self._is_of_known_weights(row):
             del self._left[asked]
             self.taken += 1
-            return Completion(
-                token_ids=tuple(row["token_ids"]),
-                logprobs=tuple(row["logprobs"]),
-                finish=Finish(row["finish"]),
-                version_spans=tuple(VersionSpan(*span) for span in row["spans"]),
-            )
+            return msgspec.convert({**row, "version_spans": row["spans"]}, Completion)
         made = await super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
         if made.finish is not Finish.ABORTED and all(map(isfinite, made.logprobs)):  # JSON has no others
             told = {"asked": asked, "token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish}
