@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,6 @@ class Gateway:
         if not self._attempts:
             place = socket.create_server(("127.0.0.1", 0), backlog=1024)
             self._server = quiet_server(app_of(self._attempts.get), **SERVING)
-            self._server.capture_signals = nullcontext
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
         self._attempts[key] = attempt

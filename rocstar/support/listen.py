@@ -36,10 +36,12 @@ def url_of(host: str, port: int) -> str:
 
 
 def quiet_server(app: Any, **more: Any) -> Any:
-    """A uvicorn.Server that logs nothing but errors. more: of its Config."""
+    """A uvicorn.Server that logs nothing but errors, and leaves signals to others. more: of its Config."""
     import uvicorn
 
-    return uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    server.capture_signals = nullcontext
+    return server
 
 
 async def body_of(request: Request, most: int) -> bytes:
@@ -103,7 +105,6 @@ def ended_by_signals(server: Any) -> Iterator[None]:
         return not server.should_exit
 
     log.addFilter(goes_on)
-    server.capture_signals = nullcontext
     end: Callable[..., None] = server.handle_exit
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
