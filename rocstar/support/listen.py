@@ -39,7 +39,7 @@ def quiet_server(app: Any, **more: Any) -> Any:
     """A uvicorn.Server that logs nothing but errors, and leaves signals to others. more: of its Config."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    server: Any = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
     server.capture_signals = nullcontext
     return server
 
