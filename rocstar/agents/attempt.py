@@ -83,7 +83,7 @@ class AgentAttempt:
         try:
             return await self._held(self._continued(asked, thread))
         finally:
-            thread.asked = None
+            thread.asked = ()
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
@@ -151,7 +151,7 @@ class AgentAttempt:
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, asked: AgentRequest, thread: Thread) -> Answer:
-        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked or ()
+        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked
         room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)

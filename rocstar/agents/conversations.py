@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
-from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
@@ -56,8 +55,8 @@ class Thread:
     """All of it so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
     """The first one has the prompt."""
-    asked: tuple[int, ...] | None = None
-    """What a completion that is under way continues."""
+    asked: tuple[int, ...] = ()
+    """What a completion that is under way continues; empty while none is."""
 
 
 class Conversations:
@@ -83,15 +82,14 @@ class Conversations:
 
     def answered(self, thread: Thread, chat: Chat, answer: Message, turn: Turn) -> None:
         """The request was answered by a turn whose completion reads as this message."""
-        ids = thread.asked or ()
+        ids = thread.asked
         if thread.turns:
             thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
         thread.turns.append(turn if thread.turns else replace(turn, prompt_ids=ids))
         thread.ids = (*ids, *turn.completion.token_ids)
         self.threads.remove(thread)
         self.threads.append(thread)
-        *_, key = _keys(chat.tools, (*chat.messages, answer))
-        self._answers[key] = thread, thread.ids
+        self._answers[_key(chat.tools, (*chat.messages, answer))] = thread, thread.ids
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
@@ -102,24 +100,16 @@ class Conversations:
 
     def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
         """(tokens to continue, the thread that they continue if any)."""
-        keys = list(_keys(chat.tools, chat.messages))
-        for said in range(len(chat.messages) - 1, 0, -1):
-            if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
-                thread, given = answer
-                goes_on = thread.ids == given and thread.asked is None
-                return (*given, *self._conversation.after_tokens(given, after)), thread if goes_on else None
-        template = self._conversation.template
-        laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
+        conversation, template = self._conversation, self._conversation.template
+        said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
+        if answer := self._answers.get(_key(chat.tools, chat.messages[:said])):
+            thread, given = answer
+            texts = [message.content for message in chat.messages[said:]]  # one question, or results
+            follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
+            goes_on = thread.ids == given and not thread.asked
+            return (*given, *conversation.after_tokens(given, follows)), thread if goes_on else None
+        laid_out = encoded(pieces(chat, template, chat.tools or ()), conversation.codec, template.reserved)
         return laid_out.token_ids, None
-
-    def _after(self, messages: Sequence[Message]) -> tuple[Segment, ...] | None:
-        """What stands between an answer and the next one; None where another answer is among these messages."""
-        roles = {message.role for message in messages}
-        if roles == {Role.TOOL}:
-            return self._conversation.template.reply([message.content for message in messages])
-        if roles == {Role.USER} and len(messages) == 1:
-            return self._conversation.template.next_question(messages[0].content)
-        return None
 
 
 FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
@@ -145,10 +135,10 @@ def _check(messages: Sequence[Message]) -> None:
         raise Refused(Refusal.ROLES, "messages", "end with user or tool")
 
 
-def _keys(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> Iterator[str]:
-    """A name for the first message, the first two, and so on; equal messages after equal ones have the same."""
-    told = hashlib.sha256(json.dumps([tool_schema(tool) for tool in tools or ()]).encode())
+def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
+    """A name for messages and tools; equal ones have the same."""
+    told: list[Any] = [tool_schema(tool) for tool in tools or ()]
     for message in messages:
         calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
-        told.update(json.dumps([message.role, message.content.strip(), calls]).encode())
-        yield told.hexdigest()
+        told.append([message.role, message.content.strip(), calls])
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
