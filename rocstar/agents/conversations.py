@@ -73,8 +73,16 @@ class Conversations:
         """The conversation of a request, with `asked` set. Raises Refused for messages that do not alternate as a
         conversation does."""
         _check(chat.messages)
-        ids, thread = self._matched(chat)
-        if thread is None:
+        conversation, template = self._conversation, self._conversation.template
+        said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
+        thread, given = self._answers.get(_key(chat.tools, chat.messages[:said]), (None, ()))
+        if thread:
+            texts = [message.content for message in chat.messages[said:]]  # one question, or results
+            follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
+            ids = (*given, *conversation.after_tokens(given, follows))
+        else:
+            ids = encoded(pieces(chat, template, chat.tools or ()), conversation.codec, template.reserved).token_ids
+        if thread is None or thread.ids != given or thread.asked:
             thread = Thread(session=f"{self._name}/{len(self.threads)}")
             self.threads.append(thread)
         thread.asked = ids
@@ -97,19 +105,6 @@ class Conversations:
         if not turns:
             return (), ()
         return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
-
-    def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
-        """(tokens to continue, the thread that they continue if any)."""
-        conversation, template = self._conversation, self._conversation.template
-        said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
-        if answer := self._answers.get(_key(chat.tools, chat.messages[:said])):
-            thread, given = answer
-            texts = [message.content for message in chat.messages[said:]]  # one question, or results
-            follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
-            goes_on = thread.ids == given and not thread.asked
-            return (*given, *conversation.after_tokens(given, follows)), thread if goes_on else None
-        laid_out = encoded(pieces(chat, template, chat.tools or ()), conversation.codec, template.reserved)
-        return laid_out.token_ids, None
 
 
 FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
