@@ -19,19 +19,7 @@ from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Th
 from rocstar.data.sft.format import FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.rollout.collect import Roller
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    seed_for,
-    spans_of,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
 
 T = TypeVar("T")
 
@@ -97,7 +85,7 @@ class AgentAttempt:
         async with self._own_call:
             self._refuse_late()
             result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
-        self._note(asked, result)
+        self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
 
     def blame(self, error: Exception) -> None:
@@ -224,23 +212,6 @@ class AgentAttempt:
         logprobs, spans = completion.logprobs[:tokens], spans_of(completion.versions[:tokens])
         kept = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
         return kept, text[:shown]
-
-    def _note(self, call: ToolCall, result: ToolResult) -> None:
-        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
-        latest = next((thread for thread in reversed(self._said.threads) if thread.turns), None)
-        if latest is None:
-            return
-        last = latest.turns[-1]
-        done, calls = len(last.results), list(last.calls)
-        left = range(done, len(calls))
-        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
-        calls.insert(done, call if own is None else calls.pop(own))
-        latest.turns[-1] = replace(
-            last,
-            calls=tuple(calls),
-            results=(*last.results, replace(result, call_id=calls[done].id)),
-            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
-        )
 
 
 def _is_sound(call: ToolCall) -> bool:

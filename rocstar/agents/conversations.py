@@ -24,7 +24,7 @@ from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
-from rocstar.types import ToolCall, Turn
+from rocstar.types import ToolCall, ToolResult, Turn
 
 
 class AgentRequest(NamedTuple):
@@ -98,6 +98,23 @@ class Conversations:
         self.threads.remove(thread)
         self.threads.append(thread)
         self._answers[_key(chat.tools, (*chat.messages, answer))] = thread, thread.ids
+
+    def ran(self, call: ToolCall, result: ToolResult) -> None:
+        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
+        latest = next((thread for thread in reversed(self.threads) if thread.turns), None)
+        if latest is None:
+            return
+        last = latest.turns[-1]
+        done, calls = len(last.results), list(last.calls)
+        left = range(done, len(calls))
+        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
+        calls.insert(done, call if own is None else calls.pop(own))
+        latest.turns[-1] = replace(
+            last,
+            calls=tuple(calls),
+            results=(*last.results, replace(result, call_id=calls[done].id)),
+            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
+        )
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
