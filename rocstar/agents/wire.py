@@ -218,15 +218,12 @@ def _of_blocks(message: Any) -> list[Any]:
     if role not in BLOCKS:
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")
-    texts, rows = [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind not in BLOCKS[role]:
             raise DataError(f"content of role {role} holds a block of type {kind!r}, which is not obeyed here")
-        if kind == "text":
-            texts.append(block)
-        else:
-            rows += _rows(block)
+    texts = [block for block in blocks if block["type"] == "text"]
+    rows = [row for block in blocks if block["type"] != "text" for row in _rows(block)]
     said = [{"role": role, "content": texts}] if texts or not rows else []
     return [*rows, *said] if role == Role.USER else [*said, *rows]
 
