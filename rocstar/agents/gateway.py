@@ -100,12 +100,9 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
         except Unavailable as fault:
             return refusal(503, str(fault), "server_error")
 
-    async def models(request: Request) -> Response:
-        return models_of(MODEL)
-
     paths = ("/v1/tools/{name}", *WIRES)
     posts = [Route(path, answered, methods=["POST"]) for path in paths]
-    return Starlette(routes=[Route("/v1/models", models), *posts])
+    return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
 
 
 async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
