@@ -68,7 +68,7 @@ class Client:
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         """A chat completion as OpenAI's API gives it. Raises DataError, AttemptOver, Unavailable."""
-        return write_chat(await self.attempt.complete(read_chat({"messages": list(messages), **options})))
+        return write_chat(await self.attempt.complete(*read_chat({"messages": list(messages), **options})))
 
     async def call(self, tool: str, **arguments: Any) -> str:
         """Run one of the recipe's tools; what the model would be shown. Raises likewise."""

@@ -26,13 +26,8 @@ from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
 from rocstar.types import ToolCall, ToolResult, Turn
 
-
-class AgentRequest(NamedTuple):
-    chat: Chat
-    max_tokens: int | None = None
-    """None: as many as there is room for."""
-    stop: tuple[str, ...] = ()
-    """The answer ends before the first of these."""
+Asked = tuple[Chat, int | None, tuple[str, ...]]
+"""A request, as `AgentAttempt.complete` takes it."""
 
 
 class Answer(NamedTuple):

@@ -110,7 +110,7 @@ async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await attempt.complete(asked))
+    found = wire.write(await attempt.complete(*asked))
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import AgentRequest, Answer
+from rocstar.agents.conversations import Answer, Asked
 from rocstar.data.sft.format import Chat, Message, Role, chat_message, tools_of
 from rocstar.errors import DataError
 from rocstar.support.listen import completion_of
@@ -27,7 +27,7 @@ Object = dict[str, Any]
 class Wire(NamedTuple):
     """A protocol."""
 
-    read: Callable[[Body], AgentRequest]
+    read: Callable[[Body], Asked]
     """Raises DataError for what can't be obeyed."""
     write: Callable[[Answer], Object]
     stream: Callable[[Object, Body], Iterator[Object]]
@@ -52,7 +52,7 @@ JOINED: Mapping[tuple[Role, Role], str] = {(Role.ASSISTANT, Role.ASSISTANT): "",
 """What stands between a message and the next where both are one: parts of an answer, words after the last result."""
 
 
-def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, stop: str) -> AgentRequest:
+def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, stop: str) -> Asked:
     """rows, tools: as chat completions have them; most, stop: names of fields. Raises DataError."""
     stops, limit = body.get(stop) or [], body.get(most)
     stops = [stops] if isinstance(stops, str) else stops
@@ -69,7 +69,7 @@ def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, 
             message = Message(role=last.role, content=content, calls=calls)
         said.append(message)
     chat = Chat(messages=tuple(said), tools=tools_of(tools) if tools else None)
-    return AgentRequest(chat=chat, max_tokens=limit, stop=tuple(stops))
+    return chat, limit, tuple(stops)
 
 
 def _rows(part: Any) -> list[Any]:
@@ -91,7 +91,7 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
     return {read: answer.read, written: answer.written, "total_tokens": answer.read + answer.written}
 
 
-def read_chat(body: Body) -> AgentRequest:
+def read_chat(body: Body) -> Asked:
     """A chat completion request. Raises DataError."""
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
     _refuse(body, plain)
@@ -129,7 +129,7 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
         yield {**head, "usage": usage}
 
 
-def read_response(body: Body) -> AgentRequest:
+def read_response(body: Body) -> Asked:
     """A responses request, which says everything again: nothing is kept of earlier ones. Raises DataError."""
     _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
     given = body.get("input")
@@ -202,7 +202,7 @@ BLOCKS: Mapping[str, tuple[str, ...]] = {
 """Types of blocks by the role of their message."""
 
 
-def read_messages(body: Body) -> AgentRequest:
+def read_messages(body: Body) -> Asked:
     """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
     rows = [row for message in _list(body.get("messages"), "messages") for row in _of_blocks(message)]
