@@ -255,9 +255,7 @@ def _sample(row: Fields) -> Made:
         row = parsed(link.sub(lambda at: written(kept[at[1]]) if at[1] in kept else at[0], written(row)))
     said: list[Fields] = row.pop("messages") or []
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
-    scores: Mapping[str, Fields] = row.get("scores") or {}
-    scorer = next(iter(scores), None)
-    score = scores[scorer] if scorer else {}
+    scorer, score = next(iter((row.get("scores") or {}).items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
     told |= {"reward": mark_of(score.get("value")), "method": scorer}
@@ -318,9 +316,8 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
     """A row of COLUMNS and `fields`, which are shown as they are. told: what of the columns is not in the messages."""
     asked, answered = _messages(form, told, "question", "user"), _messages(form, told, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
-        if not message.keys() <= KNOWN:
-            more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
-            fields |= {f"message {place}": more} if more else {}
+        more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
+        fields |= {f"message {place}": more} if more else {}
     for name in ("reward", "advantage", "seconds", "milliseconds"):
         if (value := told.get(name)) is None:
             continue
