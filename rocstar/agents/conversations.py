@@ -26,9 +26,6 @@ from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
 from rocstar.types import ToolCall, ToolResult, Turn
 
-Asked = tuple[Chat, int | None, tuple[str, ...]]
-"""A request, as `AgentAttempt.complete` takes it."""
-
 
 class Answer(NamedTuple):
     message: Message

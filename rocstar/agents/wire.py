@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import Answer, Asked
+from rocstar.agents.conversations import Answer
 from rocstar.data.sft.format import Chat, Message, Role, chat_message, tools_of
 from rocstar.errors import DataError
 from rocstar.support.listen import completion_of
@@ -22,6 +22,8 @@ MODEL = "policy"
 """The model's name for agents; requests may name any."""
 Body = Mapping[str, Any]
 Object = dict[str, Any]
+Asked = tuple[Chat, int | None, tuple[str, ...]]
+"""A request, as `AgentAttempt.complete` takes it."""
 
 
 class Wire(NamedTuple):
