@@ -255,7 +255,8 @@ def _sample(row: Fields) -> Made:
         row = parsed(link.sub(lambda at: written(kept[at[1]]) if at[1] in kept else at[0], written(row)))
     said: list[Fields] = row.pop("messages") or []
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
-    scorer, score = next(iter((row.get("scores") or {}).items()), (None, {}))
+    scores: Mapping[str, Fields] = row.get("scores") or {}
+    scorer, score = next(iter(scores.items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
     told |= {"reward": mark_of(score.get("value")), "method": scorer}
