@@ -72,8 +72,7 @@ async def solve(problem: Problem, client: Client) -> float:
         async def generate(state: TaskState, tool_calls: Any = "loop", cache: Any = False, **options: Any) -> TaskState:
             return await task_generate(model, state, tool_calls, cache, GenerateConfig(**options))
 
-        solvers = task.setup if isinstance(task.setup, list) else [task.setup] if task.setup else []
-        state = await chain([*solvers, task.solver])(state, generate)
+        state = await chain(task.setup or [], task.solver)(state, generate)
         score = await task.scorer[0](state, state.target)
         value = score.value if score else None
         if (reward := mark_of(value)) is None:

@@ -20,11 +20,10 @@ from reasoning_gym.factory import DATASETS
 
 from rocstar.adapters.environments import options_in, source_of
 from rocstar.answers.extract import boxed_answer
-from rocstar.config.sections import StageDataSection, TaskSection
+from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError
-from rocstar.protocols import Task
-from rocstar.run.tasks import checked_options
-from rocstar.types import Problem, problem_id, seed_for
+from rocstar.run.tasks import DrawnTask, checked_options
+from rocstar.types import Problem, problem_id
 
 UNSAFE = re.compile(r"\b(?:eval|parse_expr|Fraction)\(answer\b")
 """In the source of a scorer: it evaluates what the model wrote as Python, or makes a number of any size of it."""
@@ -40,7 +39,7 @@ class GeneratorOptions(BaseModel):
     """Allow a scorer that evaluates the model's text, or makes a number of any size of it, in this process."""
 
 
-class Generator(Task):
+class Generator(DrawnTask):
     """As many problems as `data.pool` says, and held-out ones of another seed. Raises ConfigError."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
@@ -59,18 +58,9 @@ class Generator(Task):
         self._source = source_of("reasoning_gym", {"name": options.name, "config": options.config})
         if full(self._source, "no answer", dataset(self._source, 0, 1)[0]):
             raise ConfigError(f"data.options.name = {options.name!r}: its scorer gives any text full score")
-        self._seed, self._count = seed, data.pool if isinstance(data, StageDataSection) else 0
-        self._heldout = self._drawn(heldout, seed_for("heldout"), frozenset())
+        super().__init__(data, tool_name=tool_name, seed=seed, heldout=heldout)
 
-    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
-        held = exclude | {problem.id for problem in self._heldout}
-        return self._drawn(self._count, seed_for(self._seed, "train"), held)
-
-    def heldout(self) -> list[Problem]:
-        return self._heldout
-
-    def _drawn(self, count: int, seed: int, exclude: Set[str]) -> list[Problem]:
-        """So many different problems; fewer where the generator has no more."""
+    def drawn(self, count: int, seed: int, exclude: Set[str] = frozenset()) -> list[Problem]:
         drawn: dict[str, Problem] = {}
         made = dataset(self._source, seed % SEEDS, count * MOST_REPEATS or 1)
         for entry in map(made.__getitem__, range(count * MOST_REPEATS)):

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping
 from itertools import islice
 from statistics import fmean
-from typing import Any
 
 import verifiers.v1 as vf
 
@@ -22,8 +21,6 @@ from rocstar.types import Problem, problem_id
 
 MOST_TASKS = 10_000
 """Of a taskset; some have no end."""
-LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-"""Who plays where the settings do not say: verifiers' own defaults are a shell and a paid cloud."""
 
 
 class TasksetProblems(EnvironmentTask):
@@ -71,10 +68,10 @@ def tasks_of(source: str) -> Mapping[str, vf.Task]:
 def _config(source: str) -> vf.EnvConfig:
     options = options_in(source)
     if not options.get("id"):
-        local: dict[str, Any] = {**LOCAL}
-        if vf.default_harness_id(options.get("taskset", {}).get("id", "")) != "bash":
-            del local["harness"]  # the taskset brings its own
-        options["agent"] = {**local, **options.get("agent", {})}
+        # Where the settings do not say who plays and where, verifiers' own defaults are a shell and a paid cloud.
+        agent = options["agent"] = {"runtime": {"type": "subprocess"}, **options.get("agent", {})}
+        if vf.default_harness_id(options.get("taskset", {}).get("id", "")) == "bash":  # the taskset brings none
+            agent.setdefault("harness", {"id": "null"})
     return vf.resolve_env_config(options)
 
 

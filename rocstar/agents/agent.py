@@ -20,7 +20,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,22 +68,21 @@ class Client:
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         """A chat completion as OpenAI's API gives it. Raises DataError, AttemptOver, Unavailable."""
-        return write_chat(await self.attempt.complete(read_chat({"messages": list(messages), **options})))
+        return write_chat(await self.attempt.complete(*read_chat({"messages": list(messages), **options})))
 
     async def call(self, tool: str, **arguments: Any) -> str:
         """Run one of the recipe's tools; what the model would be shown. Raises likewise."""
         return await self.attempt.call(tool, arguments)
 
 
-Runs = Callable[[Client], Awaitable[Any]]
-"""Carries an agent out: what it gave back. Raises AgentFailed, Unavailable."""
-
-
 class GatewayAgent:
     """Makes attempts by an agent; it is what `Roller.agent` wants."""
 
-    def __init__(self, runs: Runs, *, seconds: float, at_once: int | None, right_above: float) -> None:
-        """at_once: attempts under way; None: however many there are."""
+    def __init__(
+        self, runs: Callable[[Client], Awaitable[Any]], *, seconds: float, at_once: int | None, right_above: float
+    ) -> None:
+        """runs: carries the agent out, gives what it gave back and raises AgentFailed, Unavailable. at_once: attempts
+        under way; None: however many there are."""
         self._runs, self._seconds, self._right_above, self._gateway = runs, seconds, right_above, Gateway()
         self._places = asyncio.Semaphore(at_once) if at_once else nullcontext()
 
@@ -228,7 +227,8 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:
-        await asyncio.to_thread(_removed, home)  # it may hold a million files
+        with suppress(OSError):  # what goes on without walls may be writing there
+            await asyncio.to_thread(walled.remove, home)  # it may hold a million files
     if code:
         told = (RAISED.findall(wrong) or [wrong.rpartition("\n")[2]])[-1][:200] or "it said nothing"
         hint = "; rollout.agent_reads says what it may read" if reads is not None and UNREAD.search(told) else ""
@@ -236,43 +236,37 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     return _printed(said.rpartition("\n")[2])
 
 
-def _removed(home: str) -> None:
-    with suppress(OSError):  # what goes on without walls may be writing there
-        walled.remove(home)
-
-
 async def _walled(
     words: Sequence[str], reads: Sequence[str], home: str, gateway: Gateway, given: bytes, environment: dict[str, str]
 ) -> tuple[int, str, str]:
     """`run_to_end` behind walls, within which the gateway answers too. Raises OSError where they can't be built."""
     ours, theirs = socket.socketpair()
-    loop, held = asyncio.get_running_loop(), list[Coroutine[Any, Any, None]]()
-
-    def answer() -> None:
-        loop.remove_reader(ours)
-        with suppress(BlockingIOError):
-            _, (place, first), *_ = socket.recv_fds(ours, 1, 2)
-            held.append(_over(loop.create_task(gateway.listen(socket.socket(fileno=place))), first))
-
-    with ours, theirs:
-        ours.setblocking(False)
+    with theirs:
         behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
-        loop.add_reader(ours, answer)
+        answering = asyncio.create_task(_answered(ours, gateway))
         try:
             ended = await run_to_end(*behind, given=given, env=environment, pass_fds=[theirs.fileno()])
         finally:
-            answer()
-            await asyncio.shield(asyncio.gather(*held))
-    if not held:
+            theirs.shutdown(socket.SHUT_RDWR)  # what was sent is still there, and nothing more will come
+            is_built = await asyncio.shield(answering)
+    if not is_built:
         raise OSError(ended[2].rpartition("\n")[2])
     return ended
 
 
-async def _over(listening: asyncio.Task[asyncio.Server], first: int) -> None:
-    """Returns once the processes behind the walls have ended, which are being killed. first: a pidfd of their first."""
-    (await listening).close()
-    await _readable(first)
-    os.close(first)
+async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
+    """Have the gateway answer where its socket comes from behind the walls, until the processes there have ended.
+    False: no walls were built."""
+    with ours:
+        await _readable(ours.fileno())
+        _, sent, *_ = socket.recv_fds(ours, 1, 2)
+    if sent:
+        place, first = sent  # the latter a pidfd of the first process there, with which all others end
+        listening = await gateway.listen(socket.socket(fileno=place))
+        await _readable(first)
+        listening.close()
+        os.close(first)
+    return bool(sent)
 
 
 async def _readable(descriptor: int) -> None:

@@ -15,23 +15,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rocstar.agents.conversations import AgentRequest, Answer, Conversations, Thread
-from rocstar.data.sft.format import FunctionCall, Message, Role
+from rocstar.agents.conversations import Answer, Conversations, Thread
+from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.rollout.collect import Roller
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    seed_for,
-    spans_of,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
 
 T = TypeVar("T")
 
@@ -72,18 +60,19 @@ class AgentAttempt:
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
 
-    async def complete(self, asked: AgentRequest) -> Answer:
-        """Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
+    async def complete(self, chat: Chat, most: int | None = None, stops: Sequence[str] = ()) -> Answer:
+        """The model's answer. most: tokens of it; None: as many as there is room for. stops: it ends before the first
+        of these. Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
         self._refuse_late()
-        if self._requests >= (most := self._roller.limits.max_turns):
+        if self._requests >= (turns := self._roller.limits.max_turns):
             self.stop, self.refused = Stop.MAX_TURNS, True
-            raise AttemptOver(f"the attempt has made the {most} requests that rollout.max_turns allows")
+            raise AttemptOver(f"the attempt has made the {turns} requests that rollout.max_turns allows")
         self._requests += 1
-        thread = self._said.place(asked.chat)
+        thread = self._said.place(chat)
         try:
-            return await self._held(self._continued(asked, thread))
+            return await self._held(self._continued(thread, chat, most, stops))
         finally:
-            thread.asked = None
+            thread.asked = ()
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
@@ -97,7 +86,7 @@ class AgentAttempt:
         async with self._own_call:
             self._refuse_late()
             result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
-        self._note(asked, result)
+        self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
 
     def blame(self, error: Exception) -> None:
@@ -150,14 +139,14 @@ class AgentAttempt:
         self.stop, self.refused = Stop.MAX_TOKENS, True
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
-    async def _continued(self, asked: AgentRequest, thread: Thread) -> Answer:
-        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked or ()
+    async def _continued(self, thread: Thread, chat: Chat, most: int | None, stops: Sequence[str]) -> Answer:
+        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked
         room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
         seed = seed_for(self._sampling.seed, again, *ids)  # the same whatever else is under way
-        tokens = min(room, asked.max_tokens or room)
+        tokens = min(room, most or room)
         sampling = replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids)
         sent = time.monotonic()
         completion = await self._sampled(thread, ids, sampling)
@@ -166,8 +155,8 @@ class AgentAttempt:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         if not completion.token_ids:
             raise self._no_room(len(ids), len(ids))
-        kept, text = self._before(completion, asked.stop)
-        calls = conversation.template.calls.parse(text, self._calls) if asked.chat.tools else []
+        kept, text = self._before(completion, stops)
+        calls = conversation.template.calls.parse(text, self._calls) if chat.tools else []
         if not all(_is_sound(call) for call in calls):
             calls = []  # the agent reads what was written
         self._calls += len(calls)
@@ -177,7 +166,7 @@ class AgentAttempt:
             calls=tuple(FunctionCall(name=call.tool, arguments=call.arguments) for call in calls),
         )
         turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=time.monotonic() - sent)
-        self._said.answered(thread, asked.chat, message, turn)
+        self._said.answered(thread, chat, message, turn)
         cut = kept.finish is Finish.LENGTH
         self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
@@ -224,23 +213,6 @@ class AgentAttempt:
         logprobs, spans = completion.logprobs[:tokens], spans_of(completion.versions[:tokens])
         kept = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
         return kept, text[:shown]
-
-    def _note(self, call: ToolCall, result: ToolResult) -> None:
-        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
-        latest = next((thread for thread in reversed(self._said.threads) if thread.turns), None)
-        if latest is None:
-            return
-        last = latest.turns[-1]
-        done, calls = len(last.results), list(last.calls)
-        left = range(done, len(calls))
-        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
-        calls.insert(done, call if own is None else calls.pop(own))
-        latest.turns[-1] = replace(
-            last,
-            calls=tuple(calls),
-            results=(*last.results, replace(result, call_id=calls[done].id)),
-            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
-        )
 
 
 def _is_sound(call: ToolCall) -> bool:

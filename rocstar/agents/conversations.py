@@ -15,25 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
-from rocstar.dialogue.segments import Segment
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
-from rocstar.types import ToolCall, Turn
-
-
-class AgentRequest(NamedTuple):
-    chat: Chat
-    max_tokens: int | None = None
-    """None: as many as there is room for."""
-    stop: tuple[str, ...] = ()
-    """The answer ends before the first of these."""
+from rocstar.types import ToolCall, ToolResult, Turn
 
 
 class Answer(NamedTuple):
@@ -56,8 +47,8 @@ class Thread:
     """All of it so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
     """The first one has the prompt."""
-    asked: tuple[int, ...] | None = None
-    """What a completion that is under way continues."""
+    asked: tuple[int, ...] = ()
+    """What a completion that is under way continues; empty while none is."""
 
 
 class Conversations:
@@ -74,8 +65,16 @@ class Conversations:
         """The conversation of a request, with `asked` set. Raises Refused for messages that do not alternate as a
         conversation does."""
         _check(chat.messages)
-        ids, thread = self._matched(chat)
-        if thread is None:
+        conversation, template = self._conversation, self._conversation.template
+        said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
+        thread, given = self._answers.get(_key(chat.tools, chat.messages[:said]), (None, ()))
+        if thread:
+            texts = [message.content for message in chat.messages[said:]]  # one question, or results
+            follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
+            ids = (*given, *conversation.after_tokens(given, follows))
+        else:
+            ids = encoded(pieces(chat, template, chat.tools or ()), conversation.codec, template.reserved).token_ids
+        if thread is None or thread.ids != given or thread.asked:
             thread = Thread(session=f"{self._name}/{len(self.threads)}")
             self.threads.append(thread)
         thread.asked = ids
@@ -83,15 +82,31 @@ class Conversations:
 
     def answered(self, thread: Thread, chat: Chat, answer: Message, turn: Turn) -> None:
         """The request was answered by a turn whose completion reads as this message."""
-        ids = thread.asked or ()
+        ids = thread.asked
         if thread.turns:
             thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
         thread.turns.append(turn if thread.turns else replace(turn, prompt_ids=ids))
         thread.ids = (*ids, *turn.completion.token_ids)
         self.threads.remove(thread)
         self.threads.append(thread)
-        *_, key = _keys(chat.tools, (*chat.messages, answer))
-        self._answers[key] = thread, thread.ids
+        self._answers[_key(chat.tools, (*chat.messages, answer))] = thread, thread.ids
+
+    def ran(self, call: ToolCall, result: ToolResult) -> None:
+        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
+        latest = next((thread for thread in reversed(self.threads) if thread.turns), None)
+        if latest is None:
+            return
+        last = latest.turns[-1]
+        done, calls = len(last.results), list(last.calls)
+        left = range(done, len(calls))
+        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
+        calls.insert(done, call if own is None else calls.pop(own))
+        latest.turns[-1] = replace(
+            last,
+            calls=tuple(calls),
+            results=(*last.results, replace(result, call_id=calls[done].id)),
+            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
+        )
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
@@ -99,27 +114,6 @@ class Conversations:
         if not turns:
             return (), ()
         return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
-
-    def _matched(self, chat: Chat) -> tuple[tuple[int, ...], Thread | None]:
-        """(tokens to continue, the thread that they continue if any)."""
-        keys = list(_keys(chat.tools, chat.messages))
-        for said in range(len(chat.messages) - 1, 0, -1):
-            if (answer := self._answers.get(keys[said - 1])) and (after := self._after(chat.messages[said:])):
-                thread, given = answer
-                goes_on = thread.ids == given and thread.asked is None
-                return (*given, *self._conversation.after_tokens(given, after)), thread if goes_on else None
-        template = self._conversation.template
-        laid_out = encoded(pieces(chat, template, chat.tools or ()), self._conversation.codec, template.reserved)
-        return laid_out.token_ids, None
-
-    def _after(self, messages: Sequence[Message]) -> tuple[Segment, ...] | None:
-        """What stands between an answer and the next one; None where another answer is among these messages."""
-        roles = {message.role for message in messages}
-        if roles == {Role.TOOL}:
-            return self._conversation.template.reply([message.content for message in messages])
-        if roles == {Role.USER} and len(messages) == 1:
-            return self._conversation.template.next_question(messages[0].content)
-        return None
 
 
 FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
@@ -145,10 +139,10 @@ def _check(messages: Sequence[Message]) -> None:
         raise Refused(Refusal.ROLES, "messages", "end with user or tool")
 
 
-def _keys(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> Iterator[str]:
-    """A name for the first message, the first two, and so on; equal messages after equal ones have the same."""
-    told = hashlib.sha256(json.dumps([tool_schema(tool) for tool in tools or ()]).encode())
+def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
+    """A name for messages and tools; equal ones have the same."""
+    told: list[Any] = [tool_schema(tool) for tool in tools or ()]
     for message in messages:
         calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
-        told.update(json.dumps([message.role, message.content.strip(), calls]).encode())
-        yield told.hexdigest()
+        told.append([message.role, message.content.strip(), calls])
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

@@ -8,11 +8,10 @@ attempt; whoever has none, or one of an attempt that has ended, is refused.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, Wire
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, key_in, models_of, object_in, quiet_server, refusal
+from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
@@ -54,7 +53,6 @@ class Gateway:
         if not self._attempts:
             place = socket.create_server(("127.0.0.1", 0), backlog=1024)
             self._server = quiet_server(app_of(self._attempts.get), **SERVING)
-            self._server.capture_signals = nullcontext
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
         self._attempts[key] = attempt
@@ -106,12 +104,9 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
                 raise
             return refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # it tells why, once
 
-    async def models(request: Request) -> Response:
-        return models_of(MODEL)
-
     paths = ("/v1/tools/{name}", *WIRES)
     posts = [Route(path, answered, methods=["POST"]) for path in paths]
-    return Starlette(routes=[Route("/v1/models", models), *posts])
+    return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
 
 
 async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
@@ -119,14 +114,8 @@ async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await attempt.complete(asked))
+    found = wire.write(await attempt.complete(*asked))
     if not body.get("stream"):
         return JSONResponse(found)
-    lines = [_line(event) for event in wire.stream(found, body)]
-    return StreamingResponse(iter([*lines, wire.end]), media_type="text/event-stream")
-
-
-def _line(event: dict[str, Any]) -> str:
-    """A server-sent event."""
-    name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event)}\n\n"
+    events = map(event_of, wire.stream(found, body))
+    return StreamingResponse(iter([*events, wire.end]), media_type="text/event-stream")

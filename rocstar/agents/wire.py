@@ -13,20 +13,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import AgentRequest, Answer
+from rocstar.agents.conversations import Answer
 from rocstar.data.sft.format import Chat, Message, Role, chat_message, tools_of
 from rocstar.errors import DataError
+from rocstar.support.listen import completion_of
 
 MODEL = "policy"
 """The model's name for agents; requests may name any."""
 Body = Mapping[str, Any]
 Object = dict[str, Any]
+Asked = tuple[Chat, int | None, tuple[str, ...]]
+"""A request, as `AgentAttempt.complete` takes it."""
 
 
 class Wire(NamedTuple):
     """A protocol."""
 
-    read: Callable[[Body], AgentRequest]
+    read: Callable[[Body], Asked]
     """Raises DataError for what can't be obeyed."""
     write: Callable[[Answer], Object]
     stream: Callable[[Object, Body], Iterator[Object]]
@@ -51,7 +54,7 @@ JOINED: Mapping[tuple[Role, Role], str] = {(Role.ASSISTANT, Role.ASSISTANT): "",
 """What stands between a message and the next where both are one: parts of an answer, words after the last result."""
 
 
-def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, stop: str) -> AgentRequest:
+def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, stop: str) -> Asked:
     """rows, tools: as chat completions have them; most, stop: names of fields. Raises DataError."""
     stops, limit = body.get(stop) or [], body.get(most)
     stops = [stops] if isinstance(stops, str) else stops
@@ -68,7 +71,7 @@ def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, 
             message = Message(role=last.role, content=content, calls=calls)
         said.append(message)
     chat = Chat(messages=tuple(said), tools=tools_of(tools) if tools else None)
-    return AgentRequest(chat=chat, max_tokens=limit, stop=tuple(stops))
+    return chat, limit, tuple(stops)
 
 
 def _rows(part: Any) -> list[Any]:
@@ -90,7 +93,7 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
     return {read: answer.read, written: answer.written, "total_tokens": answer.read + answer.written}
 
 
-def read_chat(body: Body) -> AgentRequest:
+def read_chat(body: Body) -> Asked:
     """A chat completion request. Raises DataError."""
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
     _refuse(body, plain)
@@ -110,10 +113,7 @@ def write_chat(answer: Answer) -> Object:
     message = {"role": "assistant", "content": answer.message.content, "tool_calls": calls or None}
     finish = "length" if answer.cut else "tool_calls" if calls else "stop"
     return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": MODEL,
+        **completion_of(MODEL, "chat.completion"),
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
         "usage": _usage(answer, "prompt_tokens", "completion_tokens"),
     }
@@ -131,7 +131,7 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
         yield {**head, "usage": usage}
 
 
-def read_response(body: Body) -> AgentRequest:
+def read_response(body: Body) -> Asked:
     """A responses request, which says everything again: nothing is kept of earlier ones. Raises DataError."""
     _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
     given = body.get("input")
@@ -204,7 +204,7 @@ BLOCKS: Mapping[str, tuple[str, ...]] = {
 """Types of blocks by the role of their message."""
 
 
-def read_messages(body: Body) -> AgentRequest:
+def read_messages(body: Body) -> Asked:
     """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
     rows = [row for message in _list(body.get("messages"), "messages") for row in _of_blocks(message)]
@@ -220,15 +220,12 @@ def _of_blocks(message: Any) -> list[Any]:
     if role not in BLOCKS:
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")
-    texts, rows = [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind not in BLOCKS[role]:
             raise DataError(f"content of role {role} holds a block of type {kind!r}, which is not obeyed here")
-        if kind == "text":
-            texts.append(block)
-        else:
-            rows += _rows(block)
+    texts = [block for block in blocks if block["type"] == "text"]
+    rows = [row for block in blocks if block["type"] != "text" for row in _rows(block)]
     said = [{"role": role, "content": texts}] if texts or not rows else []
     return [*rows, *said] if role == Role.USER else [*said, *rows]
 

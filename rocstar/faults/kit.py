@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,14 +182,11 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
 
     async def trainer(fault: str) -> TrainerAnswer:
         seam, _, misdeed = fault.partition("-")
-
-        def at(*seams: str) -> str:
-            return misdeed if seam in seams else ""
-
+        at = defaultdict(str, {"tools" if seam == "mcp" else seam: misdeed})
         programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
-        engine = FaultyServer("gone" if misdeed == "hides-outage" else at("engine"), programs)
-        async with engine, FaultyServer(at("tools", "mcp"), programs) as tools:
-            told = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at("reward")})
+        engine = FaultyServer("gone" if misdeed == "hides-outage" else at["engine"], programs)
+        async with engine, FaultyServer(at["tools"], programs) as tools:
+            told = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
             struck = told.struck or engine.struck or tools.struck or seam == "reward"  # which only words can show
             return replace(told, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
 

@@ -18,10 +18,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.record.folder import RunFolder, step_of
 from rocstar.record.journal import Journal, read_journal
-from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+from rocstar.types import Completion, Finish, Sampling, Weights
 
 NEEDS = {"asked": str, "token_ids": list, "logprobs": list, "finish": str, "spans": list, "weights": list}
 """Of a line of a step's file."""
@@ -33,7 +35,8 @@ class FinishedCalls:
     def __init__(self, folder: RunFolder, step: int) -> None:
         self._folder = folder
         self._weights = Journal(folder.calls / "weights.jsonl")
-        self._engines: dict[int, StepEngine] = {}
+        self.engines: dict[int, StepEngine] = {}
+        """Of the steps that have begun and that no checkpoint holds."""
         folder.calls.mkdir(exist_ok=True)
         self._weights.truncate_after(step)
         known = read_journal(self._weights.path, {"version": int, "fingerprint": str})
@@ -47,19 +50,14 @@ class FinishedCalls:
 
     def engine(self, step: int, engine: Engine) -> StepEngine:
         """The engine for the attempts of a step."""
-        self._engines[step] = made = StepEngine(engine, self._folder.calls_file(step), self._fingerprints)
+        self.engines[step] = made = StepEngine(engine, self._folder.calls_file(step), self._fingerprints)
         return made
-
-    def taken(self, step: int) -> tuple[int, int]:
-        """(calls of a step that were answered from its file, those that stood there when it began)."""
-        engine = self._engines.get(step)
-        return (engine.taken, engine.there) if engine else (0, 0)
 
     def forget(self, step: int | None) -> None:
         """A checkpoint holds the steps up to this one; None: none under way goes on."""
         for file in self._folder.calls.glob("step=[0-9]*.jsonl"):
             if step is None or step_of(file) <= step:
-                if engine := self._engines.pop(step_of(file), None):
+                if engine := self.engines.pop(step_of(file), None):
                     engine.journal.close()
                 file.unlink()
 
@@ -77,6 +75,7 @@ class StepEngine(ForwardingEngine):
         super().__init__(engine)
         rows = read_journal(path, NEEDS)
         self.journal, self.there, self.taken = Journal(path), len(rows), 0
+        """there: calls that stood in the file; taken: those that were answered from it."""
         self._left = {row["asked"]: row for row in rows}
         self._fingerprints = fingerprints
 
@@ -87,12 +86,7 @@ class StepEngine(ForwardingEngine):
         if (row := self._left.get(asked)) and self._is_of_known_weights(row):
             del self._left[asked]
             self.taken += 1
-            return Completion(
-                token_ids=tuple(row["token_ids"]),
-                logprobs=tuple(row["logprobs"]),
-                finish=Finish(row["finish"]),
-                version_spans=tuple(VersionSpan(*span) for span in row["spans"]),
-            )
+            return msgspec.convert({**row, "version_spans": row["spans"]}, Completion)
         made = await super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
         if made.finish is not Finish.ABORTED and all(map(isfinite, made.logprobs)):  # JSON has no others
             told = {"asked": asked, "token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish}

@@ -179,8 +179,8 @@ class Run:
 
     def tell_calls(self, step: int) -> None:
         """Tell how many finished calls a step took from before the run was killed."""
-        taken, there = self.calls.taken(step) if self.calls else (0, 0)
-        if there:
+        if self.calls and (there := self.calls.engines[step].there):
+            taken = self.calls.engines[step].taken
             self.tracker.event("calls_taken", step=step, taken=taken, there=there)
             self.screen.note(f"step {step}: {taken} of the {plural(there, 'finished call')} that were there were taken")
 

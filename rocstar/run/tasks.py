@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,29 +26,38 @@ T = TypeVar("T")
 SHOWN_CHARS = 80  # of what a task gave, in a message
 
 
-class ArithmeticTask(Task):
-    """Synthetic problems that need Python; demonstrations are noisy on purpose (see data/demonstrations.py)."""
+class DrawnTask(Task):
+    """Problems that are drawn by a seed. The held-out ones are the same for every `run.seed`, so that runs can be
+    compared."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         self._data = data
         self._tool_name = tool_name
         self._seed = seed
-        # The held-out problems are the same for every seed, so that runs can be compared.
-        self._heldout = arithmetic_problems(data.families, heldout, seed_for("heldout"))
+        self._heldout = self.drawn(heldout, seed_for("heldout"))
         self._taken = frozenset(problem.id for problem in self._heldout)
+
+    @abstractmethod
+    def drawn(self, count: int, seed: int, exclude: Set[str] = frozenset()) -> list[Problem]:
+        """So many different problems but those with an id of `exclude`; fewer where there are no more."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         count = self._data.pool if isinstance(self._data, StageDataSection) else 0
-        taken = self._taken | exclude
-        return arithmetic_problems(self._data.families, count, seed_for(self._seed, "train"), exclude=taken)
+        return self.drawn(count, seed_for(self._seed, "train"), self._taken | exclude)
 
     def heldout(self) -> list[Problem]:
         return self._heldout
 
+
+class ArithmeticTask(DrawnTask):
+    """Synthetic problems that need Python; demonstrations are noisy on purpose (see data/demonstrations.py)."""
+
+    def drawn(self, count: int, seed: int, exclude: Set[str] = frozenset()) -> list[Problem]:
+        return arithmetic_problems(self._data.families, count, seed, exclude)
+
     def demonstrations(self, count: int) -> list[Demonstration]:
         seed = seed_for(self._seed, "demonstrations")
-        problems = arithmetic_problems(self._data.families, count, seed, exclude=self._taken)
-        plans = plan_demonstrations(problems, self._data.demo_mix, seed)
+        plans = plan_demonstrations(self.drawn(count, seed, self._taken), self._data.demo_mix, seed)
         return perform(plans, tool_name=self._tool_name)
 
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -37,7 +35,9 @@ from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
 from rocstar.support.listen import (
     body_of,
+    completion_of,
     ended_by_signals,
+    event_of,
     is_loopback,
     key_in,
     listener,
@@ -183,7 +183,7 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
         return refusal(503, trajectory.fault, "server_error")
     message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
     choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
-    head = _head(agent, "chat.completion")
+    head = completion_of(agent.name, "chat.completion")
     reported = {"rocstar": {"calls": ran, "response_tokens": trajectory.num_response_tokens}}
     return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), **reported})
 
@@ -191,11 +191,11 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
 async def _streamed(
     agent: Agent, asked: ChatRequest, opened: Sequence[int], events: AsyncIterator[Event]
 ) -> AsyncIterator[str]:
-    head = _head(agent, "chat.completion.chunk")
+    head = completion_of(agent.name, "chat.completion.chunk")
 
     def piece(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _line({**head, "choices": [choice], **more})
+        return event_of({**head, "choices": [choice], **more})
 
     yield piece({"role": "assistant", "content": ""})
     async with aclosing(events):  # type: ignore[type-var]
@@ -205,11 +205,11 @@ async def _streamed(
             elif isinstance(event, Ran):
                 yield piece({"reasoning_content": shown(event)}, rocstar={"call": as_data(event)})
             elif event.fault is not None:
-                yield _line({"error": {"message": event.fault, "type": "server_error", "code": 503}})
+                yield event_of({"error": {"message": event.fault, "type": "server_error", "code": 503}})
             else:
                 yield piece({}, _finish(event))
                 if asked.include_usage:
-                    yield _line({**head, "choices": [], "usage": _usage(opened, event)})
+                    yield event_of({**head, "choices": [], "usage": _usage(opened, event)})
     yield "data: [DONE]\n\n"
 
 
@@ -232,15 +232,6 @@ def as_data(ran: Ran) -> dict[str, Any]:
     }
 
 
-def _head(agent: Agent, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": agent.name,
-    }
-
-
 def _finish(trajectory: Trajectory) -> str:
     return FINISH.get(trajectory.stop, "length")
 
@@ -258,7 +249,3 @@ def _refusal(agent: Agent, request: Request) -> Response | None:
     if request.headers.get("origin"):
         return refusal(403, "web pages may not ask this server", "permission_error")
     return None
-
-
-def _line(value: Any) -> str:
-    return f"data: {json.dumps(value)}\n\n"

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +36,12 @@ def url_of(host: str, port: int) -> str:
 
 
 def quiet_server(app: Any, **more: Any) -> Any:
-    """A uvicorn.Server that logs nothing but errors. more: of its Config."""
+    """A uvicorn.Server that logs nothing but errors, and leaves signals to others. more: of its Config."""
     import uvicorn
 
-    return uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    server: Any = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    server.capture_signals = nullcontext
+    return server
 
 
 async def body_of(request: Request, most: int) -> bytes:
@@ -78,6 +82,17 @@ def models_of(name: str) -> Response:
     return JSONResponse({"object": "list", "data": [model]})
 
 
+def completion_of(name: str, kind: str) -> dict[str, Any]:
+    """How a chat completion of a model begins, or a chunk of one."""
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": name}
+
+
+def event_of(value: Mapping[str, Any]) -> str:
+    """A server-sent event, whose name is its type where it has one."""
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value)}\n\n"
+
+
 @contextmanager
 def ended_by_signals(server: Any) -> Iterator[None]:
     """While the context lasts, Ctrl-C and SIGTERM end this uvicorn.Server in order. To be entered by the main thread
@@ -90,7 +105,6 @@ def ended_by_signals(server: Any) -> Iterator[None]:
         return not server.should_exit
 
     log.addFilter(goes_on)
-    server.capture_signals = nullcontext
     end: Callable[..., None] = server.handle_exit
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -79,7 +79,7 @@ def listed(name: str) -> tuple[ToolSpec, ...]:
 
     async def asked() -> tuple[ToolSpec, ...]:
         try:
-            async with server.connection().used() as connection:
+            async with server.connected() as connection:
                 return await connection.specs()
         finally:
             await server.close()
@@ -127,7 +127,7 @@ class _Server:
 
     async def run(self, call: ToolCall, asked: float) -> ToolResult:
         """asked: when. Raises Unavailable for an outage; the next call has the server started anew."""
-        async with self.connection().used() as connection:
+        async with self.connected() as connection:
             began = time.monotonic()
             status, text = await connection.answer(call)
             ended = time.monotonic()
@@ -141,12 +141,27 @@ class _Server:
         most = self.limits.output_bytes
         return ran_here(call, status, text, asked=asked, began=began, ended=ended, most=most)
 
-    def connection(self) -> _Connection:
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[_Connection]:
+        """A connection that has begun. Raises Unavailable; an outage within retires it."""
         if self._is_closed:
             raise Unavailable(f"{self.said} is closed; each attempt has one of its own")
         if not self._connections or self._connections[-1].retired:
             self._connections = [*(one for one in self._connections if not one.task.done()), _Connection(self)]
-        return self._connections[-1]
+        connection = self._connections[-1]
+        connection.users += 1
+        try:
+            await connection.begun.wait()
+            if connection.failed:
+                raise connection.failed
+            yield connection
+        except Unavailable:
+            connection.retired = True
+            raise
+        finally:
+            connection.users -= 1
+            if connection.retired and not connection.users:
+                connection.task.cancel()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -162,28 +177,11 @@ class _Connection:
     def __init__(self, server: _Server) -> None:
         self.retired = False
         """It ends once nobody uses it."""
+        self.begun = asyncio.Event()
+        self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
         self._server, self._errors = server, b""
-        self._users = self._garbled = 0
-        self._begun = asyncio.Event()
-        self._failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
+        self.users = self._garbled = 0
         self.task = asyncio.create_task(self._live(tuple(server.made)))
-
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[_Connection]:
-        """It, once it has started. Raises Unavailable; an outage within retires it."""
-        self._users += 1
-        try:
-            await self._begun.wait()
-            if self._failed:
-                raise self._failed
-            yield self
-        except Unavailable:
-            self.retired = True
-            raise
-        finally:
-            self._users -= 1
-            if self.retired and not self._users:
-                self.task.cancel()
 
     async def answer(self, call: ToolCall) -> tuple[Status, str]:
         """Raises Unavailable."""
@@ -205,12 +203,11 @@ class _Connection:
         """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                await self.specs()
+                return bool(await self.specs())
         except Unavailable:
             raise
         except Exception:  # as above
             return False
-        return True
 
     async def specs(self) -> tuple[ToolSpec, ...]:
         """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
@@ -235,15 +232,15 @@ class _Connection:
                     await self.specs()
                 for call in made:
                     await self.answer(call)
-                self._failed = None
-                self._begun.set()
+                self.failed = None
+                self.begun.set()
                 await asyncio.Event().wait()
         except Exception as error:  # as above; one of its end says nothing about any call
             late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
-            self._failed = self._outage(late if limit.expired() else error)
+            self.failed = self._outage(late if limit.expired() else error)
         finally:
             self.retired = True
-            self._begun.set()
+            self.begun.set()
 
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[TransportStreams]:

@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
@@ -127,11 +128,9 @@ class _Dump:
         """Those of the rows that can be read."""
         folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
         try:
-            for place, raw in _records(file):
+            for place, read in _records(file):
                 try:
-                    if isinstance(raw, Exception):
-                        raise raw
-                    row = parsed(raw) if isinstance(raw, bytes) else raw
+                    row = read()
                     if not isinstance(row, dict):
                         raise DataError("all: it is no JSON object")
                     if place in OF_ALL:
@@ -178,41 +177,38 @@ class _Dump:
             self._rows += len(found)
 
 
-def _records(file: Path) -> Iterator[tuple[str, Any]]:
-    """(place in the file, a row, the JSON of one, or why it can't be read); what places of OF_ALL hold is said of all
-    rows. Raises one of UNREAD where the rest can't be read."""
+def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(place in the file, reads the row that is there, which may raise one of UNREAD); what places of OF_ALL hold is
+    said of all rows. Raises one of UNREAD where the rest can't be read."""
     beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
         with parquet.ParquetFile(file) as opened:
             rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
-            yield from ((f"row {number}", row) for number, row in enumerate(rows))
+            yield from ((f"row {number}", lambda row=row: row) for number, row in enumerate(rows))
     elif file.suffix == ".eval":
         with zipfile.ZipFile(file) as log:
             for info in log.infolist():
                 if info.filename in OF_ALL or info.filename.startswith("samples/"):
-                    yield info.filename, _member(log, info)
+                    yield info.filename, partial(_member, log, info)
     elif file.suffix == ".json":
         log = parsed(file.read_bytes())
-        yield from ((f"sample {number}", one) for number, one in enumerate(log.pop("samples")))
-        yield "log", log
+        yield from ((f"sample {number}", lambda one=one: one) for number, one in enumerate(log.pop("samples")))
+        yield "log", lambda: log
     elif file.suffix in PACKED and not file.name.endswith(".jsonl.gz"):
         raise DataError("all: it is compressed, and only .jsonl.gz is read so; decompress it")
     else:
         if file.name.startswith("results.jsonl") and beside.is_file():
-            yield beside.name, beside.read_bytes()
+            yield beside.name, partial(parsed, beside.read_bytes())
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            yield from ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
+            yield from ((f"line {n}", partial(parsed, line)) for n, line in enumerate(lines, 1) if line.strip())
 
 
-def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes | Exception:
-    try:
-        if info.compress_type != ZSTD:
-            return log.read(info)
-        size, info.file_size, info.compress_type = info.file_size, info.compress_size, zipfile.ZIP_STORED
-        del info.CRC  # that of what it holds, not of the packed bytes, which are read here
-        return bytes(pyarrow.decompress(log.read(info), size, "zstd", asbytes=True))
-    except UNREAD as error:
-        return error
+def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    if info.compress_type != ZSTD:
+        return parsed(log.read(info))
+    size, info.file_size, info.compress_type = info.file_size, info.compress_size, zipfile.ZIP_STORED
+    del info.CRC  # that of what it holds, not of the packed bytes, which are read here
+    return parsed(bytes(pyarrow.decompress(log.read(info), size, "zstd", asbytes=True)))
 
 
 def _trl(row: Fields) -> Made:
@@ -260,8 +256,7 @@ def _sample(row: Fields) -> Made:
     said: list[Fields] = row.pop("messages") or []
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
     scores: Mapping[str, Fields] = row.get("scores") or {}
-    scorer = next(iter(scores), None)
-    score = scores[scorer] if scorer else {}
+    scorer, score = next(iter(scores.items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
     told |= {"reward": mark_of(score.get("value")), "method": scorer}
@@ -322,9 +317,8 @@ def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
     """A row of COLUMNS and `fields`, which are shown as they are. told: what of the columns is not in the messages."""
     asked, answered = _messages(form, told, "question", "user"), _messages(form, told, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
-        if not message.keys() <= KNOWN:
-            more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
-            fields |= {f"message {place}": more} if more else {}
+        more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
+        fields |= {f"message {place}": more} if more else {}
     for name in ("reward", "advantage", "seconds", "milliseconds"):
         if (value := told.get(name)) is None:
             continue

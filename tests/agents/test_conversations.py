@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.agents.conversations import AgentRequest
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Refused, Role, tools_of
 from rocstar.learning.advantages import rows_of
 from rocstar.types import Choice, Completion, Group, Penalty, Reason, Resampled, Sampling, Trajectory
@@ -23,9 +22,9 @@ from tests.rollout.examples import CODEC, PROBLEM, program
 async def test_what_goes_on_is_one_conversation_with_the_sampled_tokens() -> None:
     engine = Told(["first", "second", "third"])
     one = attempt(engine)
-    await one.complete(AgentRequest(chat=chat("q")))
-    await one.complete(AgentRequest(chat=chat("q", "first", "more")))
-    await one.complete(AgentRequest(chat=chat("q", "first", "more", "second", "last")))
+    await one.complete(chat("q"))
+    await one.complete(chat("q", "first", "more"))
+    await one.complete(chat("q", "first", "more", "second", "last"))
     made = made_by(one)
     assert len(made.conversations) == 1 and [len(turn.prompt_ids) for turn in made.turns] == [0, 0, 0]
     assert shown_and_learnt(made) == [(ids, completion.token_ids) for ids, completion in engine.given]
@@ -35,11 +34,11 @@ async def test_what_goes_on_is_one_conversation_with_the_sampled_tokens() -> Non
 async def test_a_retry_a_branch_and_a_summary_are_conversations_of_their_own() -> None:
     engine = Told(["first", "second", "again", "side", "after"])
     one = attempt(engine, max_turns=5)
-    await one.complete(AgentRequest(chat=chat("q")))
-    await one.complete(AgentRequest(chat=chat("q", "first", "more")))
-    await one.complete(AgentRequest(chat=chat("q")))
-    await one.complete(AgentRequest(chat=chat("q", "first", "otherwise")))
-    await one.complete(AgentRequest(chat=chat("a summary")))
+    await one.complete(chat("q"))
+    await one.complete(chat("q", "first", "more"))
+    await one.complete(chat("q"))
+    await one.complete(chat("q", "first", "otherwise"))
+    await one.complete(chat("a summary"))
     made = made_by(one)
     assert sorted(shown_and_learnt(made)) == sorted((ids, done.token_ids) for ids, done in engine.given)
     assert len(made.conversations) == 4
@@ -52,8 +51,8 @@ async def test_a_retry_a_branch_and_a_summary_are_conversations_of_their_own() -
 async def test_an_answer_that_comes_back_changed_is_context_alone() -> None:
     engine = Told(["a thought and the rest", "second"])
     one = attempt(engine)
-    await one.complete(AgentRequest(chat=chat("q")))
-    await one.complete(AgentRequest(chat=chat("q", "the rest", "more")))
+    await one.complete(chat("q"))
+    await one.complete(chat("q", "the rest", "more"))
     _, second = made_by(one).conversations
     assert "the rest" in CODEC.decode(second.prompt_ids) and "a thought" not in CODEC.decode(second.prompt_ids)
     assert sum(second.loss_mask) == len(second.turns[0].completion.token_ids)
@@ -62,8 +61,8 @@ async def test_an_answer_that_comes_back_changed_is_context_alone() -> None:
 async def test_two_requests_at_once_from_one_place_are_two_conversations() -> None:
     engine = Told(["first", "left", "right"])
     one = attempt(engine)
-    await one.complete(AgentRequest(chat=chat("q")))
-    both = (one.complete(AgentRequest(chat=chat("q", "first", "more"))) for _ in range(2))
+    await one.complete(chat("q"))
+    both = (one.complete(chat("q", "first", "more")) for _ in range(2))
     await asyncio.gather(*both)
     made = made_by(one)
     assert sorted(len(part.turns) for part in made.conversations) == [1, 2]
@@ -76,13 +75,13 @@ async def test_calls_that_come_back_as_objects_are_matched() -> None:
     tools = {"type": "function", "function": {"name": "python", "description": "", "parameters": {}}}
     offered = tools_of([tools])
     question = Message(role=Role.USER, content="q")
-    answer = await one.complete(AgentRequest(chat=Chat(messages=(question,), tools=offered)))
+    answer = await one.complete(Chat(messages=(question,), tools=offered))
     assert [call.tool for call in answer.calls] == ["python"] and answer.message.content == ""
     again = Message(
         role=Role.ASSISTANT, content="", calls=(FunctionCall(name="python", arguments={"code": "print(2+3)"}),)
     )
     result = Message(role=Role.TOOL, content="5")
-    await one.complete(AgentRequest(chat=Chat(messages=(question, again, result), tools=offered)))
+    await one.complete(Chat(messages=(question, again, result), tools=offered))
     made = made_by(one)
     assert len(made.conversations) == 1 and "<tool_response>\n5" in CODEC.decode(made.turns[0].reply_ids)
 
@@ -99,7 +98,7 @@ async def test_calls_that_come_back_as_objects_are_matched() -> None:
 async def test_messages_that_no_conversation_has_are_refused(roles: tuple[str, ...], said: str) -> None:
     messages = tuple(Message(role=Role(role), content="x") for role in roles)
     with pytest.raises(Refused, match=said):
-        await attempt(Told([])).complete(AgentRequest(chat=Chat(messages=messages, tools=None)))
+        await attempt(Told([])).complete(Chat(messages=messages, tools=None))
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,7 +115,7 @@ def test_each_sampled_token_is_learnt_from_once_after_what_the_engine_saw(seed: 
         if before and draw.random() < 0.2:
             before = (*before[:-1], before[-1] + " changed")
         asked = (*before, f"question {draw.randrange(3)}")
-        answer = await one.complete(AgentRequest(chat=chat(*asked)))
+        answer = await one.complete(chat(*asked))
         known.append((*asked, answer.message.content))
 
     async def all_of_them() -> None:
@@ -163,7 +162,7 @@ async def test_the_same_tokens_draw_the_same_whatever_else_is_asked() -> None:
     for engine, order in zip(engines, (("x", "y", "y"), ("y", "x", "y")), strict=True):
         one = attempt(engine)
         for word in order:
-            await one.complete(AgentRequest(chat=chat(word)))
+            await one.complete(chat(word))
     assert engines[0].seeds == engines[1].seeds
     assert all(len(set(each)) == len(each) for each in engines[0].seeds.values())
 
@@ -195,9 +194,9 @@ async def test_an_attempt_leaves_one_conversation_in_engines_at_most() -> None:
     engine = Holds(["a"] * 20)
     one = attempt(engine, max_turns=20)
     for word in ("x", "y", "z"):
-        await one.complete(AgentRequest(chat=chat(word)))
+        await one.complete(chat(word))
         assert len(engine.held) == 1
-    await asyncio.gather(*(one.complete(AgentRequest(chat=chat(f"at once {n}"))) for n in range(5)))
+    await asyncio.gather(*(one.complete(chat(f"at once {n}")) for n in range(5)))
     assert engine.most_idle == 0 and len(engine.held) <= 1
     await one.close()
     assert not engine.held

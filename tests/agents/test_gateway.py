@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
-from rocstar.agents.conversations import AgentRequest
 from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Finish, Status, Stop, ToolCall, ToolResult
@@ -170,7 +169,7 @@ async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
 
     one = attempt(Aborted([]))
     with pytest.raises(EngineUnavailable):
-        await one.complete(AgentRequest(chat=chat("q")))
+        await one.complete(chat("q"))
     assert made_by(one).stop is Stop.ENVIRONMENT_FAILED
 
 

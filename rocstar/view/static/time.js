@@ -35,15 +35,13 @@ export function Time({ name, run }) {
   if (!value) return html`<${Problem} error=${error} />`;
   const all = value.axes.step.map((step, at) => ({ step, ...partsOf(value.columns, at) }));
   if (!all.length) return html`<p class="dim empty">no step is done yet</p>`;
-  const [from, to] = bounds(query.steps);
-  const rows = all.filter(({ step }) => step >= from && step <= to);
+  const rows = within(all, query.steps);
   const phases = PHASES.some((one) => value.columns[`seconds/${one}`].some((found) => found !== null));
-  const within = ({ first, last }) => all.filter(({ step }) => step >= first && step <= last);
-  const stages = value.spans.map((span) => ({ ...span, steps: `${span.first}..${span.last}`, rows: within(span) }));
+  const stages = value.spans.map(({ name: stage, first, last }) => ({ stage, steps: `${first}..${last}` }));
   return html`<div class="bar filters"><label>steps
       ${" "}<input class="range" placeholder="5..90" value=${query.steps || ""}
         onChange=${(e) => amend({ steps: e.target.value.trim() })} /></label>
-      ${stages.map(({ name: stage, steps }) => html`<a class="chip" aria-current=${query.steps === steps}
+      ${stages.map(({ stage, steps }) => html`<a class="chip" aria-current=${query.steps === steps}
         href=${link(["run", name, "time"], { steps: query.steps === steps ? "" : steps })}>${visible(stage)}</a>`)}
       ${query.steps && html`<button onClick=${() => amend({ steps: "" })}>all steps</button>`}</div>
     ${!phases && html`<p class="problem">this run was made by a version that did not record the time of phases;
@@ -51,14 +49,14 @@ export function Time({ name, run }) {
     ${rows.length ? html`<${Bars} name=${name} rows=${rows} />` : html`<p class="dim empty">no step is within</p>`}
     <table class="plain"><thead><tr><th>stage</th><th>steps</th><th>time</th>
       ${Object.entries(PARTS).map(([part, label]) => html`<th><span class="key ${part}">${label}</span></th>`)}
-    </tr></thead><tbody>${stages.map((stage) => html`<${Sums} label=${stage.name} rows=${stage.rows} />`)}
+    </tr></thead><tbody>${stages.map(({ stage, steps }) => html`<${Sums} label=${stage} rows=${within(all, steps)} />`)}
       <${Sums} label=${rows.length < all.length ? "these steps" : "all"} rows=${rows} /></tbody></table>`;
 }
 
-/** `5..9`, `5..`, `..9`, `5`; all of it where the text says nothing. */
-function bounds(text = "") {
+/** Rows of the steps `5..9`, `5..`, `..9`, `5`; all of them where the text says nothing. */
+function within(rows, text = "") {
   const [low, high] = text.includes("..") ? text.split("..") : [text, text];
-  return [Number(low) || 0, Number(high) || Infinity];
+  return rows.filter(({ step }) => step >= (Number(low) || 0) && step <= (Number(high) || Infinity));
 }
 
 function Sums({ label, rows }) {
