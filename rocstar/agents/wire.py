@@ -2,7 +2,8 @@
 Each request is read as messages and tools of chat completions, each answer is written from an `Answer`, and a stream
 from what was written: it comes in one piece.
 
-How tokens are drawn is the run's to say: `temperature`, `top_p`, `top_k` and `seed` of a request are not looked at.
+How tokens are drawn is the run's to say: `temperature`, `top_p`, `top_k`, `seed`, penalties and `logit_bias` of a
+request are not looked at.
 What asks for something that can't be given is refused; a model's thoughts that are sent back are passed over."""
 
 from __future__ import annotations
