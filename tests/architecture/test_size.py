@@ -28,15 +28,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3617, 21),
     "faults": (652, 4),
     "forecast": (1944, 9),
-    "learning": (3199, 19),
-    "parts": (1669, 9),
+    "learning": (3208, 19),
+    "parts": (1687, 9),
     "protocols": (290, 1),
     "record": (2920, 17),
     "rollout": (1826, 12),
     "run": (4435, 24),
     "sandbox": (8612, 45),
     "serving": (805, 6),
-    "support": (1690, 15),
+    "support": (1692, 15),
     "tools": (947, 7),
     "train": (208, 1),
     "types": (593, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_919, "tests/**/*.py": 48_986}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 9_969, "tests/**/*.py": 49_055}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
