@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import mul
 from types import MethodType
 from typing import Any
 
@@ -51,15 +52,21 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 def _choose(model: Any) -> None:
     """Rows in one sequence where its layers tell documents apart, else side by side. Raises ConfigError for a model
-    whose log-probabilities are others than those of each row alone in both. What config.json tells decides first: by
-    weights that nobody has trained, what leaks from one document into the next is too small to see."""
+    whose log-probabilities are others than those of each row alone in both, or whose checkpoints nothing could load.
+    What config.json tells decides first: by weights that nobody has trained, what leaks from one document into the next
+    is too small to see."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     refused = f"a model of type {model.config.model_type} can't be trained here"
+    if type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"{refused}: transformers loads no causal language model that was saved with its config")
     gaps: dict[str, float] = {}
     failed: Exception | None = None
     with windows_of(model, CHECKED):
         try:
             own = _own_attention(model)
             expected = _each_alone(model)
+            pass_shape(model, recomputed=False)  # which an update asks for
         except Exception as error:  # whatever the model's own code raises
             raise ConfigError(f"{refused}: {first_line(error)}") from error
         for way in (PACKED_SDPA, own) if knows_documents(model.config.get_text_config().to_dict()) else (own,):
@@ -128,18 +135,20 @@ def shares(model: Any) -> bool:
 
 
 def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
-    """What the size of its passes follows from; where a config does not tell the MLP's inner width, four times the
-    hidden size."""
+    """What the size of its passes follows from, by the widest of its layers; where a config does not tell the MLP's
+    inner width, four times the hidden size."""
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    each = list(getattr(config, "per_layer_config", (config,)))  # transformers before it had one for all layers
+    heads = [layer.num_attention_heads for layer in each]
+    widths = [getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads for layer in each]
+    keys = [getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads for layer in each]
     return PassShape(
         parameters=model.num_parameters(),
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
-        queries=heads * width,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
-        inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        queries=max(map(mul, heads, widths)),
+        keys=max(map(mul, keys, widths)),
+        inner=max(getattr(layer, "intermediate_size", None) or 4 * layer.hidden_size for layer in each),
         normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         recomputed=recomputed,
     )

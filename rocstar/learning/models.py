@@ -73,7 +73,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, device_map={"": device} if str(device) != "cpu" else None
         )
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:  # the first where the model's code needs another package
         there = folder.exists()
         said = "can't be loaded as a causal language model" if there else "is neither a folder nor can it be fetched"
         raise ConfigError(f"{source} {said}: {first_line(error)}") from error

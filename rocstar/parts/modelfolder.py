@@ -19,7 +19,7 @@ from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
-from rocstar.support.layers import ENGINE_LAYERS, OTHER_ATTENTION, SINKS, named_keys
+from rocstar.support.layers import ENGINE_LAYERS, LOOKS_AHEAD, OTHER_ATTENTION, SINKS, named_keys
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -214,9 +214,9 @@ def _unfit(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(config: dict[str, Any]) -> str | None:
-    """What the learner has no form for: logits are the output embeddings applied to the last hidden states. What
-    config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
-    return next(named_keys(config, OTHER_LOGITS), None)
+    """What the learner has no form for: logits are the output embeddings applied to the last hidden states, which no
+    later token changes. What config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
+    return next(named_keys(config, (*OTHER_LOGITS, *LOOKS_AHEAD)), None)
 
 
 def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -135,6 +135,8 @@ def known_shape(model: ModelSection, folder: Path | None) -> Shape | None:
 def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
     if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise ConfigError(f"{file} is a mixture of experts; only dense decoders can be planned")
+    if isinstance(config.get("intermediate_size"), list):
+        raise ConfigError(f"{file} has MLPs of a width for each layer; only decoders of one width can be planned")
     try:
         heads = config["num_attention_heads"]
         return Shape(

@@ -12,7 +12,9 @@ RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "mamba"})
 """Kinds that keep a state of each sequence."""
 ENGINE_LAYERS = ATTENTION_LAYERS | RECURRENT_LAYERS | {"mlp", "moe"}
 """Kinds that the torch engine computes; the last two look at each token by itself."""
-OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi")
+LOOKS_AHEAD = ("lsh_attn_chunk_length",)
+"""Keys of layers that look at the tokens that follow too: to sort all of them by likeness, as Reformer's do."""
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", *LOOKS_AHEAD)
 """Keys whose mere presence says that a layer does more, or something else, than attend to all tokens."""
 STATES = ("mamba_d_state", "linear_num_key_heads")
 """Keys that tell of a state where `layer_types` does not."""

@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1068, 6),
+    "agents": (1069, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3335, 23),
@@ -28,15 +28,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3635, 21),
     "faults": (650, 4),
     "forecast": (1944, 9),
-    "learning": (3200, 19),
-    "parts": (1685, 9),
+    "learning": (3209, 19),
+    "parts": (1687, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1826, 12),
     "run": (4502, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
-    "support": (1706, 15),
+    "support": (1708, 15),
     "tools": (944, 7),
     "train": (208, 1),
     "types": (593, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_208}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_176, "tests/**/*.py": 49_264}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -298,6 +298,7 @@ MODELS = [
             "indexed_attention": {"layer_types": ["indexed_attention", "full_attention"]},  # DeepSeek-V3.2
             "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
             "alibi": {"alibi": True},
+            "lsh_attn_chunk_length": {"lsh_attn_chunk_length": 64},  # Reformer
         }.items()
     ),
     spoilt(

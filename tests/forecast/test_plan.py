@@ -60,6 +60,13 @@ def test_a_model_that_nobody_knows_is_refused() -> None:
         shape_of(ModelSection(path="some/model"))
 
 
+def test_a_model_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:
+    config = {"num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": [48, 96]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 96}))  # Gemma 3n
+    with pytest.raises(ConfigError, match="MLPs of a width for each layer"):
+        shape_of(ModelSection(path=str(tmp_path)))
+
+
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
     made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]

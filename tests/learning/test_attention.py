@@ -150,6 +150,25 @@ def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
         Policy(causal_lm("Cohere", logit_scale=0.5), codec(), TEMPLATE)
 
 
+def test_a_model_whose_checkpoints_nothing_could_load_is_refused() -> None:
+    """The language model of Emu3 is loaded by the config of the whole, and would be saved with its own."""
+    from transformers import Emu3ForCausalLM, Emu3TextConfig
+
+    with pytest.raises(ConfigError, match="emu3_text_model can't be trained here: transformers loads no causal"):
+        Policy(Emu3ForCausalLM(Emu3TextConfig(**{**SMALL, "pad_token_id": 0})), codec(), TEMPLATE)
+
+
+def test_a_model_whose_config_does_not_say_what_its_passes_take_is_refused() -> None:
+    """BLT's says it of four parts and not of the whole."""
+    from transformers import BltConfig, BltForCausalLM
+
+    parts = ("patcher", "encoder", "decoder", "global")
+    inner = {f"{part}_config": {**SMALL, "num_key_value_heads": 4, "hidden_size_global": 32} for part in parts}
+    config = BltConfig(vocab_size=SMALL["vocab_size"], encoder_hash_byte_group_vocab=16, **inner)
+    with pytest.raises(ConfigError, match="blt can't be trained here: 'BltConfig' object has no attribute"):
+        Policy(BltForCausalLM(config), codec(), TEMPLATE)
+
+
 @pytest.mark.parametrize("name", [*MODELS])
 def test_rows_learn_what_each_would_alone_by_weights_that_care_for_every_token_before(name: str) -> None:
     """Siblings, rows of one token and of more than a chunk, together and apart: a layer that sees the row beside it, or

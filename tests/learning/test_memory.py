@@ -10,7 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rocstar.learning.forward import hidden_states, pass_shape, prepare
 from rocstar.learning.models import give_back
@@ -62,6 +69,16 @@ def test_a_pass_leaves_as_many_bytes_as_are_said(kind: str, name: str, siblings:
     said = shape.left(len(micro.ids_T), sum(micro.lengths))
     assert said == pytest.approx(held(model, micro), rel=0.1)
     assert pass_shape(model, recomputed=True).left(100, 100) < shape.left(100, 100)
+
+
+def test_layers_of_several_widths_are_counted_as_the_widest() -> None:
+    config = Gemma4TextConfig(
+        layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2, head_dim=8, global_head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48, vocab_size=64,
+        vocab_size_per_layer_input=64, hidden_size_per_layer_input=8,
+    )  # fmt: skip
+    shape = pass_shape(Gemma4ForCausalLM(config), recomputed=False)
+    assert (shape.layers, shape.queries, shape.keys, shape.inner) == (2, 64, 32, 48)
 
 
 def test_memory_that_was_freed_goes_back() -> None:

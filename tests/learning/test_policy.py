@@ -7,6 +7,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -164,6 +165,16 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: 
         made.model.layers[1].mlp.up_proj.weight[3, 5] = value
     made.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"its tensor model\.layers\.1\.mlp\.up_proj\.weight holds nan or inf"):
+        load_model(tmp_path)
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is here, which nothing of rocstar needs")
+def test_a_model_whose_code_needs_a_package_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    from transformers import Gemma3nConfig
+
+    Gemma3nConfig().save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="can't be loaded as a causal language model: TimmWrapperModel requires the"):
         load_model(tmp_path)
 
 

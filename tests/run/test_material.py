@@ -361,6 +361,7 @@ def test_demonstrations_that_the_run_would_cut_or_whose_calls_would_fail_are_tol
     [
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
         ({"logits_scaling": 8.0}, "logits_scaling 8.0"),  # Granite
+        ({"lsh_attn_chunk_length": 64}, "lsh_attn_chunk_length 64"),  # Reformer
     ],
 )
 def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_engine_writes(
