@@ -54,6 +54,7 @@ ENGINES = {
     "half-1%": replace(ENGINE, evicted_share=0.5, watermark=0.01),
     "half": replace(ENGINE, evicted_share=0.5, watermark=0.0),
     "no-prefix": replace(ENGINE, prefix_cache=False),
+    "rows": replace(ENGINE, most_running=256),
     "torch": replace(ENGINE, chunk_tokens=256, page_tokens=16, oldest_first=True, patience_seconds=1.0),
 }
 """By what they give up when the next step does not fit, and the share of the cache that an admission leaves free."""
@@ -70,6 +71,7 @@ REGIMES = {
     "roomy": (ENGINE.capacity_tokens, 32, 512),
     "tiny": (41_000, 2, 8),
     "few": (122_000, 2, 16),
+    "crowded": (984_000, 2, 64),
     "apart": (300_000, 3, 64),
 }
 """Tokens of an engine's cache, engines, problems a step; the small regime has engines of its own."""
@@ -165,6 +167,8 @@ def cases(steps: int, quarter: bool) -> Iterator[Case]:
             case(regime, 8192, lengths, fresh=fresh) for lengths in ("even", "spread") for fresh in (True, False)
         )
     yield case("tight", 8192, "easy-or-hard", fresh=True)
+    yield from (case("crowded", 8192, lengths, "rows") for lengths in everyone)
+    yield case("crowded", 8192, "even", "rows", fresh=True)
     # Kept apart: nobody looked at them before the scheduler was done
     yield case("apart", 16384, "pareto", tool_seconds=5.0)
     yield case("apart", 16384, "two-kinds")

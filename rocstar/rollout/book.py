@@ -61,8 +61,8 @@ class Book:
         self.step = 0.0
         """Steps that the engine has taken: the tokens that each resident has gained."""
         self.held = 1.0
-        """Recent share of its residents' tokens that the engine counts as used: vLLM gives away what belongs to those
-        that wait for a tool, and does not count it."""
+        """Recent share of the tokens of residents that it has begun with that it counts as used: vLLM does not count
+        what belongs to those that wait for a tool, and gives it away."""
         self.reads = 0.0
         """Work that is still expected: cached tokens to be read."""
         self._prompts = 0
@@ -87,7 +87,8 @@ class Book:
             self.pace = FORGET * self.pace[0] + seconds, FORGET * self.pace[1] + reads
         self._evicted += max(0, load.evictions - last.evictions)
         self.last, self._seen_at = load, now
-        if (own := self._tokens()) > load.capacity_tokens * SEEN_FROM:
+        own = self._tokens() * (1 - load.waiting / max(1, len(self.residents)))  # who waits for a row holds none yet
+        if own > load.capacity_tokens * SEEN_FROM:
             self.held += (1 - KEPT) * (max(LEAST_HELD, min(1.0, load.used_tokens / own)) - self.held)
 
     def slowness(self) -> float:

@@ -11,8 +11,7 @@
 - Later turns stay where their cache is, with two exceptions (`_keeps`): where an engine has evicted and the forecast
   has no room for them, and where it is behind the others, which balances lengths that were not known.
 
-Expectations are learned again when as many turns have ended as trajectories are on engines, so the cost of an event
-does not grow with their number.
+Expectations are learned again once as many turns have ended as there are residents, so no event costs more with many.
 """
 
 from __future__ import annotations

@@ -324,9 +324,9 @@ def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 
 
 
 def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() -> None:
-    """Its cache goes to whoever needs it, as in vLLM."""
+    """Its cache goes to whoever needs it, as in vLLM. Those that wait there for a row will need theirs."""
 
-    def admitted(counted: float) -> int:
+    def admitted(counted: float, waiting: int = 0) -> int:
         book = Book("engine0", loaded(0, capacity=10_000))
 
         def resident(number: int, response: int = 0) -> Resident:
@@ -335,14 +335,15 @@ def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() 
         for number in range(12):
             book.add(resident(number, 200))
         for second in range(1, 60):
-            book.look(loaded(second, used=int(12 * 300 * counted), capacity=10_000), float(second))
+            load = loaded(second, used=int(12 * 300 * counted), capacity=10_000)
+            book.look(replace(load, waiting=waiting), float(second))
         number = 12
         while number < 200 and book.takes(newcomer := resident(number)):
             book.add(newcomer)
             number += 1
         return number
 
-    assert admitted(1.0) < admitted(0.5) < admitted(0.2) < 200
+    assert admitted(1.0) == admitted(0.5, waiting=6) < admitted(0.5) < admitted(0.2) < 200
 
 
 def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> None:
