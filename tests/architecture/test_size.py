@@ -23,12 +23,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2113, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
-    "engines": (4077, 21),
+    "engines": (4087, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
     "faults": (650, 4),
     "forecast": (1944, 9),
-    "learning": (3200, 19),
+    "learning": (3236, 19),
     "parts": (1685, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
@@ -36,18 +36,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4502, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
-    "support": (1706, 15),
+    "support": (1816, 16),
     "tools": (944, 7),
     "train": (208, 1),
     "types": (593, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4084
+CLASSES, FUNCTIONS = 587, 4090
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_208}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_391}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
