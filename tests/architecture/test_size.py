@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (650, 4),
     "forecast": (1944, 9),
     "learning": (3236, 19),
-    "parts": (1685, 9),
+    "parts": (1723, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1826, 12),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4090
+CLASSES, FUNCTIONS = 587, 4093
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
