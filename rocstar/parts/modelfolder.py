@@ -167,18 +167,19 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
     kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
     if not isinstance(positions, int) or not isinstance(embeddings, int):
+        lacking = [key for key in ("max_position_embeddings", "vocab_size") if not isinstance(config.get(key), int)]
         raise ConfigError(
-            f"{kind}, whose config.json lacks max_position_embeddings or vocab_size; rocstar runs decoders like "
-            "Qwen2.5, Qwen3 and Llama, so take one of those"
+            f"{kind}, whose config.json lacks {' and '.join(lacking)}; rocstar runs decoders like Qwen2.5, Qwen3 and "
+            "Llama, so take one of those"
+        )
+    if trained and (why := _untrainable(config)):
+        raise ConfigError(
+            f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
         )
     if torch_engine and (why := _unfit(config)):
         raise ConfigError(
             f"{kind}, which has {why}; the torch engine runs decoders like Qwen2.5, Qwen3 and Llama, so take one of "
             "those or an [[engine]] of kind 'vllm'"
-        )
-    if trained and (why := _untrainable(config)):
-        raise ConfigError(
-            f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
         )
     if torch_engine or trained:
         refuse_quantised(folder, config)
@@ -254,6 +255,8 @@ def _unfit(config: dict[str, Any]) -> str | None:
 def _untrainable(config: dict[str, Any]) -> str | None:
     """What the learner has no form for: logits are the output embeddings applied to the last hidden states. What
     config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
+    if "type_vocab_size" in config:
+        return f"embeddings of segments, as encoders like BERT have (type_vocab_size {config['type_vocab_size']})"
     return next(named_keys(config, OTHER_LOGITS), None)
 
 

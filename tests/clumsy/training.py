@@ -284,7 +284,7 @@ MODELS = [
     spoilt(
         "no decoder",
         "train pretrained.toml",
-        "config.json lacks ... max_position_embeddings",
+        "config.json lacks max_position_embeddings;",
         model_config(max_position_embeddings=None),
     ),
     *(
@@ -376,6 +376,18 @@ MODELS = [
         "train pretrained.toml",
         "code of a model folder is not run here; take a model whose class transformers has",
         model_config(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}),
+    ),
+    spoilt(
+        "a model that neither learns nor runs",  # Gemma 2: another engine would not help
+        "train pretrained.toml",
+        "final_logit_softcapping 30.0; the learner trains decoders",
+        model_config(final_logit_softcapping=30.0, attn_logit_softcapping=50.0),
+    ),
+    spoilt(
+        "an encoder",
+        "train pretrained.toml",
+        "of type bert ... type_vocab_size 2 ... the learner trains decoders",
+        model_config(model_type="bert", type_vocab_size=2),
     ),
     given("train pretrained.toml rollout.max_response_tokens=300", "300 ... 256 ... set it to"),
     spoilt(
