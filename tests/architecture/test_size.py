@@ -20,7 +20,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3400, 18),
     "cli": (3335, 23),
     "cluster": (782, 8),
-    "config": (2113, 11),
+    "config": (2114, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4087, 21),
