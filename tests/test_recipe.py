@@ -418,6 +418,8 @@ def test_what_is_carried_over_is_weighed_and_what_could_not_be_repeated_is_refus
     assert "attempts of a step is less than one" in few
     both = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1")
     assert "repeats itself when a run is resumed, which rollout.max_staleness_steps 1 can't" in both
+    blamed = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1", "rollout.refill=0")
+    assert blamed.startswith("override 'rollout.carry_over=0.25': ")
     own = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.environment=a:b")
     assert "rollout.environment 'a:b' can't be brought to where an old one was" in own
 

@@ -82,7 +82,8 @@ def complaint(
     same = (e["msg"] for e in errors if _place(model, table, e["loc"]) == place)  # one for each type that it may have
     wanted = " or ".join(message.removeprefix("Input should be ") for message in same)
     what = _what(first, wanted, place, model, table)
-    blamed = [place.keys] if place.keys else [tuple(key.split(".")) for key in MENTIONED_KEY.findall(first["msg"])]
+    mentioned = [tuple(key.split(".")) for key in MENTIONED_KEY.findall(first["msg"])]
+    blamed = [keys for keys in mentioned if keys[: len(place.keys)] == place.keys] or [place.keys]
     # What an entry does not say itself comes from the section of that name at the top.
     addresses = [address for keys in blamed for address in dict.fromkeys(((*place.entry, *keys), keys))]
     return f"{_where([*addresses, place.entry], layers, changes)}: {what}"

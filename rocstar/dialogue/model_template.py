@@ -48,7 +48,7 @@ class ChatSource:
         try:
             self._compiled = _compiled(source)
         except TemplateError as error:
-            raise ConfigError(f"{place} is no valid Jinja template: {error}.") from None
+            raise ConfigError(f"{place} is no valid Jinja template: {str(error).rstrip('.')}.") from None
 
     def taught_tools(self) -> ChatSource:
         """The same for conversations with tools, where it knows none. Raises ConfigError."""
@@ -66,7 +66,7 @@ class ChatSource:
                 messages=messages, tools=list(tools) or None, add_generation_prompt=header, **self._tokens
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{self._place} can't render such a conversation: {error}.") from None
+            raise ConfigError(f"{self._place} can't render such a conversation: {str(error).rstrip('.')}.") from None
 
 
 def find_chat_source(files: ModelFiles, folder: Path, *, with_tools: bool) -> ChatSource:

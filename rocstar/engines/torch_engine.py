@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rocstar.engines.base import refuse_impossible
 from rocstar.engines.memory import kv_pages
@@ -26,6 +27,7 @@ from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.torch_table import Work
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.support.weights import misfits
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 PATIENCE_SECONDS = 1.0  # with nothing to decode, before the cache of a session goes to a waiting request
@@ -211,9 +213,17 @@ async def opened(settings: EngineSettings) -> TorchEngine:
     disable_progress_bar()
     torch.set_num_threads(settings.threads)
     try:
-        model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=getattr(torch, settings.dtype))
-    except (OSError, ValueError) as error:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            settings.folder,
+            dtype=getattr(torch, settings.dtype),
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, with their names
+        )
+    except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
+    if wrong := misfits(told):
+        raise EngineUnavailable(f"the weights in {settings.folder} are not those of its config.json: {wrong}")
     model = model.to(settings.device)  # of GPUs the first that is visible
     engine = TorchEngine(
         model,

@@ -14,7 +14,14 @@ from torch.nn.functional import linear
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
+from rocstar.support.layers import refuse_quantised
+from rocstar.support.weights import misfits
 
+UNLOADED = "can't be loaded as a causal language model"
+NEEDS_CODE = (
+    "needs Python code of its own (auto_map in its config.json), and code of a model folder is not run here; take a "
+    "model whose class transformers has"
+)
 TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
 use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
 """The first is a setting of the whole process, so only the verbs that own one call it."""
@@ -59,8 +66,10 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     """A transformers causal LM from a Hugging Face folder or a hub id, its weights in `dtype` on `device`.
 
     `model.config.dtype` stays what the source says, so that an export can go back to it. Weights are read file by
-    file; no second copy is held. Raises ConfigError, also for weights that are not finite."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    file; no second copy is held. Raises ConfigError, also for weights that are not finite, or not those of the model
+    that config.json describes."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # stderr is for what the run does, and the bar is there for milliseconds
@@ -68,23 +77,56 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     if folder.exists() and not (folder / "config.json").is_file():
         raise ConfigError(f"{source} is not a model folder: it has no config.json")
     name = str(folder) if folder.exists() else str(source)
+    config = config_of(name)
+    refuse_quantised(source, config.to_dict())
     try:
-        came_in = AutoConfig.from_pretrained(name).dtype
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, device_map={"": device} if str(device) != "cpu" else None
+        model, told = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            device_map={"": device} if str(device) != "cpu" else None,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, with their names
         )
-    except (ImportError, OSError, ValueError) as error:  # the first where the model's code needs another package
-        there = folder.exists()
-        said = "can't be loaded as a causal language model" if there else "is neither a folder nor can it be fetched"
-        raise ConfigError(f"{source} {said}: {first_line(error)}") from error
+    except (ImportError, OSError, ValueError, SafetensorError) as error:  # the first where another package is needed
+        raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
+    if wrong := misfits(told):
+        raise ConfigError(
+            f"{source} does not hold the weights of the model that its config.json describes ({wrong}); correct "
+            "config.json or fetch the whole model again"
+        )
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
     if broken is not None:
         raise ConfigError(
             f"{source} is broken: its tensor {broken} holds nan or inf; fetch the model again, or take an earlier "
             "checkpoint"
         )
-    model.config.dtype = came_in or torch.float32
+    model.config.dtype = config.dtype or torch.float32
     return model
+
+
+def config_of(source: str | Path) -> Any:
+    """What transformers makes of the config.json of a folder or a hub id whose class of causal LM it has; no code of a
+    model folder is run. Raises ConfigError."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except StrictDataclassError as error:
+        raise ConfigError(
+            f"{source}/config.json describes no model that can be made: {first_line(error.__cause__ or error)}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(f"{source} {NEEDS_CODE}") from error
+        said = UNLOADED if Path(source).exists() else "is neither a folder nor can it be fetched"
+        raise ConfigError(f"{source} {said}: {first_line(error)}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+            raise ConfigError(f"{source} {NEEDS_CODE}")
+        raise ConfigError(f"{source} {UNLOADED}: transformers has none of type {config.model_type}")
+    return config
 
 
 def device_of(model: ModelSection, rank: int = 0) -> torch.device:

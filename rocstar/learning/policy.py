@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # type: ignore[attr-defined]
@@ -42,6 +42,7 @@ from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_ada
 from rocstar.learning.models import compute_dtype, device_of, give_back
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
+from rocstar.support.weights import layout_of_folder
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
@@ -88,7 +89,7 @@ class Policy:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
             model.to(self.device if ranks.mesh is None and not adapt else "cpu")
             prepare(model, self.device, self.dtype)
-            self._came_as = layout_of_folder(model.name_or_path)
+            self._came_as = layout_of_folder(Path(model.name_or_path)) if model.name_or_path else {}
             there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
             self._as_published(there, model)
             if adapt:
@@ -318,15 +319,6 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def tied(model: Any) -> set[str]:
     """Names of tensors that are others' too."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-
-
-def layout_of_folder(name: str) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in a model folder; empty where it holds no safetensors."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(name).glob("model*.safetensors")) if name else ():
-        with safe_open(file, "pt") as tensors:
-            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    return shapes
 
 
 def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -316,7 +316,9 @@ def shard(
 
     config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32)
+        empty = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+        )
     prepare(empty, device, dtype)
     if adapt:
         adapt(empty)

@@ -136,8 +136,8 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     home, name = str(file.parent.resolve()), file.name
     try:
         with _parsed_once():
-            tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name)
-            model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32")
+            tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"{file} can't be read as a language model: {error}") from error
     tokenizer.save_pretrained(folder)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,10 +20,19 @@ from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
-from rocstar.support.layers import ENGINE_LAYERS, LOOKS_AHEAD, OTHER_ATTENTION, SINKS, named_keys
+from rocstar.support.layers import (
+    ENGINE_LAYERS,
+    LOOKS_AHEAD,
+    OTHER_ATTENTION,
+    SINKS,
+    named_keys,
+    refuse_quantised,
+)
+from rocstar.support.weights import foreign, layout_of_folder
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
+LAYER = re.compile(r"(?:model\.|language_model\.|gpt_neox\.)*layers\.(\d{1,6})\.")
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
 TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
@@ -45,7 +55,13 @@ class ModelFacts:
 
 def find_model(name: str) -> Path:
     """The folder of a model: `name` itself, what a GGUF file or an adapter's folder holds, or what the hub holds under
-    that id. Raises ConfigError."""
+    that id. Raises ConfigError, also for weights that are not all there."""
+    folder = _found(name)
+    _refuse_broken(folder)
+    return folder
+
+
+def _found(name: str) -> Path:
     folder = Path(name)
     if adapter := adapter_in(folder):
         return _merged(folder, adapter)
@@ -158,38 +174,68 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
     kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
     if not isinstance(positions, int) or not isinstance(embeddings, int):
+        lacking = [key for key in ("max_position_embeddings", "vocab_size") if not isinstance(config.get(key), int)]
         raise ConfigError(
-            f"{kind}, whose config.json lacks max_position_embeddings or vocab_size; rocstar runs decoders like "
-            "Qwen2.5, Qwen3 and Llama, so take one of those"
+            f"{kind}, whose config.json lacks {' and '.join(lacking)}; rocstar runs decoders like Qwen2.5, Qwen3 and "
+            "Llama, so take one of those"
+        )
+    if trained and (why := _untrainable(config)):
+        raise ConfigError(
+            f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
         )
     if torch_engine and (why := _unfit(config)):
         raise ConfigError(
             f"{kind}, which has {why}; the torch engine runs decoders like Qwen2.5, Qwen3 and Llama, so take one of "
             "those or an [[engine]] of kind 'vllm'"
         )
-    if trained and (why := _untrainable(config)):
-        raise ConfigError(
-            f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
-        )
+    if torch_engine or trained:
+        refuse_quantised(folder, config)
+        if _is_doubtful(config):
+            from rocstar.learning.models import config_of
+
+            config_of(folder)
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
     return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
 
 
+def _is_doubtful(config: dict[str, Any]) -> bool:
+    """Whether transformers must be asked, which loads torch and takes seconds, if it has such a model: of most it has a
+    folder of that name."""
+    size, heads, found = config.get("hidden_size"), config.get("num_attention_heads"), find_spec("transformers")
+    if isinstance(size, int) and isinstance(heads, int) and heads and size % heads:
+        return True
+    module = str(config.get("model_type")).replace("-", "_").removesuffix("_text")
+    places = (Path(place, "models", module) for place in (found and found.submodule_search_locations) or ())
+    return "auto_map" in config or not any(place.is_dir() for place in places)
+
+
+def _refuse_broken(folder: Path) -> None:
+    """Raises ConfigError for weights that are not all there or are of another number of layers than config.json says,
+    as far as their headers tell."""
+    config = _config(folder)
+    layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    numbered = [int(layer[1]) for name in foreign(layout_of_folder(folder)) if (layer := LAYER.match(name))]
+    if not numbered or not isinstance(layers, int) or "num_layers" in config:  # which LongCat has two of in each
+        return
+    most = layers + (further if isinstance(further, int) else 0)
+    if not layers <= (held := 1 + max(numbered)) <= most:
+        raise ConfigError(
+            f"{folder} holds weights of {held} layer{'s' * (held > 1)}, and its config.json says {layers} "
+            "(num_hidden_layers); correct config.json or fetch the whole model again"
+        )
+
+
 def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
     """Raises ConfigError for `model.lora_targets` that the model has no matrices of, as far as the folder tells."""
-    from safetensors import safe_open
-
     if not targets and (experts := next(named_keys(_config(folder), EXPERTS), None)):
         raise ConfigError(
             f"{folder} is a mixture of experts ({experts}), and adapters leave out experts, which are one tensor a "
             "layer; name the linear layers that get adapters in model.lora_targets, or set model.lora_rank to 0"
         )
-    there: set[str] = set()
-    for file in folder.glob("model*.safetensors"):
-        with safe_open(file, "numpy") as tensors:
-            inside = (name for name in tensors.keys() if re.search(r"\.\d+\..*\.weight$", name))  # noqa: SIM118
-            there |= {name.split(".")[-2] for name in inside if len(tensors.get_slice(name).get_shape()) == 2}
+    stored = layout_of_folder(folder).items()
+    inside = (name for name, shape in stored if re.search(r"\.\d+\..*\.weight$", name) and len(shape) == 2)
+    there = {name.split(".")[-2] for name in inside}
     if wrong := [target for target in targets if there and target not in there]:
         raise ConfigError(
             f"model.lora_targets names {wrong[0]!r}, which is no linear layer of {folder}; there are "
@@ -216,6 +262,8 @@ def _unfit(config: dict[str, Any]) -> str | None:
 def _untrainable(config: dict[str, Any]) -> str | None:
     """What the learner has no form for: logits are the output embeddings applied to the last hidden states, which no
     later token changes. What config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
+    if "type_vocab_size" in config:
+        return f"embeddings of segments, as encoders like BERT have (type_vocab_size {config['type_vocab_size']})"
     return next(named_keys(config, (*OTHER_LOGITS, *LOOKS_AHEAD)), None)
 
 

@@ -200,7 +200,7 @@ class _Reader:
         from transformers import AutoTokenizer
 
         self._file, self._log = file, log
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         if not self._tokenizer.chat_template:
             raise ConfigError(f"{model} has no chat template, by which the prompts were written; give one that has")
         self._ends = tuple(dict.fromkeys((self._tokenizer.eos_token_id, *read_model_files(model).eos_ids)))

@@ -4,7 +4,10 @@ transformers' words."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from rocstar.errors import ConfigError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that attend to all positions before, or to the last ones."""
@@ -34,3 +37,13 @@ def named_keys(config: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
     """Those of the keys that are set, and not to 1, with their values."""
     there = (key for key in keys if config.get(key))
     return (f"{key} {config[key]}" for key in there if config[key] is True or config[key] != 1)
+
+
+def refuse_quantised(folder: str | Path, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for weights that are stored in fewer bits than torch computes with."""
+    if isinstance(how := config.get("quantization_config"), Mapping):
+        raise ConfigError(
+            f"{folder} holds weights quantised by {how.get('quant_method', 'an unnamed method')} "
+            "(quantization_config in its config.json), which can be neither trained nor run by the torch engine; take "
+            "the unquantised model"
+        )

@@ -20,34 +20,34 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3400, 18),
     "cli": (3335, 23),
     "cluster": (782, 8),
-    "config": (2113, 11),
+    "config": (2114, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
-    "engines": (4077, 21),
+    "engines": (4087, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
     "faults": (650, 4),
     "forecast": (1944, 9),
-    "learning": (3209, 19),
-    "parts": (1687, 9),
+    "learning": (3245, 19),
+    "parts": (1735, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1826, 12),
     "run": (4502, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
-    "support": (1708, 15),
+    "support": (1818, 16),
     "tools": (944, 7),
     "train": (208, 1),
     "types": (593, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4084
+CLASSES, FUNCTIONS = 587, 4093
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_176, "tests/**/*.py": 49_264}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_454}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

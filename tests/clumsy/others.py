@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.clumsy.workplace import RL_ONLY, given, spoilt, text, without
+from tests.clumsy.workplace import RL_ONLY, cut, given, spoilt, text, without
 
 OTHERS = [
     spoilt("sft of RL alone", "sft bad.toml", "no [[stage]] of kind sft", text("bad.toml", RL_ONLY)),
@@ -41,6 +41,10 @@ OTHERS = [
         "eval model --data test.jsonl --max-response-tokens 30",
         "model ... safetensors",
         without("model/model.safetensors"),
+    ),
+    *(
+        spoilt(f"{command.split()[0]} with half a download", command, "holds 9000 bytes of ... fetch it", cut(9000))
+        for command in ("eval model --data test.jsonl", "chat model -p hi", "serve model")
     ),
     given("eval model --data test.jsonl --runs rows.jsonl", "rows.jsonl ... change --runs"),
     given("chat mdel -p hi", "there is no run mdel"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tests.clumsy.workplace import (
     RL_ONLY,
     Start,
+    cut,
     folder,
     given,
     model_config,
     recipe,
     replaced,
     rows,
+    sharded,
     spoilt,
     text,
     without,
@@ -282,7 +284,7 @@ MODELS = [
     spoilt(
         "no decoder",
         "train pretrained.toml",
-        "config.json lacks ... max_position_embeddings",
+        "config.json lacks max_position_embeddings;",
         model_config(max_position_embeddings=None),
     ),
     *(
@@ -322,6 +324,72 @@ MODELS = [
         model_config(vocab_size=20),
     ),
     spoilt("no weights", "train pretrained.toml", "model ... safetensors", without("model/model.safetensors")),
+    spoilt(
+        "a git-LFS pointer",
+        "train pretrained.toml",
+        "model.safetensors is a git-LFS pointer ... `git lfs pull`",
+        text("model/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"),
+    ),
+    spoilt("half a download", "train pretrained.toml", "holds 9000 bytes of ... fetch it again", cut(9000)),
+    spoilt(
+        "the first bytes of a download",
+        "train pretrained.toml",
+        "holds 99 bytes of at least ... fetch it again",
+        cut(99),
+    ),
+    spoilt("an empty file of weights", "train pretrained.toml", "holds 0 bytes of at least 8", cut(0)),
+    spoilt(
+        "a web page for weights",
+        "train pretrained.toml",
+        "no header of safetensors",
+        text("model/model.safetensors", (60).to_bytes(8, "little") + b"<html>" * 10),
+    ),
+    spoilt(
+        "a shard that is not there",
+        "train pretrained.toml",
+        "model lacks 1 of the 1 files of weights ... such as model-1.safetensors; fetch the whole model",
+        sharded(),
+    ),
+    *(
+        spoilt(
+            f"weights of one layer for {said}",
+            "train pretrained.toml",
+            f"weights of 1 layer, ... config.json says {said} (num_hidden_layers); correct config.json",
+            model_config(num_hidden_layers=said),
+        )
+        for said in (0, 2)
+    ),
+    spoilt(
+        "quantised weights",
+        "train pretrained.toml",
+        "quantised by gptq ... take the unquantised model",
+        model_config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    ),
+    spoilt(
+        "heads that no width divides",
+        "train pretrained.toml",
+        "config.json describes no model that can be made: ... not a multiple of the number of attention heads (5)",
+        model_config(model_type="llama", num_attention_heads=5, layer_types=None),
+    ),
+    spoilt("an unknown family", "train pretrained.toml", "model type `llama9`", model_config(model_type="llama9")),
+    spoilt(
+        "a model with code of its own",
+        "train pretrained.toml",
+        "code of a model folder is not run here; take a model whose class transformers has",
+        model_config(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}),
+    ),
+    spoilt(
+        "a model that neither learns nor runs",  # Gemma 2: another engine would not help
+        "train pretrained.toml",
+        "final_logit_softcapping 30.0; the learner trains decoders",
+        model_config(final_logit_softcapping=30.0, attn_logit_softcapping=50.0),
+    ),
+    spoilt(
+        "an encoder",
+        "train pretrained.toml",
+        "of type bert ... type_vocab_size 2 ... the learner trains decoders",
+        model_config(model_type="bert", type_vocab_size=2),
+    ),
     given("train pretrained.toml rollout.max_response_tokens=300", "300 ... 256 ... set it to"),
     spoilt(
         "a template whose stop the tokenizer lacks",

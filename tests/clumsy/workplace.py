@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,22 @@ def model_config(**changes: Any) -> Spoil:
         path = place / "model" / "config.json"
         config = {**json.loads(path.read_text()), **changes}
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+    return spoil
+
+
+def cut(size: int) -> Spoil:
+    """The model's weights end after so many bytes."""
+    return lambda place: os.truncate(place / "model" / "model.safetensors", size)
+
+
+def sharded() -> Spoil:
+    """The model's weights are an index beside a shard that is not there."""
+
+    def spoil(place: Path) -> None:
+        (place / "model" / "model.safetensors").rename(place / "model" / "model-2.safetensors")
+        index = {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
+        (place / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
 
     return spoil
 

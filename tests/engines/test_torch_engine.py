@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.engines import torch_cache
+from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_cache import PagedCache
-from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_engine import TorchEngine, opened
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Finish, Sampling, Weights
 from tests.engines.models import MODELS, VOCAB, mistral, naive_logprobs, qwen, saved, until
@@ -98,6 +100,23 @@ async def test_weights_that_cannot_be_used_are_refused_in_words(engine: TorchEng
         await engine.load_weights(Weights(version=1, folder=str(tmp_path)))
     with pytest.raises(EngineUnavailable, match="do not fit the model"):
         await engine.load_weights(saved(MODELS["llama"](0), tmp_path / "llama", 1))
+
+
+async def test_a_folder_that_is_not_whole_is_refused_in_words_when_the_engine_is_opened(tmp_path: Path) -> None:
+    qwen(0).save_pretrained(tmp_path)
+    settings = EngineSettings(folder=str(tmp_path), rows=1, positions=16, vocab_size=VOCAB)
+    await (await opened(settings)).close()
+    sound = (tmp_path / "config.json").read_text()
+    changed = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(sound), **changed}))
+    with pytest.raises(
+        EngineUnavailable, match=r"not those of its config\.json: tensors unknown to such a model: \d+, s"
+    ):
+        await opened(settings)
+    (tmp_path / "config.json").write_text(sound)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(EngineUnavailable, match="could not be loaded"):
+        await opened(settings)
 
 
 async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> None:

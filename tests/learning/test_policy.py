@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +29,12 @@ from rocstar.errors import ConfigError
 from rocstar.learning import policy as policies
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
-from rocstar.learning.policy import Policy, layout_of_folder, restore_moments
+from rocstar.learning.policy import Policy, restore_moments
 from rocstar.learning.ranks import Ranks
 from rocstar.learning.sft import SftLearner
+from rocstar.parts.modelfolder import find_model
 from rocstar.record.atomic import whole_folder
+from rocstar.support.weights import layout_of_folder
 from rocstar.types import Batch
 from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
 from tests.learning.test_attention import causal_lm
@@ -112,12 +115,12 @@ def experts(seed: int = 0) -> Any:
 
 def test_a_mixture_of_experts_goes_out_in_the_layout_that_it_came_in(tmp_path: Path) -> None:
     experts().save_pretrained(tmp_path / "source")
-    came_as = layout_of_folder(str(tmp_path / "source"))
+    came_as = layout_of_folder(tmp_path / "source")
     assert any("experts.3.up_proj" in name for name in came_as)
     mine = Policy(load_model(tmp_path / "source"), codec(), template_named("compact"))
     mine.save(tmp_path / "saved")
     weights = mine.publish(tmp_path / "published")
-    assert layout_of_folder(str(tmp_path / "saved")) == layout_of_folder(str(tmp_path / "published")) == came_as
+    assert layout_of_folder(tmp_path / "saved") == layout_of_folder(tmp_path / "published") == came_as
     other = experts(1)
     tensors = take_weights(other, weights)
     assert all(
@@ -175,6 +178,81 @@ def test_a_model_whose_code_needs_a_package_that_is_not_there_is_refused(tmp_pat
     Gemma3nConfig().save_pretrained(tmp_path)
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="can't be loaded as a causal language model: TimmWrapperModel requires the"):
+        load_model(tmp_path)
+
+
+FURTHER = {f"model.layers.2.{name}.weight": (4, 4) for name in ("eh_proj", "enorm", "mlp.up_proj")}
+"""What DeepSeek-V3 has for the token after the next."""
+UNREAD = {"mtp.fc.weight": (4, 4), "model.visual.blocks.0.attn.qkv.weight": (4, 4), "lm_head.weight": (104, 32)}
+"""What else published models hold that a model of text does without; the last one is tied and stored twice."""
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (FURTHER, None),
+        (UNREAD, None),
+        ({"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}, None),
+        (
+            {"model.layers.2.mlp.up_proj.weight": (4, 4)},
+            r"tensors unknown to such a model: 1, such as model\.layers\.2",
+        ),
+        (
+            {"model.layers.0.self_attn.q_proj.bias": (32,)},
+            r"unknown to such a model: 1, such as model\.layers\.0\.self_attn",
+        ),
+        ({"model.norm.weight": None}, r"tensors missing: 1, such as model\.norm\.weight\); correct config\.json"),
+        ({"model.norm.weight": (33,)}, r"tensors of another shape: 1, such as model\.norm\.weight"),
+    ],
+)
+def test_a_folder_holds_the_weights_of_its_model_and_what_published_ones_have_beside(
+    tmp_path: Path, more: dict[str, tuple[int, ...] | None], told: str | None
+) -> None:
+    model().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {name: torch.zeros(shape) for name, shape in more.items() if shape}
+    kept = {name: tensor for name, tensor in tensors.items() if more.get(name, tensor) is not None}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    if told is None:
+        assert load_model(find_model(str(tmp_path)))
+        return
+    with pytest.raises(ConfigError, match=told):
+        load_model(tmp_path)
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def test_what_transformers_refuses_or_would_ask_about_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks on the standard input whether to run code of a folder; nothing here may."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    model().save_pretrained(tmp_path)
+    for changes, told in (
+        ({"num_attention_heads": "two"}, r"config\.json describes no model that can be made: [^\n]+'two'"),
+        ({"num_attention_heads": 2, "quantization_config": {"quant_method": "awq"}}, "quantised by awq .* unquantised"),
+        (
+            {"quantization_config": None, "model_type": "qwen9"},
+            "can't be loaded as a causal language model: [^\n]+qwen9",
+        ),
+        ({"auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}}, "needs Python code of its own"),
+        ({"model_type": "t5"}, "needs Python code of its own"),  # whose config transformers has
+    ):
+        with pytest.raises(ConfigError, match=told) as caught:
+            load_model(changed(tmp_path, **changes))
+        assert len(str(caught.value).splitlines()) == 1
+    auto_map = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}
+    assert load_model(changed(tmp_path, model_type="qwen3", auto_map=auto_map)), "transformers has the class itself"
+
+
+def test_a_file_of_weights_that_is_torn_is_one_sentence(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 9000)
+    with pytest.raises(ConfigError, match=r"can't be loaded as a causal language model: [^\n]+not fully covered"):
         load_model(tmp_path)
 
 

@@ -1,0 +1,97 @@
+"""What the files of weights in a model folder hold, by their headers alone, and what a model has no use for. Loads no
+torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError
+
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+"""One of them holds all weights, or an index beside its shards says which holds what; as transformers chooses."""
+LFS = b"version https://git-lfs"
+MOST_HEADER = 100_000_000
+"""Bytes of the longest header that the safetensors library reads."""
+BESIDE_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech|multi_modal|mm_|embed_vision|embed_audio|mtp)")
+"""Parts of published models that a model of text leaves out: towers of other senses, heads for further tokens."""
+FURTHER_TOKEN = re.compile(r"(.*\.layers\.\d+\.)eh_proj\.")
+"""Begins the names of a layer that predicts further tokens and is numbered as if it followed the last (DeepSeek-V3)."""
+
+
+def layout_of_folder(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor; empty where there are no safetensors. Raises ConfigError for weights that are not all
+    there."""
+    return {name: shape for file in _files(folder) for name, shape in _shapes(file).items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those that transformers reads. Raises ConfigError where an index names what is not there."""
+    for name in WHOLE:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            try:
+                shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                missing = [shard for shard in shards if not (folder / shard).is_file()]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(f"{index} is no index of weights ({error!r}); fetch the whole model again") from None
+            if missing:
+                raise ConfigError(
+                    f"{folder} lacks {len(missing)} of the {len(shards)} files of weights that {index.name} names, "
+                    f"such as {missing[0]}; fetch the whole model"
+                )
+            return [folder / shard for shard in shards]
+    return []
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a file of safetensors by its header; nothing for a file of another kind. Raises ConfigError
+    where it is not whole."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            begins = opened.read(len(LFS))
+            opened.seek(8)
+            length = int.from_bytes(begins[:8], "little")
+            text = opened.read(min(length, MOST_HEADER)) if file.suffix == ".safetensors" else b"{}"
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    if begins == LFS:
+        raise ConfigError(f"{file} is a git-LFS pointer and no weights; fetch them with `git lfs pull` in its folder")
+    if file.suffix != ".safetensors":
+        return {}
+    whole, shapes = 8 + length, {}
+    try:
+        if size >= whole:
+            tensors = [(name, tensor) for name, tensor in json.loads(text).items() if name != "__metadata__"]
+            shapes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors}
+            whole += max((int(tensor["data_offsets"][1]) for _, tensor in tensors), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        raise ConfigError(f"{file} has no header of safetensors; fetch it again") from None
+    if size != whole:
+        least = "at least " if size < 8 + length else ""
+        raise ConfigError(f"{file} holds {size} bytes of {least}{whole}, so it is not whole; fetch it again")
+    return shapes
+
+
+def foreign(names: Iterable[str]) -> list[str]:
+    """Those of the tensors that a model has no use for which no published model has beside its text model."""
+    rest = sorted(name for name in names if not BESIDE_TEXT.search(name))
+    further = tuple({found[1] for name in rest if (found := FURTHER_TOKEN.match(name))})
+    return [name for name in rest if not name.startswith(further)] if further else rest
+
+
+def misfits(told: Mapping[str, Iterable[Any]]) -> str | None:
+    """What a folder of weights lacks, or has too much of, in words; by the loading info of transformers."""
+    found = {
+        "missing": sorted(told["missing_keys"]),
+        "of another shape": sorted(name for name, *_ in told["mismatched_keys"]),
+        "unknown to such a model": foreign(told["unexpected_keys"]),
+    }
+    said = [f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items() if names]
+    return "; ".join(said) or None
