@@ -203,6 +203,18 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 
+def as_planned(recipe: Recipe, gpus: int) -> str | None:
+    """The settings with which training takes as many learners and engines as are planned for so many GPUs, in words;
+    None where the recipe has them already. Raises ConfigError like `shared_out`."""
+    asked, planned = (
+        {"cluster.learners": one.cluster.learners} | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
+        for one in (recipe, shared_out(recipe, gpus))
+    )
+    changed = [key for key, count in planned.items() if count != asked[key]]
+    has, takes = (" ".join(f"{key}={counts[key]}" for key in changed) for counts in (asked, planned))
+    return f"the recipe has {has}; to train as planned: {takes}" if changed else None
+
+
 def _stages(
     recipe: Recipe,
     shape: Shape,

@@ -161,8 +161,9 @@ class Placement:
         return f"{asking} need {need} GPUs and there are {there}; lower one of them, or take more GPUs"
 
     def notes(self) -> Iterator[str]:
-        """GPUs that would do nothing, or nothing while attempts are written, in words."""
-        idle = [gpu for (_, gpu), processes in self.taken().items() if not processes]
+        """GPUs that would do nothing, or nothing while attempts are written or learners compute, in words."""
+        taken = self.taken()
+        idle = [gpu for (_, gpu), processes in taken.items() if not processes]
         if idle and self.learners:
             yield f"warning: GPU {', '.join(idle)} has nothing to do; raise cluster.learners, or count of an [[engine]]"
         others = len(self.learners) - 1
@@ -172,6 +173,15 @@ class Placement:
                 f"warning: without [[engine]] one engine on GPU {gpu} writes all attempts while the other {others} "
                 "learners' GPUs wait; give some of the GPUs to [[engine]] entries"
             )
+        turns = (
+            ("attempts are written; raise count of an [[engine]]", self.engines),
+            ("learners compute; raise cluster.learners", self.learners),
+        )
+        for turn, working in turns if self.colocate and not alone else ():
+            waiting = len(taken) - len(idle) - sum(process.needs for process in working)
+            if working and waiting:
+                does = "does" if waiting == 1 else "do"
+                yield f"warning: {waiting} of {len(taken)} GPUs {does} nothing while {turn}"
 
     def table(self) -> str:
         """For people: a line a process, in GB on each of its GPUs, and what is left of them."""

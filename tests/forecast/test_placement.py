@@ -281,6 +281,17 @@ def test_gpus_that_would_wait_or_do_nothing_are_named() -> None:
     assert told.startswith("warning: GPU 1, 2 has nothing to do")
 
 
+def test_gpus_that_do_nothing_in_one_of_the_turns_are_counted() -> None:
+    """Eight learners and four servers in turns: four GPUs waited for attempts, and no word was said."""
+    few = {"name": "v", "kind": "vllm", "count": 4}
+    (told,) = place(recipe(8, few), SMALL, machines(8), 80 * GB).notes()
+    assert told == "warning: 4 of 8 GPUs do nothing while attempts are written; raise count of an [[engine]]"
+    (told,) = place(recipe(3, few, colocate=True), SMALL, machines(4), 80 * GB).notes()
+    assert told == "warning: 1 of 4 GPUs does nothing while learners compute; raise cluster.learners"
+    assert not list(place(recipe(4, few, colocate=True), SMALL, machines(4), 80 * GB).notes())
+    assert not list(place(recipe(4, few), SMALL, machines(8), 80 * GB).notes())
+
+
 def test_the_gpus_that_this_process_sees_are_placed_and_the_table_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_gpus_here", lambda device: (("4", "6"), 24 * GB))
     table = placed_here(recipe(1, {"name": "v", "kind": "vllm"}), None, 512).refuse()

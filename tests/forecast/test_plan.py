@@ -98,6 +98,26 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nvllm-3     machine 0  7             15.2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
+        (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
+        (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
+        ([], None),
+    ],
+)
+def test_a_plan_says_which_settings_train_as_planned(
+    settings: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named learners alone, and nothing where engines alone differed."""
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--gpu", "h100", *settings]) == 0
+    told = capsys.readouterr().err
+    assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
+
+
 def test_a_plan_says_that_it_counts_carry_over(capsys: pytest.CaptureFixture[str]) -> None:
     from rocstar.cli.main import run
 
