@@ -892,6 +892,13 @@ class Recipe(Section):
         """Tokens that RL allows after a prompt; 0 without RL."""
         return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
 
+    def takes_turns(self, learners: int, gpus: int) -> bool:
+        """Whether so many learners and the engines share so many GPUs, by themselves where nothing says it."""
+        if self.cluster.colocate is not None:
+            return self.cluster.colocate
+        alone = self.cluster.launcher == "processes" and gpus == learners
+        return bool(gpus) and not self.stale_steps and (not self.engine or alone)
+
     def idle_learners(self, learners: int) -> str | None:
         """Why some of so many learners would have nothing to learn from, in words."""
         for stage in self.stage:

@@ -182,9 +182,9 @@ def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) ->
 
 def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
-    where they take turns (`cluster.colocate`) all learn and all write. Without `[[engine]]` all learn, and one engine
+    where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one engine
     lies on the first learner's GPU. Raises ConfigError where there are too few."""
-    turns = bool(recipe.cluster.colocate)
+    turns = recipe.takes_turns(recipe.cluster.learners, gpus)
     each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
     wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
     least = sum(each) + (not turns)
@@ -199,7 +199,7 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
         entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
         for entry, count in zip(recipe.engine, counts, strict=True)
     ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes"}
+    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes", "colocate": turns}
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 

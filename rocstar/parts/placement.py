@@ -228,7 +228,7 @@ def place(
     usable, needs = (1 - LEFT_FREE) * gpu_bytes, int(on_gpus)
     known = shape if on_gpus else None
     here = cluster.learners if ranks_here is None else int(ranks_here)
-    turns = learns and _takes_turns(recipe, here, sum(map(len, machines.values())))
+    turns = learns and recipe.takes_turns(here, sum(map(len, machines.values())))
     learner, kept = ({}, 0.0) if known is None else _learner(recipe, known, cluster.learners)
     asked = f"cluster.learners {cluster.learners}"
     first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner, asleep=kept)
@@ -253,13 +253,6 @@ def place(
         told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response)
         table = replace(table, refusals=tuple(dict.fromkeys(told)))
     return table.on(machines)
-
-
-def _takes_turns(recipe: Recipe, learners: int, gpus: int) -> bool:
-    """Whether engines and learners share GPUs, by themselves where nothing says it."""
-    if recipe.cluster.colocate is not None:
-        return recipe.cluster.colocate
-    return bool(gpus) and not recipe.stale_steps and (not recipe.engine or gpus == learners)
 
 
 def _itemsize(model: ModelSection) -> int:

@@ -18,9 +18,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1068, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3335, 23),
+    "cli": (3330, 23),
     "cluster": (782, 8),
-    "config": (2113, 11),
+    "config": (2120, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (650, 4),
     "forecast": (1956, 9),
     "learning": (3200, 19),
-    "parts": (1695, 9),
+    "parts": (1688, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1826, 12),
@@ -46,8 +46,8 @@ CLASSES, FUNCTIONS = 587, 4084
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 50
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_239}
+SIGNATURES_WITH_RECIPE = 49
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_255}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

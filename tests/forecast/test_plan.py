@@ -11,7 +11,7 @@ import pytest
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
-from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, shared_out
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, planned_placement, shared_out
 from rocstar.parts.memory import Load, host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -67,6 +67,22 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     assert shared_out(alone, 8).cluster.learners == 8
     with pytest.raises(ConfigError, match="1 GPU is too few"):
         shared_out(paper, 1)
+
+
+@pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
+@pytest.mark.parametrize("more", [(), ("rollout.max_staleness_steps=1",), ("cluster.launcher=ray",)])
+@pytest.mark.parametrize("gpus", [4, 8, 16])
+def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
+    """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
+    planned = planned_placement(recipe, "h200", GPUS["h200"], gpus)
+    turns = not more and gpus == recipe.cluster.learners
+    assert planned.colocate == turns
+    assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
+    if not more and (turns or recipe.cluster.learners + recipe.engine[0].count == gpus):
+        machines = {f"m{n}": tuple(map(str, range(n, min(n + 8, gpus)))) for n in range(0, gpus, 8)}
+        trained = place(recipe, shape_of(recipe.model), machines, 141e9, positions=recipe.longest_response)
+        assert trained.colocate == turns and len(trained.learners) == len(planned.learners)
 
 
 def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
