@@ -120,16 +120,18 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
         (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
         (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
+        (["cluster.learners=12"], "cluster.learners=6 engine.vllm.count=2"),
         ([], None),
     ],
 )
+@pytest.mark.parametrize("table", [[], ["--placement"]])
 def test_a_plan_says_which_settings_train_as_planned(
-    settings: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+    settings: list[str], said: str | None, table: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It named learners alone, and nothing where engines alone differed."""
+    """It named learners alone, nothing where engines alone differed, and nothing with --placement."""
     from rocstar.cli.main import run
 
-    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--gpu", "h100", *settings]) == 0
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--gpu", "h100", *settings, *table]) == 0
     told = capsys.readouterr().err
     assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
 

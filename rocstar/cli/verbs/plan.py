@@ -59,6 +59,8 @@ def plan(
                 f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
                 file=sys.stderr,
             )
+    if told := as_planned(loaded, gpus):
+        print(told, file=sys.stderr)
     if placement:
         table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
         print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))
@@ -71,8 +73,6 @@ def plan(
         tool_calls=tool_calls,
     )
     made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
-    if told := as_planned(loaded, gpus):
-        print(told, file=sys.stderr)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
     else:
