@@ -14,6 +14,7 @@ from statistics import fmean
 
 from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.engines.memory import kv_pages
 from rocstar.errors import ConfigError
 from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
@@ -134,7 +135,7 @@ class GpuPlan:
 
 
 def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    """Raises ConfigError for a model that is not known, and for fewer GPUs than two engines and learners can share."""
+    """Raises ConfigError for a model that is not known."""
     plan = _plan(recipe, gpu_name, gpu, gpus, assumed)
     names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
     more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
@@ -143,15 +144,16 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: A
 
 
 def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    shape, recipe = shape_of(recipe.model), shared_out(recipe, gpus)
-    placement = planned_placement(recipe, gpu_name, gpu, gpus)
-    learners, writing, found = recipe.cluster.learners, placement.engines, placement.refusals
-    engines = sum(entry.count for entry in recipe.engine) or 1
-    kv_tokens = min((engine.kv_tokens or 0 for engine in writing), default=0)
-    several = sum(engine.needs for engine in writing) / engines
-    together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
-    learned_flops = learners * gpu.flops * assumed.learning_share
-    stages = [] if found else list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
+    shape, placement = shape_of(recipe.model), planned_placement(recipe, gpu_name, gpu, gpus)
+    learners, engines = len(placement.learners), len(placement.engines)
+    kv_tokens = min((engine.kv_tokens or 0 for engine in placement.engines), default=0)
+    stages: list[StagePlan] = []
+    if not placement.refusals:
+        recipe = shared_out(recipe, gpus)
+        several = sum(engine.needs for engine in placement.engines) / engines
+        together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
+        learned_flops = learners * gpu.flops * assumed.learning_share
+        stages = list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
     return GpuPlan(
         gpu=gpu_name,
         engines=engines,
@@ -162,22 +164,27 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
         sequences=kv_tokens / max(1.0, assumed.length_share * recipe.longest_response),
         stages=stages,
         disk_bytes_a_day=_disk(recipe, shape, stages),
-        refusals=found,
+        refusals=placement.refusals,
         limit=_limit(stages),
         matters={},
     )
 
 
 def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) -> Placement:
-    """On so many GPUs, EACH of them in a machine; nothing is placed where some would have nothing to do. Raises
-    ConfigError."""
-    recipe, longest, name = shared_out(recipe, gpus), recipe.longest_response, f"a GPU of kind {gpu_name}"
-    engines = sum(entry.count for entry in recipe.engine)
-    idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
-    if told := [f"{one}; take fewer GPUs" for one in idle if one]:
-        return replace(NOWHERE, refusals=told)
-    machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
-    return place(recipe, shape_of(recipe.model), machines, gpu.memory_bytes, positions=longest, gpu=name)
+    """On so many GPUs, EACH of them in a machine; with refusals alone where they are too few or some would have nothing
+    to do. Raises ConfigError for a model that is not known."""
+    shape, longest, rollout = shape_of(recipe.model), recipe.longest_response, recipe.rollout
+    try:
+        recipe = shared_out(recipe, gpus)
+        kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
+        engines = sum(entry.count for entry in recipe.engine)
+        idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
+        if told := [f"{one}; take fewer GPUs" for one in idle if one]:
+            return replace(NOWHERE, refusals=told)
+        machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
+        return place(recipe, shape, machines, gpu.memory_bytes, positions=longest, gpu=f"a GPU of kind {gpu_name}")
+    except ConfigError as error:
+        return replace(NOWHERE, refusals=[str(error)])
 
 
 def shared_out(recipe: Recipe, gpus: int) -> Recipe:
@@ -320,8 +327,9 @@ def _rollout(
     if not has_tools:
         work = [replace(attempt, turns=(TurnLengths(attempt.response_tokens, 0, 0.0),)) for attempt in work]
     work = with_mean(work, mean_tokens, prompt_tokens)
-    fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
-    seconds = step_seconds(fits, carried, alike(model, engines))
+    # A cache for the cap and a token may lack room for the prompts that are assumed here; those of the run may fit.
+    room = max(model.capacity_tokens, 1 + max(attempt.tokens for attempt in work))
+    seconds = step_seconds(work, carried, alike(replace(model, capacity_tokens=room), engines))
     return fmean(attempt.response_tokens for attempt in work), seconds
 
 

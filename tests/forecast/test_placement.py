@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
 
 from rocstar.cluster import here
 from rocstar.config.recipe import load_recipe
@@ -201,6 +202,8 @@ def test_what_is_started_is_what_the_table_says(tmp_path: Path, monkeypatch: pyt
         folder=str(tmp_path), device="cuda", dtype="bfloat16", rows=8, positions=512, vocab_size=9, kv_tokens=None
     )
     engines = named_engines(asked.engine, made, tmp_path, VllmServer.start, table)
+    with pytest.raises(ConfigError, match=r"^rollout.kv_tokens 511 is less than the 512 tokens of the longest attempt"):
+        named_engines(asked.engine, with_fields(made, kv_tokens=511), tmp_path, VllmServer.start, table)
     vllm, torch = engines["v-0"], engines["t-0"]
     shared = place(recipe(2, *asked.model_dump()["engine"][:1]), SMALL, {"here": ("4", "5")}, 24 * GB)
     turns = named_engines(asked.engine[:1], made, tmp_path, VllmServer.start, shared)["v-0"]

@@ -11,6 +11,7 @@ import pytest
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
+from rocstar.forecast import plan as forecast
 from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, planned_placement, shared_out
 from rocstar.parts.memory import Load, host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -101,6 +102,28 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture
     assert "does not fit: a learner needs" in told and "cluster.offload_optimizer" in told
     assert "an engine's KV cache would hold 0 tokens" in told
     assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b200"]) == 2
+
+
+@pytest.mark.parametrize("table", [[], ["--placement"]])
+def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
+    table: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attempts that were longer were left out of the step, and hours printed for the others."""
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "rollout.kv_tokens=5000", *table]) == 4
+    told = capsys.readouterr().out
+    assert "does not fit: rollout.kv_tokens 5000 is less than the 8193 tokens of the longest attempt" in told
+    assert "hours" not in told
+
+
+def test_a_small_cache_leaves_no_attempt_out_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache for the cap and hardly a prompt: attempts that would not fit were dropped."""
+    simulated: list[int] = []
+    real = forecast.step_seconds
+    monkeypatch.setattr(forecast, "step_seconds", lambda work, *rest: simulated.append(len(work)) or real(work, *rest))
+    plan("7b-8gpu.toml", "h100", 8, *SMALL, "rollout.kv_tokens=8200", length_share=0.9)
+    assert set(simulated) == {16}, "two of four engines, so half of 8 x 4 attempts"
 
 
 def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,18 @@ def test_a_cache_without_room_for_prompt_and_cap_is_refused_before_there_is_a_ru
         return
     with pytest.raises(ConfigError, match=r"rollout.kv_tokens 76 is less than the (7[7-9]|[89]\d|1\d\d) tokens of the"):
         material(COLD, rl, **base)
+
+
+@pytest.mark.parametrize("engine", [[], [{"name": "v", "kind": "vllm"}], [{"name": "t", "kind": "torch"}]])
+def test_a_cache_without_room_for_the_longest_attempt_is_refused_on_gpus_too(
+    engine: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at on CPUs alone: a run on GPUs loaded everything first, and a vLLM server took 50 tokens."""
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", sys.executable)
+    monkeypatch.setattr("rocstar.parts.placement._gpus_here", lambda device: (("0", "1"), 80e9))
+    base = {"rollout": {"max_response_tokens": 64, "kv_tokens": 50}, "evaluate": {"problems": 4}, "engine": engine}
+    with pytest.raises(ConfigError, match=r"^rollout.kv_tokens 50 is less than the \d+ tokens of the longest attempt"):
+        material(COLD, {**RL, "data": {"pool": 8}}, **base)
 
 
 def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:

@@ -59,25 +59,23 @@ def plan(
                 f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
                 file=sys.stderr,
             )
-    if told := as_planned(loaded, gpus):
-        print(told, file=sys.stderr)
-    if placement:
-        table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
-        print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))
-        _refuse(table.refusals, told=not as_json)
-        return
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    made = None if placement else make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    table = made.placement if made else planned_placement(loaded, gpu, GPUS[gpu], gpus)
+    if table.processes and (told := as_planned(loaded, gpus)):
+        print(told, file=sys.stderr)
     if as_json:
-        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
-    else:
+        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)} if made else asdict(table))
+    elif made:
         _print(made)
-    _refuse(made.refusals, told=not as_json)
+    elif table.processes:
+        print("\n\n".join((table.table(), *table.notes())))
+    _refuse(table.refusals, told=not as_json)
 
 
 def _refuse(refusals: Sequence[str], *, told: bool) -> None:
@@ -115,6 +113,8 @@ def _within_pools(recipe: Recipe) -> Recipe:
 def _print(made: GpuPlan) -> None:
     from rocstar.support.screen import plural
 
+    if not made.placement.processes:
+        return
     said = f"{plural(made.learners, 'learner')} and {plural(made.engines, 'engine')} on {made.gpu}"
     print(f"{_count(made.parameters)} parameters; {said}; GB on each GPU of a process:\n\n{made.placement.table()}")
     for told in made.placement.notes():
