@@ -20,8 +20,9 @@ from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike
 from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
-from rocstar.parts.placement import NOWHERE, Placement, place
+from rocstar.parts.placement import NOWHERE, Placement, place, refuse_wide
 from rocstar.parts.shape import Shape, shape_of
+from rocstar.support.screen import plural
 
 SIMULATED_ENGINES = 2
 EACH = 8
@@ -195,9 +196,12 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
     wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
     least = sum(each) + (not turns)
+    refuse_wide(recipe.engine, EACH)
     if gpus < least:
-        told = f"{gpus} GPU is too few for [[engine]] entries{'' if turns else ' beside a learner'}"
-        raise ConfigError(f"{told}; take {least}, or leave them out{'' if turns else ', or set cluster.colocate'}")
+        told = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+        told += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+        shared = not turns and gpus == sum(each) and not recipe.stale_steps
+        raise ConfigError(told + ", or set cluster.colocate" * shared)
     share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
     while sum(map(mul, counts, each)) > gpus - (not turns):

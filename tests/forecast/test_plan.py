@@ -66,8 +66,13 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
     assert shared_out(alone, 8).cluster.learners == 8
-    with pytest.raises(ConfigError, match="1 GPU is too few"):
+    with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
         shared_out(paper, 1)
+    wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
+    with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
+        shared_out(wide, 8)
+    with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
+        shared_out(wide, 7)
 
 
 @pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
@@ -100,7 +105,7 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture
     assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpus", "2", "--gpu", "4090"]) == 4
     told = capsys.readouterr().out
     assert "does not fit: a learner needs" in told and "cluster.offload_optimizer" in told
-    assert "an engine's KV cache would hold 0 tokens" in told
+    assert "does not fit: an engine needs 32 GB without its KV cache" in told
     assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b200"]) == 2
 
 

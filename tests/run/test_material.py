@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError, DataError
+from rocstar.parts.modelfolder import model_facts
 from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, read_material, unwritten
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
@@ -389,6 +390,23 @@ def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_en
             material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
     with pytest.raises(ConfigError, match=why):
         material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
+
+
+def test_a_model_is_refused_for_what_no_engine_mends_and_by_the_keys_that_it_lacks(tmp_path: Path) -> None:
+    """Gemma 2 was sent to an [[engine]] of kind 'vllm', beside which the learner refused it; GPT-2 has a vocab_size."""
+    config = {"model_type": "gemma2", "max_position_embeddings": 64, "vocab_size": 9, "attn_logit_softcapping": 50.0}
+
+    def told(**changes: Any) -> str:
+        kept = {key: value for key, value in {**config, **changes}.items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(kept))
+        with pytest.raises(ConfigError) as refused:
+            model_facts(tmp_path, trained=True)
+        return str(refused.value)
+
+    assert "which has final_logit_softcapping 30.0; the learner trains" in told(final_logit_softcapping=30.0)
+    assert "which has attn_logit_softcapping 50.0; the torch engine runs" in told()
+    assert "whose config.json lacks max_position_embeddings;" in told(max_position_embeddings=None)
+    assert "lacks max_position_embeddings and vocab_size;" in told(max_position_embeddings=None, vocab_size=None)
 
 
 def test_how_stale_tokens_are_weighed_is_told_where_the_recipe_does_not_say_it(
