@@ -31,7 +31,7 @@ DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
 CHECKPOINT_BYTES = 16.0
-"""Bytes of one parameter in a checkpoint: fp32 weights and optimizer state, and the model as a Hugging Face folder."""
+"""Bytes of one parameter in a checkpoint, all in fp32: weights, optimizer state, and the model as a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
