@@ -218,11 +218,13 @@ def as_planned(recipe: Recipe, gpus: int) -> str | None:
     """The settings with which training takes as many learners and engines as are planned for so many GPUs, in words;
     None where the recipe has them already. Raises ConfigError like `shared_out`."""
     asked, planned = (
-        {"cluster.learners": one.cluster.learners} | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
+        {"cluster.learners": one.cluster.learners}
+        | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
+        | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
         for one in (recipe, shared_out(recipe, gpus))
     )
-    changed = [key for key, count in planned.items() if count != asked[key]]
-    has, takes = (" ".join(f"{key}={counts[key]}" for key in changed) for counts in (asked, planned))
+    changed = [key for key, value in planned.items() if value != asked[key]]
+    has, takes = (" ".join(f"{key}={values[key]}" for key in changed) for values in (asked, planned))
     return f"the recipe has {has}; to train as planned: {takes}" if changed else None
 
 

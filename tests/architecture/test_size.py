@@ -20,14 +20,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3400, 18),
     "cli": (3330, 23),
     "cluster": (782, 8),
-    "config": (2120, 11),
+    "config": (2122, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
     "faults": (650, 4),
-    "forecast": (1968, 9),
+    "forecast": (1970, 9),
     "learning": (3200, 19),
     "parts": (1728, 9),
     "protocols": (290, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_359}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_369}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

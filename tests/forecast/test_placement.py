@@ -170,9 +170,12 @@ def test_overlap_and_servers_that_run_already_take_no_turns() -> None:
     told = "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps 1 has them write"
     with pytest.raises(ConfigError, match=told):
         load_recipe(RECIPES / "7b-8gpu.toml", ["rollout.max_staleness_steps=1", "cluster.colocate=true"])
-    away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.colocate=true"]
+    away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.learners=8"]
     with pytest.raises(ConfigError, match=r"engine\.vllm\.url names one that runs already; leave one of them out"):
-        load_recipe(RECIPES / "7b-8gpu.toml", away)
+        load_recipe(RECIPES / "7b-8gpu.toml", [*away, "cluster.colocate=true"])
+    theirs = load_recipe(RECIPES / "7b-8gpu.toml", away)
+    table = place(theirs, shape_of(theirs.model), machines(8), 80 * GB)
+    assert not table.colocate and len(table.learners) == 8, "the run would have sent somebody's server to sleep"
 
 
 def test_a_cache_has_what_is_left_unless_less_is_asked_for() -> None:

@@ -12,7 +12,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, planned_placement, shared_out
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, as_planned, make_plan, planned_placement, shared_out
 from rocstar.parts.memory import Load, host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -148,6 +148,10 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
         (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
         (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
+        (
+            ["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
+            "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none",
+        ),
         (["cluster.learners=12"], "cluster.learners=6 engine.vllm.count=2"),
         ([], None),
     ],
@@ -162,6 +166,9 @@ def test_a_plan_says_which_settings_train_as_planned(
     assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--gpu", "h100", *settings, *table]) == 0
     told = capsys.readouterr().err
     assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
+    keys = [setting for setting in settings if "=" in setting]
+    trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
+    assert as_planned(trained, 16 if "16" in settings else 8) is None
 
 
 def test_a_plan_says_that_it_counts_carry_over(capsys: pytest.CaptureFixture[str]) -> None:
