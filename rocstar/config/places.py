@@ -61,8 +61,8 @@ class ClusterSection(Section):
     """Keep weights, gradients and optimizer state in main memory instead of on the GPU."""
     colocate: bool | None = None
     """Engines and learners take turns on the same GPUs: engines sleep while learners compute, and wake for rollouts.
-    Unset: where GPUs are as many as learners, and for the engine inside the run's own process; not with
-    `rollout.max_staleness_steps`, with which both work at once."""
+    Unset: where GPUs are as many as learners and the run starts all engines, and for the engine inside its own process;
+    not with `rollout.max_staleness_steps`, with which both work at once."""
 
     def complaints(self) -> Iterator[str]:
         if self.sandbox_nodes and self.launcher != "ray":

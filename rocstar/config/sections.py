@@ -892,6 +892,15 @@ class Recipe(Section):
         """Tokens that RL allows after a prompt; 0 without RL."""
         return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
 
+    def takes_turns(self, learners: int, gpus: int) -> bool:
+        """Whether so many learners and the engines share so many GPUs, by themselves where nothing says it; not with a
+        server that runs already, whose GPUs nobody knows."""
+        if self.cluster.colocate is not None:
+            return self.cluster.colocate
+        away = any(isinstance(entry, VllmEngines) and entry.url for entry in self.engine)
+        all_learn = self.cluster.launcher == "processes" and gpus == learners and not away
+        return bool(gpus) and not self.stale_steps and (not self.engine or all_learn)
+
     def idle_learners(self, learners: int) -> str | None:
         """Why some of so many learners would have nothing to learn from, in words."""
         for stage in self.stage:

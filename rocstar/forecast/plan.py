@@ -14,13 +14,15 @@ from statistics import fmean
 
 from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.engines.memory import kv_pages
 from rocstar.errors import ConfigError
 from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike
 from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
-from rocstar.parts.placement import NOWHERE, Placement, place
+from rocstar.parts.placement import NOWHERE, Placement, place, refuse_wide
 from rocstar.parts.shape import Shape, shape_of
+from rocstar.support.screen import plural
 
 SIMULATED_ENGINES = 2
 EACH = 8
@@ -29,7 +31,7 @@ DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
 CHECKPOINT_BYTES = 16.0
-"""Bytes of one parameter in a checkpoint: fp32 weights and optimizer state, and the model as a Hugging Face folder."""
+"""Bytes of one parameter in a checkpoint, all in fp32: weights, optimizer state, and the model as a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class GpuPlan:
 
 
 def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    """Raises ConfigError for a model that is not known, and for fewer GPUs than two engines and learners can share."""
+    """Raises ConfigError for a model that is not known."""
     plan = _plan(recipe, gpu_name, gpu, gpus, assumed)
     names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
     more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
@@ -143,15 +145,16 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: A
 
 
 def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    shape, recipe = shape_of(recipe.model), shared_out(recipe, gpus)
-    placement = planned_placement(recipe, gpu_name, gpu, gpus)
-    learners, writing, found = recipe.cluster.learners, placement.engines, placement.refusals
-    engines = sum(entry.count for entry in recipe.engine) or 1
-    kv_tokens = min((engine.kv_tokens or 0 for engine in writing), default=0)
-    several = sum(engine.needs for engine in writing) / engines
-    together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
-    learned_flops = learners * gpu.flops * assumed.learning_share
-    stages = [] if found else list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
+    shape, placement = shape_of(recipe.model), planned_placement(recipe, gpu_name, gpu, gpus)
+    learners, engines = len(placement.learners), len(placement.engines)
+    kv_tokens = min((engine.kv_tokens or 0 for engine in placement.engines), default=0)
+    stages: list[StagePlan] = []
+    if not placement.refusals:
+        recipe = shared_out(recipe, gpus)
+        several = sum(engine.needs for engine in placement.engines) / engines
+        together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
+        learned_flops = learners * gpu.flops * assumed.learning_share
+        stages = list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
     return GpuPlan(
         gpu=gpu_name,
         engines=engines,
@@ -162,35 +165,43 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
         sequences=kv_tokens / max(1.0, assumed.length_share * recipe.longest_response),
         stages=stages,
         disk_bytes_a_day=_disk(recipe, shape, stages),
-        refusals=found,
+        refusals=placement.refusals,
         limit=_limit(stages),
         matters={},
     )
 
 
 def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) -> Placement:
-    """On so many GPUs, EACH of them in a machine; nothing is placed where some would have nothing to do. Raises
-    ConfigError."""
-    recipe, longest, name = shared_out(recipe, gpus), recipe.longest_response, f"a GPU of kind {gpu_name}"
-    engines = sum(entry.count for entry in recipe.engine)
-    idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
-    if told := [f"{one}; take fewer GPUs" for one in idle if one]:
-        return replace(NOWHERE, refusals=told)
-    machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
-    return place(recipe, shape_of(recipe.model), machines, gpu.memory_bytes, positions=longest, gpu=name)
+    """On so many GPUs, EACH of them in a machine; with refusals alone where they are too few or some would have nothing
+    to do. Raises ConfigError for a model that is not known."""
+    shape, longest, rollout = shape_of(recipe.model), recipe.longest_response, recipe.rollout
+    try:
+        recipe = shared_out(recipe, gpus)
+        kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
+        engines = sum(entry.count for entry in recipe.engine)
+        idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
+        if told := [f"{one}; take fewer GPUs" for one in idle if one]:
+            return replace(NOWHERE, refusals=told)
+        machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
+        return place(recipe, shape, machines, gpu.memory_bytes, positions=longest, gpu=f"a GPU of kind {gpu_name}")
+    except ConfigError as error:
+        return replace(NOWHERE, refusals=[str(error)])
 
 
 def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
-    where they take turns (`cluster.colocate`) all learn and all write. Without `[[engine]]` all learn, and one engine
+    where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one engine
     lies on the first learner's GPU. Raises ConfigError where there are too few."""
-    turns = bool(recipe.cluster.colocate)
+    turns = recipe.takes_turns(recipe.cluster.learners, gpus)
     each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
     wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
     least = sum(each) + (not turns)
+    refuse_wide(recipe.engine, EACH)
     if gpus < least:
-        told = f"{gpus} GPU is too few for [[engine]] entries{'' if turns else ' beside a learner'}"
-        raise ConfigError(f"{told}; take {least}, or leave them out{'' if turns else ', or set cluster.colocate'}")
+        told = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+        told += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+        shared = not turns and gpus == sum(each) and not recipe.stale_steps
+        raise ConfigError(told + ", or set cluster.colocate" * shared)
     share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
     while sum(map(mul, counts, each)) > gpus - (not turns):
@@ -199,8 +210,22 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
         entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
         for entry, count in zip(recipe.engine, counts, strict=True)
     ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes"}
+    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes", "colocate": turns}
     return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
+
+
+def as_planned(recipe: Recipe, gpus: int) -> str | None:
+    """The settings with which training takes as many learners and engines as are planned for so many GPUs, in words;
+    None where the recipe has them already. Raises ConfigError like `shared_out`."""
+    asked, planned = (
+        {"cluster.learners": one.cluster.learners}
+        | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
+        | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
+        for one in (recipe, shared_out(recipe, gpus))
+    )
+    changed = [key for key, value in planned.items() if value != asked[key]]
+    has, takes = (" ".join(f"{key}={values[key]}" for key in changed) for values in (asked, planned))
+    return f"the recipe has {has}; to train as planned: {takes}" if changed else None
 
 
 def _stages(
@@ -308,8 +333,9 @@ def _rollout(
     if not has_tools:
         work = [replace(attempt, turns=(TurnLengths(attempt.response_tokens, 0, 0.0),)) for attempt in work]
     work = with_mean(work, mean_tokens, prompt_tokens)
-    fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
-    seconds = step_seconds(fits, carried, alike(model, engines))
+    # A cache for the cap and a token may lack room for the prompts that are assumed here; those of the run may fit.
+    room = max(model.capacity_tokens, 1 + max(attempt.tokens for attempt in work))
+    seconds = step_seconds(work, carried, alike(replace(model, capacity_tokens=room), engines))
     return fmean(attempt.response_tokens for attempt in work), seconds
 
 

@@ -22,6 +22,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
+from rocstar.engines.memory import kv_pages
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
@@ -249,7 +250,8 @@ def named_engines(
 ) -> dict[str, ProcessEngine | VllmEngine]:
     """Engines of `[[engine]]` by name, each with these settings on its GPUs and with its KV cache, torch engines with
     their share of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is
-    started. Raises ConfigError where there is no vLLM."""
+    started. Raises ConfigError where there is no vLLM, and for a cache that does not hold an attempt."""
+    kv_pages(settings.kv_tokens, settings.rows, settings.positions)
     named = [(name, entry) for entry in entries for name in entry.names]
     share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in named))
     settings = with_fields(settings, threads=max(1, share))

@@ -174,12 +174,13 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
     kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
     if not isinstance(positions, int) or not isinstance(embeddings, int):
-        lacking = [key for key in ("max_position_embeddings", "vocab_size") if not isinstance(config.get(key), int)]
+        sizes = {"max_position_embeddings": positions, "vocab_size": embeddings}
+        lacks = " and ".join(key for key, value in sizes.items() if not isinstance(value, int))
         raise ConfigError(
-            f"{kind}, whose config.json lacks {' and '.join(lacking)}; rocstar runs decoders like Qwen2.5, Qwen3 and "
-            "Llama, so take one of those"
+            f"{kind}, whose config.json lacks {lacks}; rocstar runs decoders like Qwen2.5, Qwen3 and Llama, so take "
+            "one of those"
         )
-    if trained and (why := _untrainable(config)):
+    if trained and (why := _untrainable(config)):  # first: no other engine mends it
         raise ConfigError(
             f"{kind}, which has {why}; the learner trains decoders like Qwen2.5, Qwen3 and Llama, so take one of those"
         )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rocstar.config.places import TorchEngines, VllmEngines
-from rocstar.config.sections import ModelSection, Recipe, RolloutSection
+from rocstar.config.places import Engines, TorchEngines, VllmEngines
+from rocstar.config.sections import Recipe, RolloutSection
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import FP32, GPU_CHUNK_ELEMENTS
 from rocstar.parts.memory import LOGITS, moments
@@ -156,22 +156,33 @@ class Placement:
         turns = self.colocate and processes is self.processes
         own = self.learners if turns else [process for process in processes if process.kind != EMBEDDED]
         asking = " and ".join(dict.fromkeys(process.asked_by for process in own))
-        there = " and ".join(f"{len(gpus)} on {name}" for name, gpus in machines.items())
+        there = " and ".join(f"{len(gpus)} {name if name == HERE else f'on {name}'}" for name, gpus in machines.items())
         need = sum(process.needs for process in own)
         return f"{asking} need {need} GPUs and there are {there}; lower one of them, or take more GPUs"
 
     def notes(self) -> Iterator[str]:
-        """GPUs that would do nothing, or nothing while attempts are written, in words."""
-        idle = [gpu for (_, gpu), processes in self.taken().items() if not processes]
+        """GPUs that would do nothing, or nothing while attempts are written or learners compute, in words."""
+        taken = self.taken()
+        idle = [gpu for (_, gpu), processes in taken.items() if not processes]
         if idle and self.learners:
             yield f"warning: GPU {', '.join(idle)} has nothing to do; raise cluster.learners, or count of an [[engine]]"
         others = len(self.learners) - 1
         alone = [gpu for process in self.processes if process.kind == EMBEDDED for gpu in process.gpus]
+        waits = "learner's GPU waits" if others == 1 else f"{others} learners' GPUs wait"
         for gpu in alone if others > 0 else ():
             yield (
-                f"warning: without [[engine]] one engine on GPU {gpu} writes all attempts while the other {others} "
-                "learners' GPUs wait; give some of the GPUs to [[engine]] entries"
+                f"warning: without [[engine]] one engine on GPU {gpu} writes all attempts while the other {waits}; "
+                "give some of the GPUs to [[engine]] entries"
             )
+        turns = (
+            ("attempts are written; raise count of an [[engine]]", self.engines),
+            ("learners compute; raise cluster.learners", self.learners),
+        )
+        for turn, working in turns if self.colocate and not alone else ():
+            waiting = len(taken) - len(idle) - sum(process.needs for process in working)
+            if working and waiting:
+                does = "does" if waiting == 1 else "do"
+                yield f"warning: {waiting} of {len(taken)} GPUs {does} nothing while {turn}"
 
     def table(self) -> str:
         """For people: a line a process, in GB on each of its GPUs, and what is left of them."""
@@ -215,11 +226,14 @@ def place(
         raise ConfigError(
             "Ray keeps no GPU for engines of kind 'torch'; take kind 'vllm' or cluster.launcher 'processes'"
         )
+    if on_gpus:
+        refuse_wide(recipe.engine, max(map(len, machines.values())))
     usable, needs = (1 - LEFT_FREE) * gpu_bytes, int(on_gpus)
     known = shape if on_gpus else None
     here = cluster.learners if ranks_here is None else int(ranks_here)
-    turns = learns and _takes_turns(recipe, here, sum(map(len, machines.values())))
-    learner, kept = ({}, 0.0) if known is None else _learner(recipe, known, cluster.learners)
+    turns = learns and recipe.takes_turns(here, sum(map(len, machines.values())))
+    item = 4 if recipe.model.dtype == "float32" else 2
+    learner, kept, smaller = ({}, 0.0, []) if known is None else _learner(recipe, known, cluster.learners, item)
     asked = f"cluster.learners {cluster.learners}"
     first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner, asleep=kept)
     found = [replace(first, name=f"learner-{rank}") for rank in range(here * learns)]
@@ -236,31 +250,29 @@ def place(
         if known is not None:
             room = usable - (kept if turns else sum(learner.values()) * (entry is None and learns))
             most = None if vllm else recipe.rollout.engine_rows * positions or None
-            made = _engine(made, recipe.rollout, known, _itemsize(recipe.model), room, most)
+            made = _engine(made, recipe.rollout, known, item, room, most)
         found.append(made)
     table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus, colocate=turns)
     if known is not None:
-        told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response)
+        told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response, smaller)
         table = replace(table, refusals=tuple(dict.fromkeys(told)))
     return table.on(machines)
 
 
-def _takes_turns(recipe: Recipe, learners: int, gpus: int) -> bool:
-    """Whether engines and learners share GPUs, by themselves where nothing says it."""
-    if recipe.cluster.colocate is not None:
-        return recipe.cluster.colocate
-    return bool(gpus) and not recipe.stale_steps and (not recipe.engine or gpus == learners)
+def refuse_wide(engines: Sequence[Engines], most: int) -> None:
+    """Raises ConfigError for a server over more GPUs than the `most` that a machine has."""
+    for entry in engines:
+        if isinstance(entry, VllmEngines) and entry.tensor_parallel > most:
+            raise ConfigError(
+                f"engine.{entry.name}.tensor_parallel {entry.tensor_parallel} takes GPUs of one machine, and none has "
+                f"more than {most}; lower it"
+            )
 
 
-def _itemsize(model: ModelSection) -> int:
-    """Bytes of a number in forward passes on GPUs."""
-    return 4 if model.dtype == "float32" else 2
-
-
-def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float], float]:
-    """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts), and bytes of it between updates:
-    fp32 weights and moments."""
-    offload, item = recipe.cluster.offload_optimizer, _itemsize(recipe.model)
+def _learner(recipe: Recipe, shape: Shape, ranks: int, item: int) -> tuple[dict[str, float], float, list[str]]:
+    """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts), bytes of it between updates: fp32
+    weights and moments; and what would make it smaller. item: bytes of a number in forward passes."""
+    offload = recipe.cluster.offload_optimizer
     sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
     adapts, trained = recipe.model.lora_rank > 0, shape.trained(recipe.model)
     each = 0.0 if offload else FP32 * trained / ranks
@@ -269,8 +281,8 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
     layer = shape.matrices / shape.layers
     copies = item * (2 * layer + head) if sharded else item * trained * (item < FP32)
     # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
-    passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
-    tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
+    passes = max((stage.learner.tokens_per_microbatch for stage in recipe.stage), default=0)
+    tokens = max(passes, recipe.longest_response)
     recomputed = recipe.model.gradient_checkpointing
     left = _left(shape, item) + 3 * item * shape.hidden * adapts  # adapters each take an input of their own
     layers = FP32 * shape.hidden * shape.layers * recomputed + left * (1 if recomputed else shape.layers)
@@ -285,7 +297,20 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int) -> tuple[dict[str, float]
         "activations": (layers + 2 * FP32 * shape.hidden) * tokens + LOGITS * FP32 * GPU_CHUNK_ELEMENTS,
         "CUDA context": CONTEXT_BYTES,
     }
-    return parts, kept + each * (1 + reference) + optimizer + CONTEXT_BYTES
+    smaller = {
+        "more GPUs": not offload,
+        "GPUs with more memory": True,
+        "model.gradient_checkpointing": not recomputed,
+        "cluster.offload_optimizer": not offload,
+        "model.lora_rank": not adapts,
+        "smaller learning.tokens_per_microbatch": passes > recipe.longest_response,
+        "a lower rollout.max_response_tokens": passes <= recipe.longest_response,
+    }
+    return (
+        parts,
+        kept + each * (1 + reference) + optimizer + CONTEXT_BYTES,
+        [one for one, helps in smaller.items() if helps],
+    )
 
 
 def _left(shape: Shape, item: int) -> float:
@@ -315,8 +340,8 @@ def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room
     return replace(made, bytes=sizes, asleep=kept, kv_tokens=tokens, room_tokens=there)
 
 
-def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Iterator[str]:
-    """asked: tokens of a cache. longest: tokens of a response."""
+def _refusals(table: Placement, shape: Shape, asked: int, longest: int, smaller: Sequence[str]) -> Iterator[str]:
+    """asked: tokens of a cache. longest: tokens of a response. smaller: what would make a learner smaller."""
     beside = max((process.asleep for process in table.engines), default=0.0) * table.colocate
     for process in table.learners:
         if process.total + beside > table.usable:
@@ -325,20 +350,34 @@ def _refusals(table: Placement, shape: Shape, asked: int, longest: int) -> Itera
             yield (
                 f"a learner needs {process.total / 1e9:.0f} GB{shared} and {table.gpu} gives "
                 f"{table.usable / 1e9:.0f} GB; the largest part is {part} with {process.bytes[part] / 1e9:.0f} GB: "
-                "take more GPUs, model.gradient_checkpointing, cluster.offload_optimizer, model.lora_rank or smaller "
-                "learning.tokens_per_microbatch"
+                f"take {', '.join(smaller[:-1])} or {smaller[-1]}"
             )
+    least = max(2 * longest if table.learners else 1, asked)
     for process in table.engines:
+        wider = "engine.NAME.tensor_parallel"
+        if process.kind != "vllm":
+            wider = "an [[engine]] of kind 'vllm' with tensor_parallel"
         if shape.heads % process.needs:
             yield (
-                f"{process.asked_by} cannot share the model's {shape.heads} attention heads; take a number of GPUs "
-                "that divides them"
+                f"engine.{process.name.rpartition('-')[0]}.tensor_parallel {process.needs} cannot share the model's "
+                f"{shape.heads} attention heads; take a number of GPUs that divides them"
             )
-        elif process.room_tokens < max(2 * longest if table.learners else 1, asked):
-            wanted = f"rollout.kv_tokens {asked}" if asked > 2 * longest else f"two attempts of {longest} tokens"
+        elif not process.room_tokens:
+            alone = process.total - process.bytes["KV cache"]
+            there = table.learners[:1] if table.colocate or process.kind == EMBEDDED else []
+            size = sum(learner.asleep if table.colocate else learner.total for learner in there)
+            shared = f" beside {size / 1e9:.1f} GB of a learner" if there else ""
+            yield (
+                f"an engine needs {alone / 1e9:.0f} GB without its KV cache{shared} and {table.gpu} gives "
+                f"{table.usable / 1e9:.0f} GB; take GPUs with more memory or {wider}"
+            )
+        elif process.room_tokens < least:
+            wanted, lower = f"two attempts of {longest} tokens", "rollout.max_response_tokens"
+            if asked == least:
+                wanted, lower = f"rollout.kv_tokens {asked}", "rollout.kv_tokens"
             yield (
                 f"an engine's KV cache would hold {process.room_tokens:,} tokens beside the weights on {table.gpu}, "
-                f"less than {wanted}; take GPUs with more memory, engine.NAME.tensor_parallel or a lower cap"
+                f"less than {wanted}; take GPUs with more memory, {wider} or a lower {lower}"
             )
 
 

@@ -504,10 +504,10 @@ def _memory(
     for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
     recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
     shape = known_shape(recipe.model, folder)
-    if placement.gpu_bytes:
-        return None
     rollout = recipe.rollout
     tokens = recipe.engines_here * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
+    if placement.gpu_bytes:
+        return None
     if cache is not None:
         refuse_too_many_tokens(cache_bytes(cache, tokens, recipe.model.cpu_itemsize), host_bytes(), tokens)
     if shape is None or elsewhere:

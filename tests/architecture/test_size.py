@@ -18,18 +18,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1069, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3335, 23),
+    "cli": (3330, 23),
     "cluster": (782, 8),
-    "config": (2114, 11),
+    "config": (2123, 11),
     "data": (4618, 24),
     "dialogue": (1480, 10),
     "engines": (4087, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
     "faults": (650, 4),
-    "forecast": (1944, 9),
+    "forecast": (1970, 9),
     "learning": (3245, 19),
-    "parts": (1735, 9),
+    "parts": (1777, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1826, 12),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_454}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_615}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
 
 from rocstar.cluster import here
 from rocstar.config.recipe import load_recipe
@@ -72,7 +73,7 @@ def test_every_recipe_fits_or_is_refused_in_words(gpus: int, memory: int) -> Non
             try:
                 table = place(layout(), shape, there, memory * GB, positions=recipe.longest_response)
             except ConfigError as error:
-                assert re.search(r"need \d+ GPUs and there are \d|GPU is too few", str(error))
+                assert re.search(r"need \d+ GPUs and there are \d|(GPU is|GPUs are) too few", str(error))
             else:
                 check(table)
                 assert all(re.search(r"\d", told) for told in table.refusals)
@@ -135,7 +136,7 @@ def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
     try:
         table = place(asked, shape, there, draw(st.sampled_from([24, 80, 141])) * GB, learns=draw(st.booleans()))
     except ConfigError as error:
-        assert "GPUs and there are" in str(error)
+        assert re.search("GPUs and there are|takes GPUs of one machine", str(error))
     else:
         check(table)
         for engine in table.engines:
@@ -169,9 +170,12 @@ def test_overlap_and_servers_that_run_already_take_no_turns() -> None:
     told = "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps 1 has them write"
     with pytest.raises(ConfigError, match=told):
         load_recipe(RECIPES / "7b-8gpu.toml", ["rollout.max_staleness_steps=1", "cluster.colocate=true"])
-    away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.colocate=true"]
+    away = ["engine.vllm.url=http://there:8000", "engine.vllm.count=1", "cluster.learners=8"]
     with pytest.raises(ConfigError, match=r"engine\.vllm\.url names one that runs already; leave one of them out"):
-        load_recipe(RECIPES / "7b-8gpu.toml", away)
+        load_recipe(RECIPES / "7b-8gpu.toml", [*away, "cluster.colocate=true"])
+    theirs = load_recipe(RECIPES / "7b-8gpu.toml", away)
+    table = place(theirs, shape_of(theirs.model), machines(8), 80 * GB)
+    assert not table.colocate and len(table.learners) == 8, "the run would have sent somebody's server to sleep"
 
 
 def test_a_cache_has_what_is_left_unless_less_is_asked_for() -> None:
@@ -187,6 +191,7 @@ def test_a_cache_has_what_is_left_unless_less_is_asked_for() -> None:
     assert left.bytes["KV cache"] < 80 * GB < 256 * 8192 * shape_of(seven.model).kv_bytes(2)
     (told,) = cache(kv_tokens=10**7).refusals
     assert re.search(r"KV cache would hold \d[\d,]+ tokens .* less than rollout.kv_tokens 10000000", told)
+    assert told.endswith("take GPUs with more memory, engine.NAME.tensor_parallel or a lower rollout.kv_tokens")
 
 
 def test_what_is_started_is_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +206,8 @@ def test_what_is_started_is_what_the_table_says(tmp_path: Path, monkeypatch: pyt
         folder=str(tmp_path), device="cuda", dtype="bfloat16", rows=8, positions=512, vocab_size=9, kv_tokens=None
     )
     engines = named_engines(asked.engine, made, tmp_path, VllmServer.start, table)
+    with pytest.raises(ConfigError, match=r"^rollout.kv_tokens 511 is less than the 512 tokens of the longest attempt"):
+        named_engines(asked.engine, with_fields(made, kv_tokens=511), tmp_path, VllmServer.start, table)
     vllm, torch = engines["v-0"], engines["t-0"]
     shared = place(recipe(2, *asked.model_dump()["engine"][:1]), SMALL, {"here": ("4", "5")}, 24 * GB)
     turns = named_engines(asked.engine[:1], made, tmp_path, VllmServer.start, shared)["v-0"]
@@ -249,7 +256,7 @@ def test_more_learners_than_gpus_are_refused_with_the_numbers() -> None:
     told = r"cluster.learners 1 and engine.v.count 4 x tensor_parallel 2 need 9 GPUs and there are 8 on m0"
     with pytest.raises(ConfigError, match=told):
         place(wide, SMALL, machines(8), 80 * GB)
-    with pytest.raises(ConfigError, match=r"cluster.learners 4 need 4 GPUs and there are 2 on here"):
+    with pytest.raises(ConfigError, match=r"cluster.learners 4 need 4 GPUs and there are 2 here;"):
         place(recipe(4), SMALL, {"here": ("a", "b")}, 80 * GB)
 
 
@@ -270,15 +277,65 @@ def test_two_machines_of_eight_are_counted_as_ray_counts_them() -> None:
 
 def test_heads_that_gpus_cannot_share_are_refused() -> None:
     table = place(recipe(1, {"name": "v", "kind": "vllm", "tensor_parallel": 5}), SMALL, machines(8), 80 * GB)
-    assert "x tensor_parallel 5 cannot share the model's 12 attention heads" in table.refusals[0]
+    assert table.refusals[0].startswith("engine.v.tensor_parallel 5 cannot share the model's 12 attention heads")
+
+
+@pytest.mark.parametrize("gpus", [8, 32])
+def test_a_server_over_more_gpus_than_a_machine_has_is_refused_at_once(gpus: int) -> None:
+    """32 GPUs in four machines were told to be too few for the 17 that are needed."""
+    wide = recipe(1, {"name": "v", "kind": "vllm", "tensor_parallel": 16})
+    told = r"^engine.v.tensor_parallel 16 takes GPUs of one machine, and none has more than 8; lower it$"
+    with pytest.raises(ConfigError, match=told):
+        place(wide, SMALL, machines(gpus), 80 * GB)
+    with pytest.raises(ConfigError, match=told):
+        shared_out(wide, gpus)
+
+
+def test_weights_that_fill_a_gpu_are_told_and_not_a_cache_of_no_tokens() -> None:
+    big = PUBLISHED["Qwen/Qwen3-14B-Base"]
+    (told,) = place(recipe(1, {"name": "v", "kind": "vllm"}), big, machines(2), 24 * GB, learns=False).refusals
+    assert told == (
+        "an engine needs 32 GB without its KV cache and a GPU here gives 22 GB; take GPUs with more memory or "
+        "engine.NAME.tensor_parallel"
+    )
+    (told,) = place(recipe(), big, machines(1), 24 * GB, learns=False).refusals
+    assert told.endswith("take GPUs with more memory or an [[engine]] of kind 'vllm' with tensor_parallel")
+
+
+def test_a_learner_is_told_to_take_only_what_it_does_not_have_and_what_helps() -> None:
+    sparing = ["cluster.learners=1", "cluster.offload_optimizer=true", "model.lora_rank=8"]
+    asked = [
+        load_recipe(RECIPES / "7b-8gpu.toml", [*settings, "learning.tokens_per_microbatch=4096"])
+        for settings in ([], sparing, [*sparing, "rollout.max_response_tokens=1024"])
+    ]
+    tables = [place(one, shape_of(one.model), machines(8), 5 * GB, positions=8192) for one in asked]
+    none, most, long = (table.refusals[0].rpartition(": take ")[2] for table in tables)
+    anyway, cap = "GPUs with more memory", "a lower rollout.max_response_tokens"
+    assert asked[0].model.gradient_checkpointing
+    assert none == f"more GPUs, {anyway}, cluster.offload_optimizer, model.lora_rank or {cap}"
+    assert most == f"{anyway} or {cap}", "what is offloaded is not on more GPUs either"
+    assert long == f"{anyway} or smaller learning.tokens_per_microbatch"
 
 
 def test_gpus_that_would_wait_or_do_nothing_are_named() -> None:
     """Eight learners and no [[engine]]: seven GPUs waited while one wrote, and no word was said."""
     (told,) = place(recipe(8), SMALL, machines(8), 80 * GB).notes()
     assert "one engine on GPU 0 writes all attempts while the other 7 learners' GPUs wait" in told
+    (told,) = place(recipe(2), SMALL, machines(2), 80 * GB).notes()
+    assert "writes all attempts while the other learner's GPU waits; give" in told
     (told,) = place(recipe(1), SMALL, machines(3), 80 * GB).notes()
     assert told.startswith("warning: GPU 1, 2 has nothing to do")
+
+
+def test_gpus_that_do_nothing_in_one_of_the_turns_are_counted() -> None:
+    """Eight learners and four servers in turns: four GPUs waited for attempts, and no word was said."""
+    few = {"name": "v", "kind": "vllm", "count": 4}
+    (told,) = place(recipe(8, few), SMALL, machines(8), 80 * GB).notes()
+    assert told == "warning: 4 of 8 GPUs do nothing while attempts are written; raise count of an [[engine]]"
+    (told,) = place(recipe(3, few, colocate=True), SMALL, machines(4), 80 * GB).notes()
+    assert told == "warning: 1 of 4 GPUs does nothing while learners compute; raise cluster.learners"
+    assert not list(place(recipe(4, few, colocate=True), SMALL, machines(4), 80 * GB).notes())
+    assert not list(place(recipe(4, few), SMALL, machines(8), 80 * GB).notes())
 
 
 def test_the_gpus_that_this_process_sees_are_placed_and_the_table_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

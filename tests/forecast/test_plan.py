@@ -11,7 +11,8 @@ import pytest
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
-from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, shared_out
+from rocstar.forecast import plan as forecast
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, as_planned, make_plan, planned_placement, shared_out
 from rocstar.parts.memory import Load, host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -72,8 +73,29 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
     assert shared_out(alone, 8).cluster.learners == 8
-    with pytest.raises(ConfigError, match="1 GPU is too few"):
+    with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
         shared_out(paper, 1)
+    wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
+    with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
+        shared_out(wide, 8)
+    with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
+        shared_out(wide, 7)
+
+
+@pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
+@pytest.mark.parametrize("more", [(), ("rollout.max_staleness_steps=1",), ("cluster.launcher=ray",)])
+@pytest.mark.parametrize("gpus", [4, 8, 16])
+def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
+    """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
+    planned = planned_placement(recipe, "h200", GPUS["h200"], gpus)
+    turns = not more and gpus == recipe.cluster.learners
+    assert planned.colocate == turns
+    assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
+    if not more and (turns or recipe.cluster.learners + recipe.engine[0].count == gpus):
+        machines = {f"m{n}": tuple(map(str, range(n, min(n + 8, gpus)))) for n in range(0, gpus, 8)}
+        trained = place(recipe, shape_of(recipe.model), machines, 141e9, positions=recipe.longest_response)
+        assert trained.colocate == turns and len(trained.learners) == len(planned.learners)
 
 
 def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
@@ -90,8 +112,30 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture
     assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpus", "2", "--gpu", "4090"]) == 4
     told = capsys.readouterr().out
     assert "does not fit: a learner needs" in told and "cluster.offload_optimizer" in told
-    assert "an engine's KV cache would hold 0 tokens" in told
+    assert "does not fit: an engine needs 32 GB without its KV cache" in told
     assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b200"]) == 2
+
+
+@pytest.mark.parametrize("table", [[], ["--placement"]])
+def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
+    table: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attempts that were longer were left out of the step, and hours printed for the others."""
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "rollout.kv_tokens=5000", *table]) == 4
+    told = capsys.readouterr().out
+    assert "does not fit: rollout.kv_tokens 5000 is less than the 8193 tokens of the longest attempt" in told
+    assert "hours" not in told
+
+
+def test_a_small_cache_leaves_no_attempt_out_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache for the cap and hardly a prompt: attempts that would not fit were dropped."""
+    simulated: list[int] = []
+    real = forecast.step_seconds
+    monkeypatch.setattr(forecast, "step_seconds", lambda work, *rest: simulated.append(len(work)) or real(work, *rest))
+    plan("7b-8gpu.toml", "h100", 8, *SMALL, "rollout.kv_tokens=8200", length_share=0.9)
+    assert set(simulated) == {16}, "two of four engines, so half of 8 x 4 attempts"
 
 
 def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +147,35 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert [process["gpus"] for process in found["placement"]["processes"]] == [[str(gpu)] for gpu in range(8)]
     assert run(["plan", str(RECIPES / "7b-8gpu.toml"), "--gpu", "h100", "--placement"]) == 0
     assert "\nvllm-3     machine 0  7             15.2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
+        (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
+        (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
+        (
+            ["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
+            "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none",
+        ),
+        (["cluster.learners=12"], "cluster.learners=6 engine.vllm.count=2"),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("table", [[], ["--placement"]])
+def test_a_plan_says_which_settings_train_as_planned(
+    settings: list[str], said: str | None, table: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named learners alone, nothing where engines alone differed, and nothing with --placement."""
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--gpu", "h100", *settings, *table]) == 0
+    told = capsys.readouterr().err
+    assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
+    keys = [setting for setting in settings if "=" in setting]
+    trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
+    assert as_planned(trained, 16 if "16" in settings else 8) is None
 
 
 def test_a_plan_says_that_it_counts_carry_over(capsys: pytest.CaptureFixture[str]) -> None:

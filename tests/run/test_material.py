@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError, DataError
+from rocstar.parts.modelfolder import model_facts
 from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, read_material, unwritten
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
@@ -169,6 +171,18 @@ def test_a_cache_without_room_for_prompt_and_cap_is_refused_before_there_is_a_ru
         return
     with pytest.raises(ConfigError, match=r"rollout.kv_tokens 76 is less than the (7[7-9]|[89]\d|1\d\d) tokens of the"):
         material(COLD, rl, **base)
+
+
+@pytest.mark.parametrize("engine", [[], [{"name": "v", "kind": "vllm"}], [{"name": "t", "kind": "torch"}]])
+def test_a_cache_without_room_for_the_longest_attempt_is_refused_on_gpus_too(
+    engine: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at on CPUs alone: a run on GPUs loaded everything first, and a vLLM server took 50 tokens."""
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", sys.executable)
+    monkeypatch.setattr("rocstar.parts.placement._gpus_here", lambda device: (("0", "1"), 80e9))
+    base = {"rollout": {"max_response_tokens": 64, "kv_tokens": 50}, "evaluate": {"problems": 4}, "engine": engine}
+    with pytest.raises(ConfigError, match=r"^rollout.kv_tokens 50 is less than the \d+ tokens of the longest attempt"):
+        material(COLD, {**RL, "data": {"pool": 8}}, **base)
 
 
 def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
@@ -377,6 +391,23 @@ def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_en
             material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
     with pytest.raises(ConfigError, match=why):
         material(imitating(tmp_path), RL, **pretrained, **rollout, **server)
+
+
+def test_a_model_is_refused_for_what_no_engine_mends_and_by_the_keys_that_it_lacks(tmp_path: Path) -> None:
+    """Gemma 2 was sent to an [[engine]] of kind 'vllm', beside which the learner refused it; GPT-2 has a vocab_size."""
+    config = {"model_type": "gemma2", "max_position_embeddings": 64, "vocab_size": 9, "attn_logit_softcapping": 50.0}
+
+    def told(**changes: Any) -> str:
+        kept = {key: value for key, value in {**config, **changes}.items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(kept))
+        with pytest.raises(ConfigError) as refused:
+            model_facts(tmp_path, trained=True)
+        return str(refused.value)
+
+    assert "which has final_logit_softcapping 30.0; the learner trains" in told(final_logit_softcapping=30.0)
+    assert "which has attn_logit_softcapping 50.0; the torch engine runs" in told()
+    assert "whose config.json lacks max_position_embeddings;" in told(max_position_embeddings=None)
+    assert "lacks max_position_embeddings and vocab_size;" in told(max_position_embeddings=None, vocab_size=None)
 
 
 def test_how_stale_tokens_are_weighed_is_told_where_the_recipe_does_not_say_it(

@@ -12,7 +12,7 @@ import typer
 from rocstar.cli.verbs.common import AsJson, Settings, print_json
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe, RlStage
+    from rocstar.config.sections import Recipe
     from rocstar.forecast.plan import GpuPlan
 
 THRESHOLD_MISSED = 4
@@ -42,7 +42,7 @@ def plan(
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
     from rocstar.errors import ConfigError
-    from rocstar.forecast.plan import GPUS, Assumptions, make_plan, planned_placement
+    from rocstar.forecast.plan import GPUS, Assumptions, as_planned, make_plan, planned_placement
 
     if gpu is None:
         gpu = ASSUMED
@@ -59,26 +59,23 @@ def plan(
                 f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
                 file=sys.stderr,
             )
-    if placement:
-        table = planned_placement(loaded, gpu, GPUS[gpu], gpus)
-        print_json(asdict(table)) if as_json else print("\n\n".join((table.table(), *table.notes())))
-        _refuse(table.refusals, told=not as_json)
-        return
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
-    if made.learners != loaded.cluster.learners:
-        said = f"{made.learners} learners are planned for, the recipe has cluster.learners = {loaded.cluster.learners}"
-        print(f"{said}; to train as planned: cluster.learners={made.learners}", file=sys.stderr)
+    made = None if placement else make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    table = made.placement if made else planned_placement(loaded, gpu, GPUS[gpu], gpus)
+    if table.processes and (told := as_planned(loaded, gpus)):
+        print(told, file=sys.stderr)
     if as_json:
-        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
-    else:
+        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)} if made else asdict(table))
+    elif made:
         _print(made)
-    _refuse(made.refusals, told=not as_json)
+    elif table.processes:
+        print("\n\n".join((table.table(), *table.notes())))
+    _refuse(table.refusals, told=not as_json)
 
 
 def _refuse(refusals: Sequence[str], *, told: bool) -> None:
@@ -91,7 +88,7 @@ def _refuse(refusals: Sequence[str], *, told: bool) -> None:
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
     from rocstar.errors import ConfigError, DataError
-    from rocstar.run.material import pool_sizes, with_epochs
+    from rocstar.run.material import few_problems, pool_sizes, with_epochs
 
     try:
         recipe = with_epochs(recipe)
@@ -103,23 +100,21 @@ def _within_pools(recipe: Recipe) -> Recipe:
         unread = str(error).rstrip(".")
         print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)
         return recipe
-    return recipe.model_copy(
-        update={"stage": [_within(stage, pools[stage.name]) if stage.kind == "rl" else stage for stage in recipe.stage]}
-    )
-
-
-def _within(stage: RlStage, pool: int) -> RlStage:
-    from rocstar.run.material import few_problems
-
-    if few := few_problems(stage, pool):
-        print(few, file=sys.stderr)
-        return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"problems_per_step": pool})})
-    return stage
+    stages = []
+    for stage in recipe.stage:
+        if stage.kind == "rl" and (few := few_problems(stage, pools[stage.name])):
+            print(few, file=sys.stderr)
+            rollout = stage.rollout.model_copy(update={"problems_per_step": pools[stage.name]})
+            stage = stage.model_copy(update={"rollout": rollout})
+        stages.append(stage)
+    return recipe.model_copy(update={"stage": stages})
 
 
 def _print(made: GpuPlan) -> None:
     from rocstar.support.screen import plural
 
+    if not made.placement.processes:
+        return
     said = f"{plural(made.learners, 'learner')} and {plural(made.engines, 'engine')} on {made.gpu}"
     print(f"{_count(made.parameters)} parameters; {said}; GB on each GPU of a process:\n\n{made.placement.table()}")
     for told in made.placement.notes():
