@@ -112,12 +112,17 @@ class GatewayAgent:
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
+        attempt, began = client.attempt, time.monotonic()
         running = asyncio.ensure_future(self._runs(client))
         asyncio._unregister_task(running)  # `asyncio.run` waits for what is registered, however long that takes
         try:
-            ended, _ = await asyncio.wait([running], timeout=self._seconds)
-            if not ended:
-                client.attempt.late(self._seconds)  # before anything that it waits for is broken off
+            while not running.done() and (rest := self._seconds - (time.monotonic() - began - attempt.answering)) > 0:
+                if attempt.asking:  # its time stands still
+                    await asyncio.wait([running, *attempt.asking], return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.wait([running], timeout=rest)
+            if not (ended := running.done()):
+                attempt.late(self._seconds)
         finally:
             if not running.done():
                 running.cancel()
@@ -126,7 +131,7 @@ class GatewayAgent:
         if not ended:
             late = running.exception() if running.done() and not running.cancelled() else None
             if isinstance(late, Unavailable):  # an outage was what it waited for
-                client.attempt.blame(late)
+                attempt.blame(late)
             left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
             return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s{left}"
         try:
@@ -134,7 +139,7 @@ class GatewayAgent:
         except asyncio.CancelledError:
             return None, Stop.AGENT_FAILED, "the agent cancelled itself"
         except (AgentFailed, Unavailable) as failed:
-            client.attempt.blame(failed)
+            attempt.blame(failed)
             return None, Stop.AGENT_FAILED, str(failed)
 
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:

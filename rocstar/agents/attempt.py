@@ -48,7 +48,9 @@ class AgentAttempt:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self._asking: set[asyncio.Future[Any]] = set()
+        self.asking: set[asyncio.Future[Any]] = set()
+        """What the run is answering."""
+        self._answered, self._since = 0.0, 0.0
         self._resting: Thread | None = None
         """The conversation that engines keep, while no completion is under way."""
         self.stop = Stop.ANSWERED
@@ -59,6 +61,12 @@ class AgentAttempt:
         """refused: by a limit of the run, the last request."""
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
+
+    @property
+    def answering(self) -> float:
+        """Seconds so far in which the run was answering it, which are not the agent's; those that a program of a call
+        ran are."""
+        return self._answered + (time.monotonic() - self._since if self.asking else 0.0)
 
     async def complete(self, chat: Chat, most: int | None = None, stops: Sequence[str] = ()) -> Answer:
         """The model's answer. most: tokens of it; None: as many as there is room for. stops: it ends before the first
@@ -86,6 +94,7 @@ class AgentAttempt:
         async with self._own_call:
             self._refuse_late()
             result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
+        self._answered -= result.run_seconds
         self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
 
@@ -98,16 +107,16 @@ class AgentAttempt:
             self.broken = self.broken or error
 
     def late(self, seconds: float) -> None:
-        """It did not end in time: a fault where an environment kept it waiting, and no request or limit of the run."""
-        if self.in_environment and not self._asking and not self.refused:
+        """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
+        if self.in_environment and not self.refused:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
     async def close(self) -> None:
         """Nothing is asked any more; what is under way is broken off."""
         self.over = True
-        for asking in self._asking:
+        for asking in self.asking:
             asking.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self.asking, return_exceptions=True)
         unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
         for thread in self._said.threads:  # what was broken off may have left any of them
             await self._roller.engine.close_session(thread.session)
@@ -189,7 +198,8 @@ class AgentAttempt:
     async def _held(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work that `close` breaks off. What it raises is blamed."""
         asking = asyncio.ensure_future(work)
-        self._asking.add(asking)
+        self._since = self._since if self.asking else time.monotonic()
+        self.asking.add(asking)
         try:
             return await asking
         except asyncio.CancelledError:
@@ -200,7 +210,9 @@ class AgentAttempt:
                 self.blame(error)
             raise
         finally:
-            self._asking.discard(asking)
+            before = self.answering
+            self.asking.discard(asking)
+            self._answered = self._answered if self.asking else before
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""

@@ -20,7 +20,7 @@ from rocstar.answers.extract import strict_answer
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
-from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
+from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
 from tests.scripted import ScriptedTool, ScriptedVerifier
@@ -283,6 +283,50 @@ async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     text = f"import asyncio\nasync def agent(problem, client):\n{ASKS}    await asyncio.Event().wait()\n"
     found = await made(function(tmp_path, text, seconds=0.3), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT and found.fault == "the agent did not end within 0.3 s"
+
+
+class Standing(Told):
+    """An engine that stands still for a while in each request after the first."""
+
+    def __init__(self, replies: list[str], seconds: float) -> None:
+        super().__init__(replies)
+        self.seconds = seconds
+
+    async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+        if self.given:
+            await asyncio.sleep(self.seconds)
+        return await super().generate(token_ids, sampling, **names)
+
+
+@pytest.mark.parametrize(("replies", "stop"), [([ANSWER] * 2, Stop.ANSWERED), ([ANSWER], Stop.ENVIRONMENT_FAILED)])
+async def test_what_an_agent_waits_for_the_engines_is_not_its_time(
+    tmp_path: Path, replies: list[str], stop: Stop
+) -> None:
+    """The second request ends after the agent's seconds: with an answer, or because the engine is lost."""
+    agent = function(tmp_path, f"async def agent(problem, client):\n{ASKS}{ASKS}    return 1.0\n", seconds=1.0)
+    drawn = roller(Standing(replies, 1.5), agent=agent)
+    (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
+    (found,) = group.trajectories
+    assert (found.stop, found.outcome is None) == (stop, stop is Stop.ENVIRONMENT_FAILED)
+
+
+class Queued(ScriptedTool):
+    """A tool whose calls wait long; their programs run for `ran` seconds."""
+
+    def __init__(self, ran: float) -> None:
+        super().__init__({"1": ToolResult(call_id="", status=Status.OK, run_seconds=ran)})
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        await asyncio.sleep(0.5)
+        return await super().run(call, seed=seed)
+
+
+@pytest.mark.parametrize(("ran", "stop"), [(0.0, Stop.ANSWERED), (0.5, Stop.AGENT_TIMEOUT)])
+async def test_of_a_call_its_programs_own_time_is_the_agents(tmp_path: Path, ran: float, stop: Stop) -> None:
+    calls = "    for _ in range(3):\n        await client.call('python', code='1')\n"
+    agent = function(tmp_path, f"async def agent(problem, client):\n{ASKS}{calls}    return 1.0\n", seconds=1.0)
+    found = await made(agent, [ANSWER], conversation=conversation(Queued(ran)))
+    assert found.stop is stop
 
 
 async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -> None:

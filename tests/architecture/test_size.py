@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1068, 6),
+    "agents": (1100, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3335, 23),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (593, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4084
+CLASSES, FUNCTIONS = 587, 4088
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_208}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_126, "tests/**/*.py": 49_450}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
