@@ -19,7 +19,19 @@ from rocstar.agents.conversations import Answer, Conversations, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.rollout.collect import Roller
-from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
+from rocstar.types import (
+    Completion,
+    EngineLoad,
+    Finish,
+    Problem,
+    Sampling,
+    Stop,
+    ToolCall,
+    Trajectory,
+    Turn,
+    seed_for,
+    spans_of,
+)
 
 T = TypeVar("T")
 
@@ -106,6 +118,16 @@ class AgentAttempt:
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
+    def load(self) -> EngineLoad:
+        return self._roller.engine.load()
+
+    def given_up(self, before: EngineLoad) -> None:
+        """Nobody waits any more for a request that was sent when this was the engines' load: no fault of the agent
+        where an engine was lost meanwhile, or none is up."""
+        now = self.load()
+        if now.lost > before.lost or not (now.capacity_tokens and before.capacity_tokens):
+            self.blame(EngineUnavailable("a request was given up while it waited because an engine was lost"))
+
     def late(self, seconds: float) -> None:
         """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
         if self.in_environment and not self.refused:
@@ -187,8 +209,12 @@ class AgentAttempt:
         if rested not in (None, thread):
             await engine.close_session(rested.session)
         names = {"request_id": f"{thread.session}/{len(thread.turns)}", "session_id": thread.session}
+        before = engine.load()
         try:
             return await engine.generate(ids, sampling, **names)
+        except asyncio.CancelledError:
+            self.given_up(before)
+            raise
         finally:
             if any(each.asked for each in self._said.threads if each is not thread):
                 await engine.close_session(thread.session)
