@@ -88,7 +88,7 @@ class AgentAttempt:
             self.stop, self.refused = Stop.MAX_TURNS, True
             raise AttemptOver(f"the attempt has made the {turns} requests that rollout.max_turns allows")
         self._requests += 1
-        thread = self._said.place(chat)
+        thread = self._said.place(chat, self._check)
         try:
             return await self._held(self._continued(thread, chat, most, stops))
         finally:
@@ -166,13 +166,23 @@ class AgentAttempt:
         if self.over:
             raise AttemptOver("the attempt has ended")
 
-    def _no_room(self, tokens: int, room: int) -> AttemptOver:
+    @property
+    def _room(self) -> int:
+        """Tokens of a conversation at most."""
+        return len(self._opening) + self._roller.limits.max_response_tokens
+
+    def _check(self, text: str) -> None:
+        """Raises AttemptOver for a text that has no room, before it is encoded: the run stands still meanwhile."""
+        if (least := self._roller.codec.least_tokens(text)) > self._room:
+            raise self._no_room(f"at least {least}", self._room)
+
+    def _no_room(self, tokens: int | str, room: int) -> AttemptOver:
         self.stop, self.refused = Stop.MAX_TOKENS, True
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, thread: Thread, chat: Chat, most: int | None, stops: Sequence[str]) -> Answer:
         roller, conversation, ids = self._roller, self._roller.conversation, thread.asked
-        room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
+        room = self._room - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1

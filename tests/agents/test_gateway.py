@@ -188,6 +188,19 @@ async def test_limits_end_an_attempt_and_say_so() -> None:
     assert "rollout.max_response_tokens leaves room for" in more["error"]["message"]
 
 
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_a_text_that_has_more_tokens_than_there_is_room_for_is_refused_before_it_is_encoded(
+    answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stands still while a text is encoded."""
+    one = attempt(Told(["so 5"]))
+    said = [user("q"), (await ask(one, messages=[user("q")]))["choices"][0]["message"]] if answered else []
+    monkeypatch.setattr(type(CODEC), "encode_segments", None)
+    refused = await ask(one, messages=[*said, user("9" * 100_000)])
+    assert refused["error"]["message"].startswith("the request has at least ")
+    assert made_by(one).stop is Stop.MAX_TOKENS
+
+
 async def test_an_answer_ends_before_the_first_stop_text_and_its_tokens_with_it() -> None:
     one = attempt(Told(["Thought: add\nObservation: 5 and more", "then"]))
     first = await ask(one, messages=[user("q")], stop=["Observation:", "never"])

@@ -15,14 +15,14 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1130, 6),
+    "agents": (1145, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3335, 23),
     "cluster": (782, 8),
     "config": (2113, 11),
     "data": (4618, 24),
-    "dialogue": (1480, 10),
+    "dialogue": (1500, 10),
     "engines": (4077, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (595, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4088
+CLASSES, FUNCTIONS = 587, 4096
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
