@@ -50,6 +50,7 @@ ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
+NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
 AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
 """Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
 
@@ -195,7 +196,7 @@ class _Connection:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 raise self._outage(error) from error
             if self._garbled > garbled:
-                raise self._outage(ValueError("it wrote a line that is no JSON-RPC message")) from error
+                raise self._outage(ValueError(NO_ANSWER)) from error
             return Status.TIMEOUT, ""
         return Status.CODE_ERROR if answer.is_error else Status.OK, _text(answer)
 
@@ -247,6 +248,7 @@ class _Connection:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
+        asked: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
@@ -255,9 +257,10 @@ class _Connection:
             async def read() -> None:
                 async with to_client:
                     async for line in stdout:
-                        try:
+                        message = None
+                        with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                        except ValueError:
+                        if message is None or not (hasattr(message, "method") or str(message.id) in asked):
                             self._garbled += 1
                         else:
                             await to_client.send(SessionMessage(message))
@@ -268,6 +271,7 @@ class _Connection:
 
             async def write() -> None:
                 async for sent in from_client:
+                    asked.add(str(getattr(sent.message, "id", "")))
                     stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
 

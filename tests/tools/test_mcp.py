@@ -142,7 +142,8 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("garble", "wrote a line that is no JSON-RPC message"),
+        ("garble", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
+        ("other id", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
