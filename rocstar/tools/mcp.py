@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from referencing.exceptions import Unresolvable
 from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
+from rocstar.support import tree
 from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, ran_here, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
@@ -51,8 +53,6 @@ END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
 NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
-AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
-"""Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
@@ -250,7 +250,8 @@ class _Connection:
         to_server, from_client = create_memory_object_stream[SessionMessage]()
         asked: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
-        async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
+        words = tree.command(*self._server.command)  # its children would keep the pipes open
+        async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
             stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 

@@ -36,13 +36,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4502, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
-    "support": (1706, 15),
-    "tools": (944, 7),
+    "support": (1780, 16),
+    "tools": (950, 7),
     "train": (208, 1),
     "types": (595, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4096
+CLASSES, FUNCTIONS = 587, 4100
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
