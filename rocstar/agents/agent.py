@@ -100,13 +100,15 @@ class GatewayAgent:
         if attempt.broken:
             raise attempt.broken
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
-        if given is None or made.stop is Stop.ENVIRONMENT_FAILED:
+        if made.stop is Stop.ENVIRONMENT_FAILED:
             return made
         if made.turns:
-            return await self._judged(roller, problem, made, given)
-        if made.stop is not Stop.ANSWERED:  # a limit refused its first request
+            return made if given is None else await self._judged(roller, problem, made, given)
+        if made.stop is not Stop.ANSWERED:  # a limit refused its first request, or it failed
             return made
         told = f"it gave back {given!r:.60} without an answer of the model"
+        if given is None:
+            told = "it ended without an answer of the model or of its own"
         return replace(made, stop=Stop.AGENT_FAILED, fault=told)
 
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:

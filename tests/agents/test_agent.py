@@ -79,6 +79,12 @@ async def test_what_is_given_back_without_an_answer_of_the_model_is_the_agents_f
     assert found.fault == f"it gave back {given} without an answer of the model"
 
 
+async def test_an_agent_that_ends_without_any_answer_has_failed() -> None:
+    found = await made(agent_named("true", seconds=20.0, at_once=1, right_above=0.5), [])
+    assert found.stop is Stop.AGENT_FAILED and not found.turns
+    assert found.fault == "it ended without an answer of the model or of its own"
+
+
 async def test_an_outage_that_ends_an_agent_after_its_time_is_a_fault(tmp_path: Path) -> None:
     text = "import asyncio\nfrom rocstar.errors import Unavailable\nasync def agent(problem, client):\n" + ASKS
     late = "    try:\n        await asyncio.sleep(60)\n    finally:\n        raise Unavailable('gone')\n"
@@ -200,10 +206,11 @@ async def agent(problem, client):
 
 
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
-    text = "import time\ndef agent(problem, client):\n    time.sleep(60 if problem.id == 'slow' else 0)\n"
+    ends = "    time.sleep(60 if problem.id == 'slow' else 0)\n    raise KeyError\n"
+    text = "import time\ndef agent(problem, client):\n" + ends
     agent = function(tmp_path, text, seconds=5.0, at_once=1)
     slow = await made(agent, [], replace(PROBLEM, id="slow"))
-    assert slow.stop is Stop.AGENT_TIMEOUT and (await made(agent, [])).stop is Stop.ANSWERED
+    assert slow.stop is Stop.AGENT_TIMEOUT and "KeyError" in str((await made(agent, [])).fault)
     left = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     assert left and all(thread.daemon for thread in left), "the interpreter would wait for it"
 
