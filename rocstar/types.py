@@ -229,6 +229,8 @@ class EngineLoad:
     """Fed again since then because their cache had been given up under pressure."""
     evictions: int = 0
     """How often a session's cache was given up under pressure."""
+    lost: int = 0
+    """How often one of its engines was taken out, where it is several."""
     keeps_idle: bool = False
     """Whether sessions that wait for their next request keep their cache when other requests come."""
 

@@ -100,24 +100,31 @@ class GatewayAgent:
         if attempt.broken:
             raise attempt.broken
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
-        if given is None or made.stop is Stop.ENVIRONMENT_FAILED:
+        if made.stop is Stop.ENVIRONMENT_FAILED:
             return made
         if made.turns:
-            return await self._judged(roller, problem, made, given)
-        if made.stop is not Stop.ANSWERED:  # a limit refused its first request
+            return made if given is None else await self._judged(roller, problem, made, given)
+        if made.stop is not Stop.ANSWERED:  # a limit refused its first request, or it failed
             return made
         told = f"it gave back {given!r:.60} without an answer of the model"
+        if given is None:
+            told = "it ended without an answer of the model or of its own"
         return replace(made, stop=Stop.AGENT_FAILED, fault=told)
 
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
+        attempt, began = client.attempt, time.monotonic()
         running = asyncio.ensure_future(self._runs(client))
         asyncio._unregister_task(running)  # `asyncio.run` waits for what is registered, however long that takes
         try:
-            ended, _ = await asyncio.wait([running], timeout=self._seconds)
-            if not ended:
-                client.attempt.late(self._seconds)  # before anything that it waits for is broken off
+            while not running.done() and (rest := self._seconds - (time.monotonic() - began - attempt.answering)) > 0:
+                if attempt.asking:  # its time stands still
+                    await asyncio.wait([running, *attempt.asking], return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.wait([running], timeout=rest)
+            if not (ended := running.done()):
+                attempt.late(self._seconds)
         finally:
             if not running.done():
                 running.cancel()
@@ -126,7 +133,7 @@ class GatewayAgent:
         if not ended:
             late = running.exception() if running.done() and not running.cancelled() else None
             if isinstance(late, Unavailable):  # an outage was what it waited for
-                client.attempt.blame(late)
+                attempt.blame(late)
             left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
             return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s{left}"
         try:
@@ -134,7 +141,7 @@ class GatewayAgent:
         except asyncio.CancelledError:
             return None, Stop.AGENT_FAILED, "the agent cancelled itself"
         except (AgentFailed, Unavailable) as failed:
-            client.attempt.blame(failed)
+            attempt.blame(failed)
             return None, Stop.AGENT_FAILED, str(failed)
 
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:

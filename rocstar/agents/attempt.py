@@ -19,7 +19,19 @@ from rocstar.agents.conversations import Answer, Conversations, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.rollout.collect import Roller
-from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
+from rocstar.types import (
+    Completion,
+    EngineLoad,
+    Finish,
+    Problem,
+    Sampling,
+    Stop,
+    ToolCall,
+    Trajectory,
+    Turn,
+    seed_for,
+    spans_of,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +60,9 @@ class AgentAttempt:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self._asking: set[asyncio.Future[Any]] = set()
+        self.asking: set[asyncio.Future[Any]] = set()
+        """What the run is answering."""
+        self._answered, self._since = 0.0, 0.0
         self._resting: Thread | None = None
         """The conversation that engines keep, while no completion is under way."""
         self.stop = Stop.ANSWERED
@@ -60,6 +74,12 @@ class AgentAttempt:
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
 
+    @property
+    def answering(self) -> float:
+        """Seconds so far in which the run was answering it, which are not the agent's; those that a program of a call
+        ran are."""
+        return self._answered + (time.monotonic() - self._since if self.asking else 0.0)
+
     async def complete(self, chat: Chat, most: int | None = None, stops: Sequence[str] = ()) -> Answer:
         """The model's answer. most: tokens of it; None: as many as there is room for. stops: it ends before the first
         of these. Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
@@ -68,7 +88,7 @@ class AgentAttempt:
             self.stop, self.refused = Stop.MAX_TURNS, True
             raise AttemptOver(f"the attempt has made the {turns} requests that rollout.max_turns allows")
         self._requests += 1
-        thread = self._said.place(chat)
+        thread = self._said.place(chat, self._check)
         try:
             return await self._held(self._continued(thread, chat, most, stops))
         finally:
@@ -86,6 +106,7 @@ class AgentAttempt:
         async with self._own_call:
             self._refuse_late()
             result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
+        self._answered -= result.run_seconds
         self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
 
@@ -97,17 +118,27 @@ class AgentAttempt:
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
+    def load(self) -> EngineLoad:
+        return self._roller.engine.load()
+
+    def given_up(self, before: EngineLoad) -> None:
+        """Nobody waits any more for a request that was sent when this was the engines' load: no fault of the agent
+        where an engine was lost meanwhile, or none is up."""
+        now = self.load()
+        if now.lost > before.lost or not (now.capacity_tokens and before.capacity_tokens):
+            self.blame(EngineUnavailable("a request was given up while it waited because an engine was lost"))
+
     def late(self, seconds: float) -> None:
-        """It did not end in time: a fault where an environment kept it waiting, and no request or limit of the run."""
-        if self.in_environment and not self._asking and not self.refused:
+        """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
+        if self.in_environment and not self.refused:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
     async def close(self) -> None:
         """Nothing is asked any more; what is under way is broken off."""
         self.over = True
-        for asking in self._asking:
+        for asking in self.asking:
             asking.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self.asking, return_exceptions=True)
         unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
         for thread in self._said.threads:  # what was broken off may have left any of them
             await self._roller.engine.close_session(thread.session)
@@ -135,13 +166,23 @@ class AgentAttempt:
         if self.over:
             raise AttemptOver("the attempt has ended")
 
-    def _no_room(self, tokens: int, room: int) -> AttemptOver:
+    @property
+    def _room(self) -> int:
+        """Tokens of a conversation at most."""
+        return len(self._opening) + self._roller.limits.max_response_tokens
+
+    def _check(self, text: str) -> None:
+        """Raises AttemptOver for a text that has no room, before it is encoded: the run stands still meanwhile."""
+        if (least := self._roller.codec.least_tokens(text)) > self._room:
+            raise self._no_room(f"at least {least}", self._room)
+
+    def _no_room(self, tokens: int | str, room: int) -> AttemptOver:
         self.stop, self.refused = Stop.MAX_TOKENS, True
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, thread: Thread, chat: Chat, most: int | None, stops: Sequence[str]) -> Answer:
         roller, conversation, ids = self._roller, self._roller.conversation, thread.asked
-        room = len(self._opening) + roller.limits.max_response_tokens - len(ids)
+        room = self._room - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
@@ -178,8 +219,12 @@ class AgentAttempt:
         if rested not in (None, thread):
             await engine.close_session(rested.session)
         names = {"request_id": f"{thread.session}/{len(thread.turns)}", "session_id": thread.session}
+        before = engine.load()
         try:
             return await engine.generate(ids, sampling, **names)
+        except asyncio.CancelledError:
+            self.given_up(before)
+            raise
         finally:
             if any(each.asked for each in self._said.threads if each is not thread):
                 await engine.close_session(thread.session)
@@ -189,7 +234,8 @@ class AgentAttempt:
     async def _held(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work that `close` breaks off. What it raises is blamed."""
         asking = asyncio.ensure_future(work)
-        self._asking.add(asking)
+        self._since = self._since if self.asking else time.monotonic()
+        self.asking.add(asking)
         try:
             return await asking
         except asyncio.CancelledError:
@@ -200,7 +246,9 @@ class AgentAttempt:
                 self.blame(error)
             raise
         finally:
-            self._asking.discard(asking)
+            before = self.answering
+            self.asking.discard(asking)
+            self._answered = self._answered if self.asking else before
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
+from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
@@ -61,9 +62,9 @@ class Conversations:
         self.threads: list[Thread] = []
         """In the order of their last answers."""
 
-    def place(self, chat: Chat) -> Thread:
-        """The conversation of a request, with `asked` set. Raises Refused for messages that do not alternate as a
-        conversation does."""
+    def place(self, chat: Chat, check: Callable[[str], None]) -> Thread:
+        """The conversation of a request, with `asked` set. check: of a text before it is encoded; it may raise. Raises
+        Refused for messages that do not alternate as a conversation does."""
         _check(chat.messages)
         conversation, template = self._conversation, self._conversation.template
         said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
@@ -71,9 +72,12 @@ class Conversations:
         if thread:
             texts = [message.content for message in chat.messages[said:]]  # one question, or results
             follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
+            check(text_of(follows))
             ids = (*given, *conversation.after_tokens(given, follows))
         else:
-            ids = encoded(pieces(chat, template, chat.tools or ()), conversation.codec, template.reserved).token_ids
+            parts = tuple(pieces(chat, template, chat.tools or ()))
+            check("".join(part.text for part in parts))
+            ids = encoded(parts, conversation.codec, template.reserved).token_ids
         if thread is None or thread.ids != given or thread.asked:
             thread = Thread(session=f"{self._name}/{len(self.threads)}")
             self.threads.append(thread)

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
-from rocstar.agents.wire import MODEL, WIRES, Body, Wire
+from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
 from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
 
@@ -92,7 +92,7 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
             body = object_in(await body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
                 return JSONResponse({"content": await attempt.call(name, body)})
-            return await _completed(WIRES[request.scope["path"]], attempt, body)
+            return await _completed(request, attempt, body)
         except AttemptOver as over:
             return refusal(400, str(over), "context_length_exceeded")
         except (DataError, RecursionError) as wrong:  # the latter for what is nested a thousand times
@@ -109,12 +109,15 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
     return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
 
 
-async def _completed(wire: Wire, attempt: AgentAttempt, body: Body) -> Response:
+async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
+    wire, before = WIRES[request.scope["path"]], attempt.load()
     try:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
     found = wire.write(await attempt.complete(*asked))
+    if await request.is_disconnected():
+        attempt.given_up(before)
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))

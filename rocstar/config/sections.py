@@ -303,7 +303,7 @@ class RolloutSection(StageRolloutSection):
     (`package.module:name`), given an address that speaks OpenAI's protocol; unset: the conversation with tools. Its
     requests are what max_turns counts."""
     agent_seconds: Seconds = 600.0
-    """Time that an agent has for an attempt."""
+    """An agent's own time in an attempt: programs of its tool calls count, other waiting for the run does not."""
     agents_at_once: Count = 64
     """Most programs, or threads of a function that is not async, that run at once; an async function has no limit."""
     agent_walls: bool = True

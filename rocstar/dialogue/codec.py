@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -75,6 +76,21 @@ class Codec:
         forbidden = self._forbidden(reserved)
         bounds = _Bounds(ends[1:], [forbidden.get(segment.author, frozenset()) for segment in kept])
         return self._encoded("".join(texts), 0, bounds)
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens the text has at least, told a hundred times faster than by encoding: of the longest token that
+        has a character, this is one part of so many. Halved, because tokens may begin within a character, and because
+        normalizers put some together. Source: ours."""
+        longest, most = self._longest, max(self._longest.values())
+        return int(sum(times / longest.get(character, most) for character, times in Counter(text).items()) / 2)
+
+    @cached_property
+    def _longest(self) -> Mapping[str, int]:
+        """By character: how many characters the longest token has that has it."""
+        longest: dict[str, int] = {}
+        for token in map(self.decode, ([number] for number in range(self.vocab_size))):
+            longest |= {character: len(token) for character in token if len(token) > longest.get(character, 0)}
+        return longest
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -74,7 +74,7 @@ class Fleet:
         self._turns: dict[str, FleetTurn] = {}
         self._weights: Weights | None = None
         self._version = max((member.version for member in self._members.values()), default=0)
-        self._idle_looks = 0
+        self._idle_looks = self._lost = 0
         self._assigning = False
         self._watching = False
         self._back = asyncio.Event()
@@ -118,6 +118,7 @@ class Fleet:
             produced_tokens=sum(load.produced_tokens for _, load in loads),
             recomputed_tokens=sum(load.recomputed_tokens for _, load in loads),
             evictions=sum(load.evictions for _, load in loads),
+            lost=self._lost,
         )
 
     async def load_weights(self, weights: Weights) -> None:
@@ -166,7 +167,7 @@ class Fleet:
         now, counts = self.load(), self._counts
         before, self._before, self._counts = self._before, now, Counter()
         return {
-            "engine/lost": float(counts["lost"]),
+            "engine/lost": float(now.lost - before.lost),
             "engine/back": float(counts["back"]),
             "engine/moved_turns": float(counts["moved"]),
             "engine/repeated_turns": float(counts["repeated"]),
@@ -316,7 +317,7 @@ class Fleet:
         member.lost_at, member.tries = time.monotonic(), 0
         self._back.clear()
         turns = list(member.turns)
-        self._counts["lost"] += 1
+        self._lost += 1
         self._tell("engine_lost", engine=member.name, reason=reason, turns=len(turns))
         self._scheduler.lose(member.name, time.monotonic())
         for turn in turns:

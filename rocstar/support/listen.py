@@ -46,12 +46,12 @@ def quiet_server(app: Any, **more: Any) -> Any:
 
 async def body_of(request: Request, most: int) -> bytes:
     """The body of a request. most: bytes, whole MiB. Raises DataError where it has more."""
-    body = b""
+    body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > most:
             raise DataError(f"the body has more than {most >> 20} MiB")
-    return body
+    return bytes(body)
 
 
 def object_in(body: bytes) -> dict[str, Any]:

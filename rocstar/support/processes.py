@@ -31,8 +31,8 @@ def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def process_group(*words: str, **given: Any) -> AsyncIterator[Process]:
-    """A process in a group of its own, which is killed when the context ends. given: of
+async def process_group(*words: str, ends: int = signal.SIGKILL, **given: Any) -> AsyncIterator[Process]:
+    """A process in a group of its own, to which the signal `ends` is sent when the context ends. given: of
     `asyncio.create_subprocess_exec`. Raises OSError where it can't be started."""
     starting = asyncio.create_task(asyncio.create_subprocess_exec(*words, start_new_session=True, **given))
     try:
@@ -40,7 +40,7 @@ async def process_group(*words: str, **given: Any) -> AsyncIterator[Process]:
     finally:
         process = await starting
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, ends)
         await process.wait()
 
 

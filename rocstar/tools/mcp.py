@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from referencing.exceptions import Unresolvable
 from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
+from rocstar.support import tree
 from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, ran_here, wrong_names
 from rocstar.types import Status, ToolCall, ToolResult
@@ -50,8 +52,7 @@ ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
-AS_A_GROUP = ("sh", "-c", '"$@"; kill -KILL 0', "sh")
-"""Before a command: when it ends, so does all that it has started, which else would keep its pipes open."""
+NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
@@ -195,7 +196,7 @@ class _Connection:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 raise self._outage(error) from error
             if self._garbled > garbled:
-                raise self._outage(ValueError("it wrote a line that is no JSON-RPC message")) from error
+                raise self._outage(ValueError(NO_ANSWER)) from error
             return Status.TIMEOUT, ""
         return Status.CODE_ERROR if answer.is_error else Status.OK, _text(answer)
 
@@ -247,17 +248,20 @@ class _Connection:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
+        asked: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
-        async with process_group(*AS_A_GROUP, *self._server.command, **pipes) as process:
+        words = tree.command(*self._server.command)  # its children would keep the pipes open
+        async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
             stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
             async def read() -> None:
                 async with to_client:
                     async for line in stdout:
-                        try:
+                        message = None
+                        with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                        except ValueError:
+                        if message is None or not (hasattr(message, "method") or str(message.id) in asked):
                             self._garbled += 1
                         else:
                             await to_client.send(SessionMessage(message))
@@ -268,6 +272,7 @@ class _Connection:
 
             async def write() -> None:
                 async for sent in from_client:
+                    asked.add(str(getattr(sent.message, "id", "")))
                     stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
 

@@ -18,11 +18,12 @@ from tests.rollout.examples import ANSWER, PROBLEM, limits, roller
 ASKED = [{"role": "user", "content": PROBLEM.question}]
 
 
-class Silent(Told):
-    """Never answers."""
+class Slow(Told):
+    """Answers after a second."""
 
-    async def generate(self, *_: Any, **names: Any) -> Any:
-        await asyncio.Event().wait()
+    async def generate(self, *given: Any, **names: Any) -> Any:
+        await asyncio.sleep(1.0)
+        return await super().generate(*given, **names)
 
 
 async def made(
@@ -72,9 +73,9 @@ async def test_an_environment_that_does_not_answer_in_time_is_a_fault(ends: Call
     assert found.fault == "the environment did not answer within rollout.agent_seconds = 0.5"
 
 
-async def test_a_model_that_does_not_answer_in_time_is_no_fault_of_the_environment() -> None:
-    found = await made(hangs, Silent([]), seconds=0.5)
-    assert found.stop is Stop.AGENT_TIMEOUT and found.outcome
+async def test_the_time_that_a_model_takes_to_answer_is_none_of_the_environments() -> None:
+    found = await made(lambda client: asyncio.sleep(0), Slow([ANSWER]), seconds=0.5)
+    assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 1.0
 
 
 async def test_an_environment_that_fails_after_a_cut_answer_is_a_fault() -> None:

@@ -20,7 +20,7 @@ from rocstar.answers.extract import strict_answer
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
-from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict
+from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
 from tests.scripted import ScriptedTool, ScriptedVerifier
@@ -77,6 +77,12 @@ async def test_what_is_given_back_without_an_answer_of_the_model_is_the_agents_f
     found = await made(function(tmp_path, f"async def agent(problem, client):\n    return {given}\n"), [])
     assert found.stop is Stop.AGENT_FAILED and not found.turns
     assert found.fault == f"it gave back {given} without an answer of the model"
+
+
+async def test_an_agent_that_ends_without_any_answer_has_failed() -> None:
+    found = await made(agent_named("true", seconds=20.0, at_once=1, right_above=0.5), [])
+    assert found.stop is Stop.AGENT_FAILED and not found.turns
+    assert found.fault == "it ended without an answer of the model or of its own"
 
 
 async def test_an_outage_that_ends_an_agent_after_its_time_is_a_fault(tmp_path: Path) -> None:
@@ -200,10 +206,11 @@ async def agent(problem, client):
 
 
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
-    text = "import time\ndef agent(problem, client):\n    time.sleep(60 if problem.id == 'slow' else 0)\n"
+    ends = "    time.sleep(60 if problem.id == 'slow' else 0)\n    raise KeyError\n"
+    text = "import time\ndef agent(problem, client):\n" + ends
     agent = function(tmp_path, text, seconds=5.0, at_once=1)
     slow = await made(agent, [], replace(PROBLEM, id="slow"))
-    assert slow.stop is Stop.AGENT_TIMEOUT and (await made(agent, [])).stop is Stop.ANSWERED
+    assert slow.stop is Stop.AGENT_TIMEOUT and "KeyError" in str((await made(agent, [])).fault)
     left = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     assert left and all(thread.daemon for thread in left), "the interpreter would wait for it"
 
@@ -283,6 +290,50 @@ async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     text = f"import asyncio\nasync def agent(problem, client):\n{ASKS}    await asyncio.Event().wait()\n"
     found = await made(function(tmp_path, text, seconds=0.3), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT and found.fault == "the agent did not end within 0.3 s"
+
+
+class Standing(Told):
+    """An engine that stands still for a while in each request after the first."""
+
+    def __init__(self, replies: list[str], seconds: float) -> None:
+        super().__init__(replies)
+        self.seconds = seconds
+
+    async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+        if self.given:
+            await asyncio.sleep(self.seconds)
+        return await super().generate(token_ids, sampling, **names)
+
+
+@pytest.mark.parametrize(("replies", "stop"), [([ANSWER] * 2, Stop.ANSWERED), ([ANSWER], Stop.ENVIRONMENT_FAILED)])
+async def test_what_an_agent_waits_for_the_engines_is_not_its_time(
+    tmp_path: Path, replies: list[str], stop: Stop
+) -> None:
+    """The second request ends after the agent's seconds: with an answer, or because the engine is lost."""
+    agent = function(tmp_path, f"async def agent(problem, client):\n{ASKS}{ASKS}    return 1.0\n", seconds=1.0)
+    drawn = roller(Standing(replies, 1.5), agent=agent)
+    (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
+    (found,) = group.trajectories
+    assert (found.stop, found.outcome is None) == (stop, stop is Stop.ENVIRONMENT_FAILED)
+
+
+class Queued(ScriptedTool):
+    """A tool whose calls wait long; their programs run for `ran` seconds."""
+
+    def __init__(self, ran: float) -> None:
+        super().__init__({"1": ToolResult(call_id="", status=Status.OK, run_seconds=ran)})
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        await asyncio.sleep(0.5)
+        return await super().run(call, seed=seed)
+
+
+@pytest.mark.parametrize(("ran", "stop"), [(0.0, Stop.ANSWERED), (0.5, Stop.AGENT_TIMEOUT)])
+async def test_of_a_call_its_programs_own_time_is_the_agents(tmp_path: Path, ran: float, stop: Stop) -> None:
+    calls = "    for _ in range(3):\n        await client.call('python', code='1')\n"
+    agent = function(tmp_path, f"async def agent(problem, client):\n{ASKS}{calls}    return 1.0\n", seconds=1.0)
+    found = await made(agent, [ANSWER], conversation=conversation(Queued(ran)))
+    assert found.stop is stop
 
 
 async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -> None:

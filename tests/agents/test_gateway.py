@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
-from rocstar.types import Completion, Finish, Status, Stop, ToolCall, ToolResult
+from rocstar.types import Completion, EngineLoad, Finish, Status, Stop, ToolCall, ToolResult
 from tests.agents.examples import Told, attempt, chat, made_by
 from tests.rollout.examples import CODEC, program
 from tests.scripted import ScriptedTool
@@ -187,6 +188,19 @@ async def test_limits_end_an_attempt_and_say_so() -> None:
     assert "rollout.max_response_tokens leaves room for" in more["error"]["message"]
 
 
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_a_text_that_has_more_tokens_than_there_is_room_for_is_refused_before_it_is_encoded(
+    answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stands still while a text is encoded."""
+    one = attempt(Told(["so 5"]))
+    said = [user("q"), (await ask(one, messages=[user("q")]))["choices"][0]["message"]] if answered else []
+    monkeypatch.setattr(type(CODEC), "encode_segments", None)
+    refused = await ask(one, messages=[*said, user("9" * 100_000)])
+    assert refused["error"]["message"].startswith("the request has at least ")
+    assert made_by(one).stop is Stop.MAX_TOKENS
+
+
 async def test_an_answer_ends_before_the_first_stop_text_and_its_tokens_with_it() -> None:
     one = attempt(Told(["Thought: add\nObservation: 5 and more", "then"]))
     first = await ask(one, messages=[user("q")], stop=["Observation:", "never"])
@@ -287,6 +301,48 @@ async def test_a_connection_that_an_agent_lets_rest_is_there_when_it_goes_on() -
         await asyncio.sleep(5.5)
         assert await asyncio.to_thread(asked, "p") == 200
         connection.close()
+
+
+class Lost(Told):
+    """Once its second request is under way, which waits for `on`, so much has changed in the engines' load."""
+
+    def __init__(self, **changes: int) -> None:
+        super().__init__(["so 5", "so 6"])
+        self.on, self._changes, self._is_lost = asyncio.Event(), changes, False
+
+    async def generate(self, *given: Any, **names: Any) -> Completion:
+        if self.given:
+            self._is_lost = True
+            await self.on.wait()
+        return await super().generate(*given, **names)
+
+    def load(self) -> EngineLoad:
+        return replace(super().load(), **self._changes if self._is_lost else {})
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "stop"),
+    [({}, Stop.ANSWERED), ({"lost": 1}, Stop.ENVIRONMENT_FAILED), ({"capacity_tokens": 0}, Stop.ENVIRONMENT_FAILED)],
+)
+async def test_who_gives_a_request_up_while_engines_are_lost_is_not_to_blame(
+    changes: dict[str, int], stop: Stop, answers: bool
+) -> None:
+    """Whether or not it is answered after all before the attempt has ended."""
+    engine = Lost(**changes)
+    gateway, one = Gateway(), attempt(engine)
+    async with gateway.opened(one) as key:
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=20) as http:
+            url = f"{gateway.origin}/v1/chat/completions"
+            assert (await http.post(url, json={"messages": [user("q")]})).status_code == 200
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post(url, json={"messages": [user("p")]}, timeout=0.5)
+        if answers:
+            engine.on.set()
+            await asyncio.wait({*one.asking})
+            await asyncio.sleep(0.1)
+        await one.close()
+    assert made_by(one).stop is stop
 
 
 async def test_the_address_is_there_while_attempts_are() -> None:

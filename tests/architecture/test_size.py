@@ -15,14 +15,14 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1069, 6),
+    "agents": (1131, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3330, 23),
     "cluster": (782, 8),
     "config": (2123, 11),
     "data": (4618, 24),
-    "dialogue": (1480, 10),
+    "dialogue": (1496, 10),
     "engines": (4087, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
@@ -32,22 +32,22 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1777, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
-    "rollout": (1826, 12),
+    "rollout": (1827, 12),
     "run": (4502, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
-    "support": (1818, 16),
-    "tools": (944, 7),
+    "support": (1890, 17),
+    "tools": (949, 7),
     "train": (208, 1),
-    "types": (593, 1),
+    "types": (595, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4093
+CLASSES, FUNCTIONS = 587, 4105
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_615}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_780}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

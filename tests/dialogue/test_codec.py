@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -20,6 +22,21 @@ DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "s
 def small() -> Codec:
     atoms = fixed_phrases(COMPACT, "python")
     return train_bpe(TEXTS, vocab_size=200, markers=COMPACT.markers, word_merges=False, atoms=atoms)
+
+
+CODEC = small()
+
+
+PARTS = ["print", "9", " " * 40, "hello ", "\u00e4", "\U0001f937\u200d\u2640\ufe0f", "\u1100\u1161"]
+
+
+@given(st.text() | st.lists(st.sampled_from(PARTS)).map("".join))
+def test_a_text_has_at_least_as_many_tokens_as_it_is_said_to_have(text: str) -> None:
+    assert CODEC.least_tokens(text) <= len(CODEC.encode(text))
+
+
+def test_of_a_long_text_of_short_tokens_many_are_known() -> None:
+    assert CODEC.least_tokens("9" * 1000) == 500
 
 
 def test_transformers_loads_a_saved_codec_unchanged(tmp_path: Path) -> None:

@@ -76,6 +76,9 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if code == "garble":
         print('{"jsonrpc": "2.0", "id": 4, "res', flush=True)
         return None
+    if code == "other id":
+        print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
+        return None
     if code == "half":
         return {"result": {"content": "no list"}}
     if code.startswith("error"):
@@ -103,8 +106,8 @@ def main() -> None:
         sys.exit("no key was given")
     if "banner" in FLAGS:
         print("a server of ours, version 1", flush=True)
-    if "child" in FLAGS:
-        child = subprocess.Popen(["sleep", "600"])
+    if "child" in FLAGS or "far_child" in FLAGS:
+        child = subprocess.Popen(["sleep", "600"], start_new_session="far_child" in FLAGS)
         (FOLDER / "child").write_text(str(child.pid))
     for line in sys.stdin:
         asked = json.loads(line)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -120,11 +121,46 @@ def test_a_shared_server_ends_with_the_event_loop_and_begins_again_with_the_next
         assert nothing_runs(tmp_path)
 
 
-async def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
-    own = tools_of(scripted(tmp_path), "child").own()
+@pytest.mark.parametrize("flag", ["child", "far_child"])
+async def test_what_a_server_has_started_ends_with_it(tmp_path: Path, flag: str) -> None:
+    own = tools_of(scripted(tmp_path), flag).own()
     await counted(own)
     assert runs(int((tmp_path / "child").read_text()))
     await own[0].close()
+    assert nothing_runs(tmp_path)
+
+
+USES = """
+import asyncio, sys
+from rocstar.sandbox.call import Limits
+from rocstar.tools.mcp import mcp_tools
+from rocstar.types import ToolCall
+async def main(code):
+    tool = mcp_tools(sys.argv[1], Limits(wall_seconds=60.0))()[0]
+    print("asks", flush=True)
+    await tool.run(ToolCall(id="c", tool="program", arguments={"code": code}, raw=""))
+    await tool.close()
+asyncio.run(main(sys.argv[2]))
+"""
+
+
+def test_a_run_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text(USES)
+    words = [sys.executable, str(tmp_path / "uses.py"), f"{scripted(tmp_path)} far_child", "hang"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as run:
+        assert run.stdout and run.stdout.readline() == b"asks\n"
+        assert eventually(lambda: len(starts(tmp_path)) == 2)
+        first, second = starts(tmp_path)
+        assert not runs(first) and eventually(lambda: (tmp_path / "child").exists()) and runs(second)
+        run.kill()
+    assert nothing_runs(tmp_path)
+
+
+def test_a_run_whose_server_had_children_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text(USES)
+    words = [sys.executable, str(tmp_path / "uses.py"), f"{scripted(tmp_path)} far_child", "print(6 * 7)"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert nothing_runs(tmp_path)
 
 
@@ -142,7 +178,8 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("garble", "wrote a line that is no JSON-RPC message"),
+        ("garble", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
+        ("other id", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
