@@ -423,7 +423,7 @@ def test_an_evaluation_is_a_table_or_one_object(
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
     install(monkeypatch, "rocstar.evaluation.command", evaluations=measure)
     Path("last").mkdir()
-    Path("last/config.json").touch()
+    Path("last/config.json").write_text("{}")
     Path("t.jsonl").write_text('{"Body": "A story.", "Question": "How many?", "question": "Which?", "answer": "3"}\n')
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK

@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -239,7 +240,10 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     if code:
         told = (RAISED.findall(wrong) or [wrong.rpartition("\n")[2]])[-1][:200] or "it said nothing"
         hint = "; rollout.agent_reads says what it may read" if reads is not None and UNREAD.search(told) else ""
-        raise AgentFailed(f"{words[0]} ended with {code}: {told}{hint}")
+        killed = ""
+        with suppress(ValueError):  # walls tell a signal as shells do
+            killed = f" ({signal.Signals(-code if code < 0 else code - 128).name})"
+        raise AgentFailed(f"{words[0]} ended with {code}{killed}: {told}{hint}")
     return _printed(said.rpartition("\n")[2])
 
 

@@ -51,7 +51,7 @@ from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.screen import Screen, changed_setting
+from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
@@ -283,7 +283,8 @@ def _teller(tracker: RunTracker, screen: Screen) -> Tell:
     def tell(event: str, **details: Any) -> None:
         tracker.event(event, **details)
         if event == "engine_lost":
-            screen.note(f"engine {details['engine']} was taken out with {details['turns']} turns: {details['reason']}")
+            turns = plural(details["turns"], "turn")
+            screen.note(f"engine {details['engine']} was taken out with {turns}: {details['reason']}")
         elif event == "engine_back":
             screen.note(f"engine {details['engine']} is back after {details['seconds']:.0f} s")
         elif event == "engine_still_out" and details["tries"] % 5 == 1:  # the journal has every one

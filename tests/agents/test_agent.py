@@ -395,6 +395,11 @@ async def test_a_program_that_fails_says_its_last_line(tmp_path: Path) -> None:
     assert found.fault.endswith("ended with 1: ValueError: no luck")
 
 
+async def test_a_program_that_a_signal_ends_says_which(tmp_path: Path) -> None:
+    found = await made(program(tmp_path, "os.kill(os.getpid(), 9)\n"), [ANSWER])
+    assert found.stop is Stop.AGENT_FAILED and str(found.fault).endswith("ended with -9 (SIGKILL): it said nothing")
+
+
 async def test_nothing_of_a_program_is_left_behind(tmp_path: Path) -> None:
     text = f"""
 import subprocess, time

@@ -39,7 +39,7 @@ def test_a_dash_reads_the_question_from_the_standard_input(
     monkeypatch.setattr("rocstar.serving.chat.chat", lambda spec, _: asked.append(spec.prompt))
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").touch()
+    (model / "config.json").write_text("{}")
     for written, code in (("What is\n1 + 1?\n", exits.OK), (" \n", exits.USAGE)):
         (tmp_path / "typed").write_text(written)
         with (tmp_path / "typed").open() as stdin:
