@@ -34,6 +34,9 @@ LOGPROBS_MODE = "processed_logprobs"  # those after temperature
 SCHEDULING = "priority"  # canary rows come before waiting requests
 CANARY_ROWS = 1  # that decode beside those asked for, however many those are
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""On CPUs vLLM has a process of its own for the model, which it and its scheduler wait for by spinning a second after
+each message; named so, it is not replaced by that."""
 NAME = "ROCSTAR_SERVER_NAME"  # variable that inside_vllm/rocstar_vllm_worker.py reads
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
 
@@ -196,6 +199,8 @@ def _options(settings: VllmSettings, port: int) -> list[str]:
     flags = ["skip-tokenizer-init", "enable-scale-out", "enable-prompt-tokens-details"]
     if settings.device == "cpu":
         flags.append("enforce-eager")
+        if settings.tensor_parallel == 1:
+            options["distributed-executor-backend"] = ONE_PROCESS
     elif settings.sleeps:
         flags.append("enable-sleep-mode")
     return [*(f"--{name}={value}" for name, value in options.items()), *(f"--{name}" for name in flags)]

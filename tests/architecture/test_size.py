@@ -23,7 +23,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2123, 11),
     "data": (4618, 24),
     "dialogue": (1496, 10),
-    "engines": (4087, 21),
+    "engines": (4092, 21),
     "errors": (53, 1),
     "evaluation": (3635, 21),
     "faults": (650, 4),
