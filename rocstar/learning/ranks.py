@@ -239,11 +239,13 @@ def lead(
 
 
 def _ending(children: Sequence[StartedRank], seconds: float) -> str | None:
-    """How one of them has ended, as in "rank 1 ended with SIGKILL", waiting so long for each; None while all live."""
+    """How one of them has ended, as in "rank 1 ended with SIGKILL", waiting so long for each; None while all live. One
+    that a signal ended comes first: those that lose it end by themselves."""
+    found: list[str] = []
     for rank, child in enumerate(children, start=1):
-        if how := child.ended(seconds):
-            return f"rank {rank} {how}"
-    return None
+        if how := child.ended(0.0 if found else seconds):
+            found.append(f"rank {rank} {how}")
+    return min(found, key=lambda told: "exit code" in told, default=None)
 
 
 def _await(children: Sequence[StartedRank], shared: Store) -> None:

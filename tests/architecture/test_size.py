@@ -28,7 +28,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3635, 21),
     "faults": (650, 4),
     "forecast": (1970, 9),
-    "learning": (3245, 19),
+    "learning": (3247, 19),
     "parts": (1777, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_785}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_800}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

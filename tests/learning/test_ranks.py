@@ -22,7 +22,7 @@ from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy, save_state, weights_of
-from rocstar.learning.ranks import ALONE, Ranks
+from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
@@ -165,3 +165,18 @@ def choose(ranks: Ranks) -> None:
     assert all(metrics["clip_share"] > 0 for metrics in whole)
     assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
     assert close(course(learner(ranks, loss="clip_cov", **settings), range(3)), whole)
+
+
+def test_of_several_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
+    class Ended:
+        def __init__(self, how: str | None) -> None:
+            self.how = how
+
+        def ended(self, seconds: float) -> str | None:
+            return self.how
+
+        def end(self) -> None: ...
+
+    assert _ending([Ended("ended with exit code 1"), Ended("ended with SIGKILL")], 1.0) == "rank 2 ended with SIGKILL"
+    assert _ending([Ended(None), Ended("ended with exit code 1")], 1.0) == "rank 2 ended with exit code 1"
+    assert _ending([Ended(None)], 1.0) is None
