@@ -34,20 +34,17 @@ from frame import ROOT, Table, environment, marked, newest_model, parser, read_r
 from rehearsal import ENGINE, MARK, rl_rows
 
 RECIPE, RANK = "recipes/rehearsal.toml", "rocstar.cluster.here"
-HERE = (
+COMMON = (
     "learning.learning_rate=1e-9",  # all ways have the same work, whatever they would learn
     "cluster.launcher=processes",
     "cluster.sandbox_nodes=0",
     "evaluate.problems=0",
     "rollout.problems_per_step=8",
-)
-LONG = (
-    "rollout.max_response_tokens=384",
     "rollout.attempts_per_problem=16",
-    "resample.keep=8",
+    "rollout.max_response_tokens=384",
     "rollout.engine_rows=64",
+    "resample.keep=8",
 )
-COMMON = (*HERE, *LONG)
 APART = ("cluster.learners=1", "engine.v.count=1")
 IN_TURNS = ("cluster.learners=2", "engine.v.count=2", "cluster.colocate=true")
 CARRIED = ("rollout.carry_over=0.1",)

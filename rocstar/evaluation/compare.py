@@ -68,26 +68,35 @@ def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) ->
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
     """Raises ConfigError that names all fields in which the evaluations differ, but those in `allowed`."""
-    mine, theirs = dict(flat(a.setup)), dict(flat(b.setup))
-    known = {*mine, *theirs}
+    known = {field for kept in (a, b) for field, _ in flat(kept.setup)}
     for name in allowed:
         if not any(_is_within(field, name) for field in known):
             raise ConfigError(
                 f"--allow {name}: the evaluations have no such field; they have {', '.join(sorted(known))}"
             )
-    told = {}
-    for field in sorted(known):
-        unread = _is_within(field, "data") and field not in OF_DATA
-        skipped = unread or any(_is_within(field, name) for name in (*SUBJECT, *allowed))
-        one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
-        if not skipped and one != other:
-            told[field] = f"in {field}: {_said(one)} in {a.name}, {_said(other)} in {b.name}"
-    if told:
+    if told := differences((a.name, a.setup), (b.name, b.setup), allowed):
         allow = " ".join(f"--allow {field}" for field in told)
         raise ConfigError(
             f"the evaluations differ {'; '.join(told.values())}; "
             f"evaluate both alike, or add {allow} where that is what you compare"
         )
+
+
+Setup = tuple[str, Mapping[str, Any]]
+"""(the name of an evaluation, how it was asked)."""
+
+
+def differences(a: Setup, b: Setup, allowed: Sequence[str] = ()) -> dict[str, str]:
+    """Field -> in words how the two differ there; without those in which any two may differ, and `allowed`."""
+    mine, theirs = dict(flat(a[1])), dict(flat(b[1]))
+    told = {}
+    for field in sorted({*mine, *theirs}):
+        unread = _is_within(field, "data") and field not in OF_DATA
+        skipped = unread or any(_is_within(field, part) for part in (*SUBJECT, *allowed))
+        one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
+        if not skipped and one != other:
+            told[field] = f"in {field}: {_said(one)} in {a[0]}, {_said(other)} in {b[0]}"
+    return told
 
 
 def compared(a: Kept, b: Kept) -> dict[str, Any]:

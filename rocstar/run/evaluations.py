@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.config.sections import StageRolloutSection
-from rocstar.errors import ConfigError
-from rocstar.evaluation.compare import Kept, refuse_different
+from rocstar.evaluation.compare import differences
 from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.recall import Recall
 from rocstar.record.journal import read_journal
@@ -37,16 +36,11 @@ async def evaluate(run: Run, name: str, rollout: StageRolloutSection | None = No
 def tell_unlike(run: Run) -> None:
     """Warn where the run's last screen shows `before` and `after` side by side and they were asked under other limits:
     a run that goes on may change or add its last stage."""
-    made = {
-        name: Kept(name=name, setup=result.get("setup", {}), right={}, questions={}, undecided=0.0)
-        for name, _, result in run.folder.evaluations()
-    }  # the last one of each name
-    if not {"before", "after"} <= made.keys():
+    setups = {name: result.get("setup", {}) for name, _, result in run.folder.evaluations()}  # the last of each name
+    if not {"before", "after"} <= setups.keys():
         return
-    try:
-        refuse_different(made["before"], made["after"], ())
-    except ConfigError as differ:
-        evidence = str(differ).partition("; ")[0]
+    if differ := differences(("before", setups["before"]), ("after", setups["after"])):
+        evidence = f"the evaluations differ {next(iter(differ.values()))}"
         action = "their figures do not compare; evaluate the weights of before under today's limits (rocstar eval)"
         run.tracker.event("warning", step=run.progress.step, name="unlike", evidence=evidence, action=action)
         run.screen.note(f"warning: {evidence}; {action}")

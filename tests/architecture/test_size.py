@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1496, 10),
     "engines": (4092, 21),
     "errors": (53, 1),
-    "evaluation": (3635, 21),
+    "evaluation": (3644, 21),
     "faults": (650, 4),
     "forecast": (1970, 9),
     "learning": (3247, 19),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1827, 12),
-    "run": (4503, 24),
+    "run": (4497, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
     "support": (1890, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (595, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4105
+CLASSES, FUNCTIONS = 587, 4106
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_180, "tests/**/*.py": 49_800}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_177, "tests/**/*.py": 49_800}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
