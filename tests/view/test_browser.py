@@ -364,6 +364,7 @@ def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: An
         assert page.evaluate(names) == ["made", "seed=0", "seed=1"]
         page.get_by_role("button", name="seed", exact=True).click()
         page.wait_for_function("() => location.hash.includes('sort=-run.seed')")
+        page.wait_for_selector(".runs tbody a.open:has-text('swept-seed=1')")  # it is drawn after the address changes
         assert page.evaluate(names) == ["made", "swept-seed=1", "swept-seed=0"]  # made has seed 5
         page.get_by_role("button", name="seed ↓", exact=True).click()
         page.wait_for_function(f"() => {names}[0] === 'swept-seed=0'")
