@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from frame import ROOT, parser, report, rocstar
+from weights import measured
 
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import LearningSection, ModelSection
@@ -361,6 +362,15 @@ def two_ranks_learn(device: str) -> tuple[str, str, bool | None]:
     return five_steps_learn(device, "cluster.learners=2")
 
 
+def weights_are_sent(device: str) -> tuple[str, str, bool | None]:
+    """By CUDA IPC on this GPU, by NCCL to a second one where there is one."""
+    seconds, whole = measured(1e9 if device == "cuda" else 1e8, 3 if device == "cuda" else 1, device)
+    told = ", ".join(f"{way} {took:.2f} s" for way, took in seconds.items())
+    sent = {way: took for way, took in seconds.items() if way != "folder"}
+    fast = device == "cpu" or max(sent.values()) < seconds["folder"]
+    return told, "every byte, sent faster than through a folder", whole and fast
+
+
 def vllm_serves(device: str) -> tuple[str, str, bool | None]:
     """The contract suite of engines over a real server on this GPU."""
     if not os.environ.get("ROCSTAR_VLLM_PYTHON"):
@@ -454,6 +464,7 @@ def main() -> int:
         "five RL steps": lambda: five_steps_learn(device),
         "five RL steps, fp32 head": lambda: fp32_head_learns(device),
         "two ranks": lambda: two_ranks_learn(device),
+        "weights to another process": lambda: weights_are_sent(device),
         "vLLM": lambda: vllm_serves(device),
     }
     found: list[Found] = []

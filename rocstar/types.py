@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, groupby, pairwise, repeat
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rocstar.protocols import WeightSender
 
 # -- What is asked, and the names and seeds that follow from it.
 
@@ -209,6 +212,8 @@ class Weights:
     """Rows to check them by once an engine in another process has taken them."""
     fingerprint: str = ""
     """What tells them from others of the same version, in a run that made its steps again and otherwise."""
+    sender: WeightSender | None = None
+    """Where they are sent past any file; then the folder holds their config.json alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

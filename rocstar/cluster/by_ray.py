@@ -55,13 +55,15 @@ def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machin
             refuse_unshared(groups[name], proof)
         shared = shares_gpus(placement)
         servers_at = groups.get(LEARNERS if shared else SERVERS)
+        near = not (placement.servers and servers_at) or are_here(servers_at)
         yield Machines(
             sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
             start_ranks=partial(
                 learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), placement.learners
             ),
             start_server=vllm_servers.starter(servers_at, placement, gpus_lent(groups[LEARNERS]) if shared else ()),
-            engines_share_memory=not (placement.servers and servers_at) or are_here(servers_at),
+            engines_share_memory=near,
+            host=LOOPBACK if near else own_address(),
         )
 
 

@@ -36,6 +36,8 @@ class Machines:
     """Start a vLLM server."""
     engines_share_memory: bool
     """Whether all engines can read what lies in this machine's memory (/dev/shm)."""
+    host: str = "127.0.0.1"
+    """Address of this machine for engines."""
 
 
 @contextmanager

@@ -64,6 +64,11 @@ class ClusterSection(Section):
     Unset: where GPUs are as many as learners and the run starts all engines, and for the engine inside its own process;
     not with `rollout.max_staleness_steps`, with which both work at once."""
 
+    weights: Literal["files", "sent"] = "files"
+    """How engines in other processes get a step's weights. files: rank 0 gathers them and writes a folder, in memory
+    (/dev/shm) where it can. sent: learners send them layer by layer to the workers of vLLM servers that the run starts,
+    by NCCL, or CUDA IPC on the same GPU (on CPUs: gloo, or memory that both see); no process holds the model whole."""
+
     def complaints(self) -> Iterator[str]:
         if self.sandbox_nodes and self.launcher != "ray":
             yield (

@@ -836,6 +836,17 @@ class Recipe(Section):
                 f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
                 "already; leave one of them out"
             )
+        if self.cluster.weights == "sent" and self.stage:
+            if len(self.servers) < len(self.engine) or not self.engine:
+                yield (
+                    "cluster.weights 'sent' is for vLLM servers that the run starts; leave it out, or have only "
+                    "[[engine]] of kind 'vllm' without a url"
+                )
+            if self.model.lora_rank:
+                yield (
+                    "cluster.weights 'sent' sends whole models, and adapters are a small file; leave cluster.weights "
+                    f"or model.lora_rank {self.model.lora_rank} out"
+                )
         if self.model.fp32_head and self.engine:
             yield "model.fp32_head is for the embedded engine; leave it or [[engine]] out"
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))

@@ -9,7 +9,8 @@ rows, which would wait for the end of a completion otherwise, and all that decod
 It differs from the torch engine in three ways. The same request may get another completion (`deterministic`): on GPUs
 it brings its seed, but what else is in the batch changes the rounding of its logits, and on CPUs vLLM 0.32 dies of a
 request with a seed, so none is sent. top_p and top_k are refused, because vLLM reports log-probabilities either before
-the temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
+the temperature or after truncation. And new weights come from a folder or a sender, with canary rows that prove they
+arrived."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ import asyncio
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
@@ -41,7 +42,7 @@ from rocstar.engines.vllm_server import (
     VllmSettings,
 )
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
-from rocstar.protocols import NewestWeights
+from rocstar.protocols import CallWorkers, NewestWeights, SendWeights
 from rocstar.types import Canary, Completion, EngineLoad, Finish, Sampling, Weights, gaps, without_tokens
 
 LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms
@@ -122,6 +123,7 @@ class VllmEngine:
         self._server: RunningServer | None = None
         self._client: VllmClient | None = None
         self._facts: VllmFacts | None = None
+        self._workers: Sequence[Mapping[str, Any]] = ()
         self._watch: asyncio.Task[None] | None = None
         self._broken: str | None = "the engine has not been started"
         self._asleep = False
@@ -190,7 +192,7 @@ class VllmEngine:
             told = await self._recognised(client)
         except EngineUnavailable as error:
             raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
-        self._facts = _suitable(told, self._known, self.url)
+        self._facts, self._workers = _suitable(told, self._known, self.url), told
         self._rows = asyncio.Semaphore(self._facts.rows - CANARY_ROWS)
         await client.resume()  # an earlier user may have died while it was paused
         self._version = await client.version()
@@ -268,10 +270,16 @@ class VllmEngine:
         if weights.folder is None or not weights.canary:
             raise ContractBroken(f"weights {weights.version} need a folder and canary rows to go to a vLLM server")
         client, facts = self._started()
+        with weights.sender.expecting() if weights.sender else nullcontext() as send:
+            await self._exchange_weights(client, facts, weights, send or self._by_folder(weights.folder))
+
+    async def _exchange_weights(
+        self, client: VllmClient, facts: VllmFacts, weights: Weights, send: SendWeights
+    ) -> None:
         async with self._exchange:
             self._settled.clear()
             try:
-                preempted = await self._take(client, weights, weights.folder)
+                preempted = await self._take(client, weights, send)
                 await self._check(client, weights, facts)
                 self._preempted_for_weights += (await client.metrics()).preemptions - preempted
                 self._version, self._broken = weights.version, None
@@ -364,20 +372,27 @@ class VllmEngine:
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    async def _take(self, client: VllmClient, weights: Weights, folder: str) -> int:
+    @staticmethod
+    def _by_folder(folder: str) -> SendWeights:
+        async def send(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+            return await call("rocstar_load", folder)
+
+        return send
+
+    async def _take(self, client: VllmClient, weights: Weights, send: SendWeights) -> int:
         """Returns how many requests had lost their cache before."""
         before, self._broken = self._broken, f"an exchange of weights was interrupted at {self.url}"
         if self._server_name:
             await self._recognised(client)
         await (client.wake("weights") if self._asleep else client.pause())
         preempted = (await client.metrics()).preemptions
-        told = await client.call("rocstar_load", folder)
+        told = await send(client.call, self._workers)
         if all("refused" in worker for worker in told) and not self._asleep:
             await client.resume()
             self._broken = before
-            raise EngineUnavailable(f"weights {weights.version} in {folder} were refused: {told[0]['refused']}")
+            raise EngineUnavailable(f"weights {weights.version} of {weights.folder} were refused: {told[0]['refused']}")
         if wrong := [worker for worker in told if worker]:
-            raise EngineUnavailable(f"weights {weights.version} in {folder} were taken in part: {wrong[0]}")
+            raise EngineUnavailable(f"weights {weights.version} of {weights.folder} were taken in part: {wrong[0]}")
         await client.forget()
         await client.set_version(weights.version)
         await (client.wake("kv_cache") if self._asleep else client.resume())

@@ -15,10 +15,11 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +35,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import ConfigError, RunHalted
+from rocstar.errors import ConfigError, EngineUnavailable, RunHalted
 from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
@@ -51,6 +52,7 @@ CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
 """Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
 1,000 is wrong by up to two radians."""
 FINGERPRINT_NUMBERS = 16  # of each tensor
+Put = Callable[[str, torch.Tensor], None]
 
 
 class Policy:
@@ -168,11 +170,12 @@ class Policy:
             self.codec.save(folder, self._template)
 
     @together
-    def publish(self, folder: Path | None = None, *, merged: bool = True) -> Weights:
+    def publish(self, folder: Path | None = None, *, merged: bool = True, sent: bool = False) -> Weights:
         """The current weights for engines. Without a folder they are for one in this process: the live tensors where
         nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
         a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; without `merged`, adapters
-        alone, in PEFT's format. Raises OSError, and RunHalted for weights that are not finite.
+        alone, in PEFT's format; `sent`: their config.json alone, for `send`. Raises OSError, and RunHalted for weights
+        that are not finite.
 
         Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
         for parameter in self.parameters:
@@ -181,10 +184,43 @@ class Policy:
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None), fingerprint=self.fingerprint())
         alone = self._adapts and not merged
-        self._write(folder, self.dtype, torch.float32, whole=not alone, adapter=folder if alone else None)
+        self._write(folder, self.dtype, torch.float32, whole=not (alone or sent), adapter=folder if alone else None)
         canary = self.canary()
         give_back()
         return Weights(version=self.version, folder=str(folder), canary=canary, fingerprint=self.fingerprint())
+
+    def send(self, put: Put, weights: Weights) -> None:
+        """Put each tensor of the weights that were published, under the name and in the dtype that `publish` gives it,
+        layer by layer, so that no rank ever holds the model whole. Waits for an update that is under way. Raises
+        EngineUnavailable where the policy has changed since, and what `put` raises."""
+        self._put = put
+        try:
+            sent = self._send(weights.fingerprint)
+        finally:
+            del self._put
+        if not sent:
+            raise EngineUnavailable(f"weights {weights.version} have changed, and the next are not published yet")
+
+    @together
+    @torch.no_grad()
+    def _send(self, fingerprint: str) -> bool:
+        """Whether these were the weights; rank 0 puts, the others help to gather."""
+        if not self.ranks.share(self.fingerprint() == fingerprint):
+            return False
+        state, left_out = self.model.state_dict(), tied(self.model)
+        for layer in by_layer(name for name in state if name not in left_out):
+            whole = {name: full(state[name]) for name in layer}
+            if not self.ranks.rank:
+                vectors = torch.float32
+                tensors = {name: each.to(self.dtype if each.ndim > 1 else vectors) for name, each in whole.items()}
+                for name, tensor in self._as_published(tensors, self.model).items():
+                    self._put(name, tensor)
+        return True
+
+    @property
+    def largest_tensor(self) -> int:
+        """Its bytes, as it is sent."""
+        return max(each.numel() * (self.dtype if each.ndim > 1 else torch.float32).itemsize for each in self.parameters)
 
     def fingerprint(self) -> str:
         """A hash of the first numbers of each tensor that learns, of which an update changes nearly all, to the bit."""
@@ -304,6 +340,12 @@ class Policy:
                 f"has: {len(other)} of its {len(shapes)} tensors, such as {other[0]}, are not there or of another shape"
             )
         return found
+
+
+def by_layer(names: Iterable[str]) -> Iterator[list[str]]:
+    """Names in their order, those of one layer together: they are alike up to their first number."""
+    for _, layer in groupby(names, key=lambda name: re.findall(r"^\D*\d+", name)):
+        yield list(layer)
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

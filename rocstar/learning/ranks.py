@@ -18,6 +18,7 @@ import copy
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -75,6 +76,7 @@ class Ranks:
         self.children: Sequence[StartedRank] = ()
         self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
         self._depth = 0
+        self._turn = threading.RLock()  # weights may be sent from another thread than that of updates
 
     # -- exchanges --------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
-        with self.guarded(f"{role}.{method}"):
+        with self._turn, self.guarded(f"{role}.{method}"):
             tells = self._tells
             self._depth += 1
             try:

@@ -132,6 +132,15 @@ class Fleet:
             await self._wait_for_one(weights)
         self._weights = replace(weights, tensors=None) if weights.folder else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all engines are up."""
+        return all(member.up for member in self._members.values())
+
+    def keep(self, weights: Weights) -> None:
+        """The same weights as the newest, for engines that come back."""
+        self._weights = weights
+
     async def sleep(self) -> None:
         """Leave the GPUs to learners until `load_weights`; turns wait for that. An engine that does not sleep is ended
         and taken out; one that is just begun anew is waited for."""

@@ -18,6 +18,7 @@ from rocstar.answers.grade import Grader
 from rocstar.cluster.here import Machines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
+from rocstar.engines.torch_channel import Channel
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
@@ -110,7 +111,14 @@ async def opened_run(
             disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
             near = machines.engines_share_memory
             merges = near and len(recipe.servers) == len(recipe.engine)  # a server that we start reads the model here
-            published = PublishedWeights(disk, MEMORY if near else None, merged=not (merges and policy.is_mergeable))
+            sent = recipe.cluster.weights == "sent"
+            published = PublishedWeights(
+                disk,
+                MEMORY if near else None,
+                merged=not (merges and policy.is_mergeable),
+                channel=Channel(policy.device, machines.host, largest=policy.largest_tensor) if sent else None,
+                break_off=ranks.abandon,
+            )
             closing.callback(published.close)
             engines = _processes(material, policy, published, positions, folder, machines)
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))

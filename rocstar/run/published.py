@@ -1,5 +1,6 @@
 """Where engines in other processes find a run's weights: a Hugging Face folder for each version, in memory where that
-has room (/dev/shm), else in the run folder.
+has room (/dev/shm), else in the run folder. Or they are sent (`cluster.weights`), and the folder holds their
+config.json alone.
 
 The newest two versions are kept, since an engine may still read the older. What a killed run left in memory is removed
 by the next one: a folder belongs to a living run exactly while a process holds its lock, which the kernel releases when
@@ -7,15 +8,22 @@ that process ends."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rocstar.engines.memory import host_bytes
+from rocstar.engines.sending import Sending
+from rocstar.engines.torch_channel import Channel
+from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
+from rocstar.run.stopper import in_thread
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
@@ -26,11 +34,21 @@ ROOM = 2.0  # times the weights that memory must have free: for them, and as muc
 class PublishedWeights:
     """One for the life of a run; `close` it at the end."""
 
-    def __init__(self, disk: Path, memory: Path | None = MEMORY, *, merged: bool = True) -> None:
+    def __init__(
+        self,
+        disk: Path,
+        memory: Path | None = MEMORY,
+        *,
+        merged: bool = True,
+        channel: Channel | None = None,
+        break_off: Callable[[], None] = lambda: None,
+    ) -> None:
         """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on
         other machines read the weights. merged: False where each engine merges adapters itself, into the model that it
-        reads from where the run read it; what engines start on, the first that is published, is merged."""
+        reads from where the run read it; what engines start on, the first that is published, is merged. channel: all
+        after the first are sent through it. break_off: see `in_thread`."""
         self._disk, self._merged = disk, merged
+        self._channel, self._break_off, self._turn = channel, break_off, asyncio.Lock()
         self._memory: Path | None = None
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
@@ -38,20 +56,38 @@ class PublishedWeights:
         self._kept: list[Path] = []
         self._count = 0
 
-    def publish(self, policy: Policy) -> Weights:
-        """Raises OSError where neither memory nor disk has room, RunHalted for weights that are not finite."""
+    def publish(self, policy: Policy, *, sent: bool = True) -> Weights:
+        """sent: where there is a channel. Raises OSError where neither memory nor disk has room, RunHalted for weights
+        that are not finite."""
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         self._count += 1
         merged = self._merged or self._count == 1
-        sent = [parameter for parameter in policy.parameters if merged or parameter.requires_grad]
-        size = sum(parameter.numel() for parameter in sent) * policy.dtype.itemsize
-        folder = self._place(size) / f"{self._count:06d}"
-        weights = policy.publish(folder, merged=merged)
+        written = [parameter for parameter in policy.parameters if merged or parameter.requires_grad]
+        size = sum(parameter.numel() for parameter in written) * policy.dtype.itemsize
+        sent = sent and self._channel is not None and self._count > 1
+        folder = self._place(0 if sent else size) / f"{self._count:06d}"
+        weights = policy.publish(folder, merged=merged, sent=sent)
         self._kept = [*self._kept[-1:], folder]
-        return weights
+        return replace(weights, sender=self._sending(policy, weights)) if sent else weights
+
+    def _sending(self, policy: Policy, weights: Weights) -> Sending:
+        channel = self._channel
+        assert channel is not None
+
+        def send() -> None:
+            policy.send(channel.put, weights)
+            channel.end()
+            give_back()
+
+        async def send_beside() -> None:
+            await in_thread(send, inside=policy.on_device(), break_off=self._break_off)
+
+        return Sending(channel, send_beside, self._turn)
 
     def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
         for folder in self._kept:
             shutil.rmtree(folder, ignore_errors=True)
         if self._memory is not None and self._lock is not None:

@@ -5,14 +5,9 @@ Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), an
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
@@ -33,7 +28,7 @@ from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
 from rocstar.run.report import attempt_records, failed_agents, faults_of, reason_to_halt
-from rocstar.run.stopper import Stopper
+from rocstar.run.stopper import Stopper, in_thread
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, plural
 from rocstar.support.watch import Watch
@@ -135,6 +130,8 @@ class Run:
         if self.calls:
             self.calls.written_by(weights, step)
         await self.engine.load_weights(weights)
+        if weights.sender and self.published and not self.engine.is_whole:  # what comes back finds them in a folder
+            self.engine.keep(self.published.publish(self.policy, sent=False))
 
     def weights(self) -> Weights:
         """The current ones, where engines can read them. Raises OSError, RunHalted."""
@@ -191,34 +188,3 @@ class Run:
         write_json(self.folder.summary, summary_of(self.folder.evaluations(), rows))
         if self.calls:
             self.calls.close()
-
-
-async def in_thread(
-    work: Callable[[], T], *, inside: AbstractContextManager[Any], break_off: Callable[[], None] = lambda: None
-) -> T:
-    """Run `work` in thread `learner`, inside a context of that thread, while the event loop goes on.
-
-    When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
-    waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
-    Python fail."""
-    done = Future[T]()
-    done.set_running_or_notify_cancel()  # so that its result is taken also when nobody waits any more
-
-    def run() -> None:
-        with suppress(SystemExit):  # of PyThreadState_SetAsyncExc
-            try:
-                with inside:
-                    done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="learner", daemon=True)
-    thread.start()
-    try:
-        return await asyncio.wrap_future(done)
-    except asyncio.CancelledError:
-        if thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-        break_off()
-        thread.join()
-        raise

@@ -11,18 +11,23 @@ ends the ranks where a signal that should stop the run is not taken."""
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeVar
 
 from rocstar.support.signals import END_SECONDS, end_at_once, heard
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_SECONDS = 2.0  # for the main thread to take a signal: longer than most calls of a step, short for a person
 LOOK_SECONDS = 0.05
+
+T = TypeVar("T")
 
 
 class Stopper:
@@ -122,3 +127,34 @@ class Stopper:
         while self._taken == self._seen and time.monotonic() < until and not self._over.wait(LOOK_SECONDS):
             pass
         return self._taken > self._seen or self._over.is_set()
+
+
+async def in_thread(
+    work: Callable[[], T], *, inside: AbstractContextManager[Any], break_off: Callable[[], None] = lambda: None
+) -> T:
+    """Run `work` in thread `learner`, inside a context of that thread, while the event loop goes on.
+
+    When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
+    waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
+    Python fail."""
+    done = Future[T]()
+    done.set_running_or_notify_cancel()  # so that its result is taken also when nobody waits any more
+
+    def run() -> None:
+        with suppress(SystemExit):  # of PyThreadState_SetAsyncExc
+            try:
+                with inside:
+                    done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="learner", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wrap_future(done)
+    except asyncio.CancelledError:
+        if thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        break_off()
+        thread.join()
+        raise

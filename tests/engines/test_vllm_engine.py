@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,13 @@ import torch
 
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.templates import template_named
+from rocstar.engines.torch_channel import Channel
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_client import VllmClient
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
+from rocstar.run.published import PublishedWeights
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import VOCAB, canary, naive_logprobs, qwen, saved
 from tests.engines.vllm_server import POSITIONS, vllm_engine
@@ -56,6 +59,34 @@ async def test_weights_of_which_only_the_body_arrives_are_found_by_the_canary(
 ) -> None:
     with pytest.raises(EngineUnavailable, match=r"does not compute with weights 3: .* differ by up to \d.* allowed"):
         await engine.load_weights(body_only(tmp_path))
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_a_server_takes_weights_that_are_sent_past_any_file(
+    engine: VllmEngine, tmp_path: Path, shares: bool
+) -> None:
+    """The canary rows prove it; those that have changed since are refused, and the server goes on."""
+    known: Any = SimpleNamespace(vocab_size=VOCAB)
+    policy, plain = Policy(qwen(2), known, template_named("compact")), qwen(2)
+    channel = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor, shares=shares)
+    with closing(PublishedWeights(tmp_path, None, channel=channel)) as published:
+        assert published.publish(policy).sender is None, "engines start on a folder"
+        for policy.version in (6, 7):
+            with torch.no_grad():
+                policy.parameters[0].mul_(1.5)
+            weights = published.publish(policy)
+            assert not list((tmp_path / f"{policy.version - 4:06d}").glob("*.safetensors"))
+            await engine.load_weights(weights)
+            found = await ask(engine, f"s{policy.version}")
+            assert [span.version for span in found.version_spans] == [policy.version]
+            plain.load_state_dict(policy.model.state_dict())
+            ours = naive_logprobs(plain, PROMPT, found.token_ids, Sampling(max_new_tokens=1))
+            assert found.logprobs == pytest.approx(ours, abs=1e-3)
+        with torch.no_grad():
+            policy.parameters[0].mul_(1.5)
+        with pytest.raises(EngineUnavailable, match=r"weights 7 of .* were refused: .* have changed"):
+            await engine.load_weights(weights)
+        assert [span.version for span in (await ask(engine, "after")).version_spans] == [7]
 
 
 async def test_a_server_merges_adapters_into_the_model_that_it_reads_itself(engine: VllmEngine, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,15 +21,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from rocstar.config.sections import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_forward import take_weights
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.learning import policy as policies
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
-from rocstar.learning.policy import Policy, restore_moments
+from rocstar.learning.policy import Policy, by_layer, restore_moments
 from rocstar.learning.ranks import Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import find_model
@@ -127,6 +127,44 @@ def test_a_mixture_of_experts_goes_out_in_the_layout_that_it_came_in(tmp_path: P
         torch.equal(a, b) for a, b in zip(other.state_dict().values(), mine.model.state_dict().values(), strict=True)
     )
     assert tensors.keys() == mine.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("made", [model, experts], ids=["tied", "experts"])
+def test_what_is_sent_is_what_would_be_published(tmp_path: Path, made: Callable[[], Any], dtype: str) -> None:
+    """Name by name, type by type, bit by bit; experts as the folder had them, tied weights once."""
+    made().save_pretrained(tmp_path / "source")
+    mine = Policy(load_model(tmp_path / "source"), codec(), template_named("compact"), ModelSection(dtype=dtype))
+    mine.publish(tmp_path / "whole")
+    weights, sent = mine.publish(tmp_path / "sent", sent=True), {}
+    assert {file.suffix for file in (tmp_path / "sent").iterdir()} == {".json"}
+    mine.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    assert sent.keys() == whole.keys()
+    assert all(sent[name].dtype == each.dtype and torch.equal(sent[name], each) for name, each in whole.items())
+    assert max(each.nbytes for each in sent.values()) <= mine.largest_tensor
+
+
+def test_weights_that_have_changed_since_are_not_sent(tmp_path: Path) -> None:
+    mine = policy()
+    weights = mine.publish(tmp_path, sent=True)
+    with torch.no_grad():
+        mine.parameters[-1].add_(1.0)
+    with pytest.raises(EngineUnavailable, match=r"weights 0 have changed, and the next are not published yet"):
+        mine.send(lambda name, tensor: pytest.fail(f"{name} was sent"), weights)
+
+
+def test_layers_are_sent_one_by_one() -> None:
+    names = [
+        "model.embed.weight",
+        "model.layers.0.a",
+        "model.layers.0.b.1",
+        "model.layers.1.a",
+        "model.layers.10.a",
+        "n",
+        "h",
+    ]
+    assert list(by_layer(names)) == [names[:1], names[1:3], names[3:4], names[4:5], names[5:]]
 
 
 def test_a_model_that_would_be_saved_in_another_layout_is_refused_when_it_is_opened(tmp_path: Path) -> None:

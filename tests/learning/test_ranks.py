@@ -106,6 +106,11 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
         published: Any = both._policy.publish()
         for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
             torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
+        sent: dict[str, torch.Tensor] = {}
+        weights = both._policy.publish(tmp_path / "sent", sent=True)
+        both._policy.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
+        assert sent.keys() == published.tensors.keys()
+        assert all(torch.equal(sent[name], each) for name, each in published.tensors.items())
         for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)

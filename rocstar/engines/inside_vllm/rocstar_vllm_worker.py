@@ -1,5 +1,5 @@
-"""What rocstar adds to each vLLM worker process: new weights from a folder, and a vocabulary that ends with the
-tokenizer's.
+"""What rocstar adds to each vLLM worker process: new weights from a folder or straight from the learners, and a
+vocabulary that ends with the tokenizer's.
 
 vLLM loads it with `--worker-extension-cls rocstar_vllm_worker.RocstarWorker`; its methods are called through POST
 /collective_rpc. What went wrong is part of what they return, because an exception in a worker breaks the connection of
@@ -12,11 +12,15 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from rocstar_vllm_receive import Receiver, SendingStopped, memory_of  # type: ignore[import-not-found]  # beside it
 from safetensors import SafetensorError, safe_open
+
+Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class RocstarWorker:
@@ -26,7 +30,9 @@ class RocstarWorker:
     model_config: Any
     vllm_config: Any
     device: torch.device
+    rank: int
     rocstar_known: int | None = None
+    rocstar_receiver: Receiver | None = None
 
     def rocstar_open(self, known: int, name: str = "") -> dict[str, Any]:
         """From now on no id from `known` on is drawn or takes probability. Returns what a client must know; to one that
@@ -47,6 +53,7 @@ class RocstarWorker:
             "rows": scheduler.max_num_seqs,
             "scheduling": scheduler.policy,
             "device": self.device.type,
+            "memory": memory_of(self.device),
         }
 
     def rocstar_load(self, folder: str) -> dict[str, str]:
@@ -58,6 +65,20 @@ class RocstarWorker:
             return {"refused": f"its files could not be read: {error}"}
         if tensors is None:
             return {"refused": "it holds no *.safetensors file that this machine can see"}
+        return self._rocstar_take(tensors)
+
+    def rocstar_receive(self, plan: dict[str, Any]) -> dict[str, str]:
+        """Take the weights that a learner sends, with which it goes on when this has begun on all workers. Returns as
+        `rocstar_load`."""
+        self.rocstar_receiver = self.rocstar_receiver or Receiver(self.device)
+        try:
+            sent = self.rocstar_receiver.tensors(plan, self.rank)
+            first = next(sent)
+        except (SendingStopped, RuntimeError, OSError, StopIteration) as error:
+            return {"refused": f"they were not sent: {error}"}
+        return self._rocstar_take(chain([first], sent))
+
+    def _rocstar_take(self, tensors: Named) -> dict[str, str]:
         try:
             self.model_runner.reload_weights(weights_iterator=tensors)
             self._rocstar_pack_again()
@@ -99,9 +120,6 @@ class RocstarWorker:
             return logits
 
         model.compute_logits = masked
-
-
-Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def _tensors(folder: Path, dtype: torch.dtype) -> Named | None:

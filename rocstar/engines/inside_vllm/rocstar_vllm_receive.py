@@ -1,0 +1,127 @@
+"""Weights that a learner sends to vLLM's workers while it goes through its layers, past any file; its end is
+`rocstar/engines/torch_channel.py`, which says what goes over the store.
+
+A worker with its memory where the learner has its own reads a buffer that both see: CUDA IPC on the same GPU, a mapped
+file on CPUs of one machine. All others are sent the buffer's bytes, by NCCL or gloo."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+SECONDS = timedelta(minutes=5)  # for the next tensors to come
+FOREVER = timedelta(days=30)  # of NCCL's own watchdog, which ends the process where it strikes
+
+
+class SendingStopped(Exception):
+    """The learner says why."""
+
+
+class Receiver:
+    """A worker's end, for the life of its process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._store: Any = None
+        self._address: tuple[str, int] | None = None
+        self._group: Any = None
+        self._group_id = ""
+        self._seen: torch.Tensor | None = None
+
+    def tensors(self, plan: dict[str, Any], worker: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors of one exchange, by name; each is the caller's to keep. worker: number of this one on its server.
+        Raises SendingStopped, RuntimeError where the learner is gone."""
+        store, rank = self._open(plan["address"]), plan["ranks"][worker]
+        if rank:
+            self._join(store, plan, rank)
+        try:
+            yield from self._chunks(store, plan, rank)
+        finally:
+            self._seen = None  # the learner wants its memory back
+
+    def _chunks(self, store: Any, plan: dict[str, Any], rank: int) -> Iterator[tuple[str, torch.Tensor]]:
+        for number in count():
+            chunk = f"{plan['exchange']}/{number}"
+            told = json.loads(store.get(chunk))
+            if "stopped" in told:
+                raise SendingStopped(told["stopped"])
+            if "size" not in told:
+                return
+            flat = self._sent(told["size"]) if rank else self._shared(plan["buffer"])[: told["size"]].clone()
+            if flat.is_cuda:
+                torch.cuda.synchronize(self._device)
+            store.add(f"{chunk}/taken", 1)
+            for name, kind, shape, begin, end in told["tensors"]:
+                yield name, flat[begin:end].view(getattr(torch, kind)).view(shape)
+
+    def _open(self, address: list[Any]) -> Any:
+        host, port = address
+        if self._address != (host, port):
+            self._store = TCPStore(host, port, is_master=False, timeout=SECONDS)
+            self._address = host, port
+        return self._store
+
+    def _join(self, store: Any, plan: dict[str, Any], rank: int) -> None:
+        if self._group_id != plan["group"]:
+            self._group = None
+            self._group = joined(store, plan["group"], rank, plan["size"], self._device, plan["address"][0])
+            self._group_id = plan["group"]
+
+    def _sent(self, size: int) -> torch.Tensor:
+        flat = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._group.broadcast(flat, 0, SECONDS).wait(SECONDS)
+        return flat
+
+    def _shared(self, buffer: dict[str, Any]) -> torch.Tensor:
+        if self._seen is None:
+            self._seen = seen(buffer, self._device)
+        return self._seen
+
+
+def joined(store: Any, name: str, rank: int, size: int, device: torch.device, host: str) -> Any:
+    """The group of that name, once all its members are here. host: address of the member that has the store."""
+    own = PrefixStore(name, store)
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = FOREVER
+        return dist.ProcessGroupNCCL(own, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=_address_towards(host))]
+    gloo._timeout = SECONDS
+    return dist.ProcessGroupGloo(own, rank, size, gloo)
+
+
+def memory_of(device: torch.device) -> str:
+    """What processes have in common that can see each other's tensors: a GPU, or a machine's memory."""
+    if device.type == "cuda":
+        return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+    return f"machine {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+
+
+def seen(buffer: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """Another process's buffer."""
+    if "path" in buffer:
+        return torch.from_file(buffer["path"], shared=True, size=buffer["size"], dtype=torch.uint8)
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    arguments = list(pickle.loads(bytes.fromhex(buffer["handle"])))
+    arguments[6] = torch.cuda.current_device() if device.index is None else device.index  # the owner's number of it
+    whole: torch.Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def _address_towards(host: str) -> str:
+    """Of this machine, as `host` reaches it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of a datagram socket: sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,187 @@
+"""Weights straight from the learners' memory into that of vLLM's workers, chunk by chunk as the learners go through
+their layers: the model is whole nowhere. Rank 0's end; a worker's is `inside_vllm/rocstar_vllm_receive.py`.
+
+Over a store (TCP) goes what each chunk holds, and that it was taken; its bytes lie in a buffer that workers on rank 0's
+own GPU (on CPUs: its machine) read for themselves, and that others are sent by a broadcast:
+
+    EXCHANGE/CHUNK          {"size", "tensors": [name, dtype, shape, begin, end]}; {} after the last; {"stopped": why}
+    EXCHANGE/CHUNK/taken    how many workers have taken it
+
+The groups of vLLM's own NCCL transfer need vLLM in the learner's process, and a GPU; these need neither. Not protected:
+whoever reaches the store can send weights, as with the learners' own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rocstar.engines.inside_vllm.rocstar_vllm_receive import joined, memory_of
+from rocstar.errors import EngineUnavailable, first_line
+
+CHUNK_BYTES = 128 << 20  # the least that the buffer has room for; more where a tensor is larger
+ALIGNED = 16  # bytes that each tensor begins at a multiple of, so that it can be seen as its type
+TAKEN_SECONDS = 300.0  # for all workers to take a chunk
+LOOK_SECONDS = 0.0005
+
+
+class Channel:
+    """Rank 0's end, for the life of a run."""
+
+    def __init__(self, device: torch.device, host: str, *, largest: int = 0, shares: bool = True) -> None:
+        """host: where workers find this process. largest: bytes of the largest tensor. shares: False sends bytes also
+        to those who could see them."""
+        self._device, self._host = device, host
+        self._memory = memory_of(device) if shares else ""
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+        self._buffer = _Buffer(device, max(CHUNK_BYTES, largest))
+        self._group: Any = None
+        self._members: tuple[str, ...] = ()
+        self._group_id = ""
+        self._exchange = ""
+        self._chunk = self._used = self._takers = 0
+        self._tensors: list[Any] = []
+        self._stopped = threading.Event()
+        self._why = ""
+        self.sent_bytes = 0
+        """Of the last exchange."""
+
+    def plans(self, engines: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Begin an exchange. engines: what each worker of each says of itself (`RocstarWorker.rocstar_open`). Returns
+        for each engine what its workers must know. Raises OSError where the buffer has no room."""
+        self._buffer.open()
+        named = [[f"{worker['name']}/{number}" for number, worker in enumerate(engine)] for engine in engines]
+        told = zip(chain(*named), chain(*engines), strict=True)
+        far = tuple(name for name, worker in told if worker["memory"] != self._memory)
+        if far != self._members:
+            self._group, self._members, self._group_id = None, far, secrets.token_hex(8)
+        self._exchange, self._takers = secrets.token_hex(8), sum(map(len, engines))
+        self._chunk = self._used = self.sent_bytes = 0
+        self._tensors = []
+        self._stopped.clear()
+        common = {
+            "address": [self._host, self._store.port],
+            "exchange": self._exchange,
+            "group": self._group_id,
+            "size": len(far) + 1,
+            "buffer": self._buffer.told,
+        }
+        ranks = {name: rank for rank, name in enumerate(far, start=1)}
+        return [{**common, "ranks": [ranks.get(name, 0) for name in names]} for names in named]
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Send a tensor, at the latest with `end`. Raises EngineUnavailable where the workers do not take what comes
+        before it."""
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        if self._used + flat.numel() > self._buffer.size:
+            self._flush()
+        begin, end = self._used, self._used + flat.numel()
+        self._buffer.bytes[begin:end].copy_(flat)
+        self._tensors.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, end])
+        self._used = -(-end // ALIGNED) * ALIGNED
+        self.sent_bytes += flat.numel()
+
+    def end(self) -> None:
+        """Send what is left. Raises EngineUnavailable."""
+        self._flush()
+        self._store.set(self._key, "{}")
+        self._buffer.close()
+
+    def stop(self, why: str) -> None:
+        """From any thread: the exchange under way fails, here and for its workers. Harmless after its end."""
+        self._why = why
+        self._stopped.set()
+
+    def give_up(self, why: str) -> None:
+        """Tell the workers that no more comes."""
+        self._buffer.close()
+        self._group, self._members = None, ()  # a member that waits in a broadcast loses its connection
+        for chunk in (self._chunk, self._chunk + 1):  # some may have taken the one that was under way
+            self._store.set(f"{self._exchange}/{chunk}", json.dumps({"stopped": why}))
+
+    def close(self) -> None:
+        self._group = None
+        self._buffer.close()
+
+    @property
+    def _key(self) -> str:
+        return f"{self._exchange}/{self._chunk}"
+
+    def _flush(self) -> None:
+        if not self._tensors:
+            return
+        if self._stopped.is_set():
+            raise EngineUnavailable(self._why)
+        if self._members and self._group is None:
+            self._group = joined(self._store, self._group_id, 0, len(self._members) + 1, self._device, self._host)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._store.set(self._key, json.dumps({"size": self._used, "tensors": self._tensors}))
+        if self._group is not None:
+            try:
+                self._group.broadcast(self._buffer.bytes[: self._used], 0, timedelta(seconds=TAKEN_SECONDS)).wait(
+                    timedelta(seconds=TAKEN_SECONDS)
+                )
+            except RuntimeError as error:
+                raise EngineUnavailable(f"weights could not be sent: {first_line(error)}") from error
+        self._await_taken()
+        for key in (self._key, f"{self._key}/taken"):
+            self._store.delete_key(key)
+        self._chunk, self._used, self._tensors = self._chunk + 1, 0, []
+
+    def _await_taken(self) -> None:
+        """The buffer is filled again after this."""
+        deadline = time.monotonic() + TAKEN_SECONDS
+        while (taken := self._store.add(f"{self._key}/taken", 0)) < self._takers:
+            if self._stopped.is_set():
+                raise EngineUnavailable(self._why)
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"{taken} of {self._takers} workers took a part of the weights within {TAKEN_SECONDS:.0f} s"
+                )
+            time.sleep(LOOK_SECONDS)
+
+
+class _Buffer:
+    """Bytes on a device that other processes can see, there for one exchange: a GPU's memory is wanted again."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._device, self.size = device, size
+        self._file: int | None = None
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.told: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Raises OSError."""
+        self.close()
+        size = self.size
+        if self._device.type == "cuda":
+            from torch.multiprocessing.reductions import reduce_tensor
+
+            self.bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
+            handle = pickle.dumps(reduce_tensor(self.bytes)[1]).hex()  # type: ignore[no-untyped-call]
+            self.told = {"handle": handle}
+            return
+        self._file = os.memfd_create("rocstar-weights")  # gone with this process, however it ends
+        os.truncate(self._file, size)
+        path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self.bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        self.told = {"path": path, "size": size}
+
+    def close(self) -> None:
+        self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
