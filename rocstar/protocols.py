@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -121,22 +120,6 @@ class ForwardingEngine:
 NewestWeights = Callable[[], Weights | None]
 """Asked when the weights are about to be read: an engine may take longer to start than a version is kept. None before
 the first were published."""
-
-
-CallWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
-"""Calls a method of every worker process of a server, given its name and arguments; returns what each says."""
-SendWeights = Callable[[CallWorkers, Sequence[Mapping[str, Any]]], Awaitable[list[dict[str, Any]]]]
-"""Sends weights to the worker processes of a server, given what each said of itself; returns what each says then: no
-entry where it has them, `refused` or `failed` and why otherwise. Raises EngineUnavailable."""
-
-
-class WeightSender(Protocol):
-    """Sends weights to engines in other processes past any file."""
-
-    def expecting(self) -> AbstractContextManager[SendWeights]:
-        """Entered by an engine as soon as it is given the weights: nothing is sent before all that have entered ask for
-        them or leave."""
-        ...
 
 
 @runtime_checkable

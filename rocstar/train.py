@@ -184,7 +184,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, rolled.groups)
         learnt, weights = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)
-        await run.give(weights, run.progress.step + 1)
+        exchange = await run.give(weights, run.progress.step + 1)
 
     run.record(learnt.chosen, learnt.rows, written_by)
     run.progress.carried = rolled.left
@@ -197,6 +197,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         **tool_metrics(rolled.groups),
         **(agent_metrics(rolled.groups) if run.recipe.rollout.agent else {}),
         **run.engine.take_counts(),
+        **exchange,
     }
 
 

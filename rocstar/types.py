@@ -16,7 +16,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from rocstar.protocols import WeightSender
+    from rocstar.engines.sending import Sending
 
 # -- What is asked, and the names and seeds that follow from it.
 
@@ -212,7 +212,7 @@ class Weights:
     """Rows to check them by once an engine in another process has taken them."""
     fingerprint: str = ""
     """What tells them from others of the same version, in a run that made its steps again and otherwise."""
-    sender: WeightSender | None = None
+    sender: Sending | None = None
     """Where they are sent past any file; then the folder holds their config.json alone."""
 
 

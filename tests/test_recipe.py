@@ -293,6 +293,21 @@ def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rest", "told"),
+    [
+        ("", "cluster.weights 'sent' is for vLLM servers that the run starts"),
+        ("[[engine]]\nname='v'\nkind='vllm'\nurl='http://127.0.0.1:1'\n", "without a url"),
+        ("[[engine]]\nname='v'\nkind='vllm'\n[[engine]]\nname='t'\nkind='torch'\n", "have only .* of kind 'vllm'"),
+        ("[model]\npath='x'\nlora_rank=8\n[[engine]]\nname='v'\nkind='vllm'\n", "adapters are a small file"),
+    ],
+)
+def test_weights_are_not_sent_to_engines_that_cannot_take_them(folder: Path, rest: str, told: str) -> None:
+    stage = "[[stage]]\nname='w'\nkind='rl'\nsteps=1\n"
+    (folder / "bad.toml").write_text(f"[cluster]\nweights='sent'\n{rest}{stage}")
+    assert re.search(told, complaint("bad.toml"))
+
+
+@pytest.mark.parametrize(
     ("model", "told"),
     [
         ("", "model.lora_rank 8 trains adapters .* set model.path"),

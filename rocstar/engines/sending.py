@@ -6,47 +6,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rocstar.errors import EngineUnavailable
-from rocstar.protocols import CallWorkers, SendWeights
 
+if TYPE_CHECKING:
+    from rocstar.engines.torch_channel import Channel
 
-class Sends(Protocol):
-    """The learners' end (`torch_channel.Channel`)."""
-
-    def plans(self, engines: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]: ...
-
-    def stop(self, why: str) -> None: ...
-
-    def give_up(self, why: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Receiving:
-    """An engine that waits for its weights."""
-
-    call: CallWorkers
-    workers: Sequence[Mapping[str, Any]]
-    answer: asyncio.Future[list[dict[str, Any]]]
+CallWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
+"""Calls a method of every worker process of a server, given its name and arguments; returns what each says."""
+SendWeights = Callable[[CallWorkers, Sequence[Mapping[str, Any]]], Awaitable[list[dict[str, Any]]]]
+"""Sends weights to the worker processes of a server, given what each said of itself; returns what each says then:
+nothing where it has them, else `refused` or `failed` and why. Raises EngineUnavailable."""
+Answer = asyncio.Future[list[dict[str, Any]]]
 
 
 class Sending:
-    """A `WeightSender`. An engine that comes later, because it had been lost, gets a pass of its own, as long as the
+    """An engine that comes later than the others, because it had been lost, gets a pass of its own, as long as the
     learners still have these weights."""
 
-    def __init__(self, channel: Sends, send: Callable[[], Awaitable[None]], turn: asyncio.Lock) -> None:
+    def __init__(self, channel: Channel, send: Callable[[], Awaitable[None]], turn: asyncio.Lock) -> None:
         """send: the learners' part of a pass, to its end; raises EngineUnavailable where they have other weights by
         now. turn: held by the one pass that the channel is used for."""
         self._channel, self._send, self._turn = channel, send, turn
         self._expected = 0
-        self._waiting: list[Receiving] = []
+        self._waiting: list[tuple[CallWorkers, Sequence[Mapping[str, Any]], Answer]] = []
         self._passes: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def expecting(self) -> Iterator[SendWeights]:
-        """See `WeightSender`."""
+        """Entered by an engine as soon as it is given the weights: nothing is sent before all that have entered ask for
+        them or leave."""
         self._expected += 1
         asked = False
 
@@ -54,8 +44,8 @@ class Sending:
             nonlocal asked
             asked = True
             loop = asyncio.get_running_loop()
-            answer: asyncio.Future[list[dict[str, Any]]] = loop.create_future()
-            self._waiting.append(Receiving(call, workers, answer))
+            answer: Answer = loop.create_future()
+            self._waiting.append((call, workers, answer))
             loop.call_soon(self._begin_when_all_wait)  # after others that are given them at this very moment
             return await answer
 
@@ -68,36 +58,38 @@ class Sending:
 
     def _begin_when_all_wait(self) -> None:
         if self._waiting and len(self._waiting) == self._expected:
-            waiting, self._waiting, self._expected = self._waiting, [], 0
-            task = asyncio.get_running_loop().create_task(self._pass(waiting))
+            calls, workers, answers = zip(*self._waiting, strict=True)
+            self._waiting, self._expected = [], 0
+            task = asyncio.get_running_loop().create_task(self._pass(calls, workers, answers))
             self._passes.add(task)
             task.add_done_callback(self._passes.discard)
 
-    async def _pass(self, waiting: Sequence[Receiving]) -> None:
+    async def _pass(
+        self, calls: Sequence[CallWorkers], workers: Sequence[Sequence[Mapping[str, Any]]], answers: Sequence[Answer]
+    ) -> None:
+        found: Sequence[list[dict[str, Any]] | BaseException] = ()
         try:
             async with self._turn:
-                answers = await self._sent(waiting)
+                found = await self._sent(calls, self._channel.plans(workers))
         except BaseException as error:
-            answers = [error] * len(waiting)
+            found = [error] * len(answers)
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            for receiving, found in zip(waiting, answers, strict=True):
-                if receiving.answer.done():
+            for answer, said in zip(answers, found, strict=True):
+                if answer.done():  # nobody waits for it any more
                     continue
-                if isinstance(found, BaseException):
-                    receiving.answer.set_exception(found)
+                if isinstance(said, BaseException):
+                    answer.set_exception(said)
                 else:
-                    receiving.answer.set_result(found)
+                    answer.set_result(said)
 
-    async def _sent(self, waiting: Sequence[Receiving]) -> list[list[dict[str, Any]] | BaseException]:
+    async def _sent(
+        self, calls: Sequence[CallWorkers], plans: Sequence[dict[str, Any]]
+    ) -> list[list[dict[str, Any]] | BaseException]:
         """What the workers of each engine say once all is sent. Raises what the learners' part does, but for
         EngineUnavailable, of which the workers are told."""
-        plans = self._channel.plans([receiving.workers for receiving in waiting])
-        asked = [
-            asyncio.ensure_future(receiving.call("rocstar_receive", plan))
-            for receiving, plan in zip(waiting, plans, strict=True)
-        ]
+        asked = [asyncio.ensure_future(call("rocstar_receive", plan)) for call, plan in zip(calls, plans, strict=True)]
         for answer in asked:
             answer.add_done_callback(self._stop_for)
         try:
@@ -110,7 +102,7 @@ class Sending:
                 raise
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
-    def _stop_for(self, answer: asyncio.Future[list[dict[str, Any]]]) -> None:
+    def _stop_for(self, answer: Answer) -> None:
         """One that ends with a fault ends the pass: the others would wait for a worker that is gone."""
         if answer.cancelled():
             return

@@ -181,7 +181,7 @@ class _Buffer:
     def close(self) -> None:
         self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
         if self._device.type == "cuda":
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from rocstar.engines.base import Earlier, refuse_impossible
+from rocstar.engines.sending import CallWorkers, SendWeights
 from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmCompletion, VllmMetrics
 from rocstar.engines.vllm_server import (
     CANARY_ROWS,
@@ -42,7 +43,7 @@ from rocstar.engines.vllm_server import (
     VllmSettings,
 )
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
-from rocstar.protocols import CallWorkers, NewestWeights, SendWeights
+from rocstar.protocols import NewestWeights
 from rocstar.types import Canary, Completion, EngineLoad, Finish, Sampling, Weights, gaps, without_tokens
 
 LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -55,10 +56,13 @@ class PublishedWeights:
             self._memory, self._lock = _locked_folder(memory)
         self._kept: list[Path] = []
         self._count = 0
+        self.seconds = 0.0
+        """That the last `publish` took."""
 
     def publish(self, policy: Policy, *, sent: bool = True) -> Weights:
         """sent: where there is a channel. Raises OSError where neither memory nor disk has room, RunHalted for weights
         that are not finite."""
+        began = time.monotonic()
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         self._count += 1
@@ -68,8 +72,14 @@ class PublishedWeights:
         sent = sent and self._channel is not None and self._count > 1
         folder = self._place(0 if sent else size) / f"{self._count:06d}"
         weights = policy.publish(folder, merged=merged, sent=sent)
-        self._kept = [*self._kept[-1:], folder]
+        self._kept, self.seconds = [*self._kept[-1:], folder], time.monotonic() - began
         return replace(weights, sender=self._sending(policy, weights)) if sent else weights
+
+    @property
+    def bytes(self) -> int:
+        """Of the newest weights, as they were written, or sent to each engine."""
+        written = sum(file.stat().st_size for file in self._kept[-1].glob("*.safetensors"))
+        return written or (self._channel.sent_bytes if self._channel else 0)
 
     def _sending(self, policy: Policy, weights: Weights) -> Sending:
         channel = self._channel

@@ -5,6 +5,7 @@ Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -125,17 +126,25 @@ class Run:
         await self.turn_to_learners()
         await self.give(self.weights(), self.progress.step)
 
-    async def give(self, weights: Weights, step: int) -> None:
-        """Give the engines the weights after a step. Raises EngineUnavailable when none takes them, OSError."""
+    async def give(self, weights: Weights, step: int) -> dict[str, float]:
+        """Give the engines the weights after a step; `weights/*` metrics. Raises EngineUnavailable when none takes
+        them, OSError."""
+        began = time.monotonic()
         if self.calls:
             self.calls.written_by(weights, step)
         await self.engine.load_weights(weights)
         if weights.sender and self.published and not self.engine.is_whole:  # what comes back finds them in a folder
             self.engine.keep(self.published.publish(self.policy, sent=False))
+        if not self.published:
+            return {}
+        seconds = self.published.seconds + time.monotonic() - began
+        return {"weights/seconds": seconds, "weights/bytes": float(self.published.bytes)}
 
     def weights(self) -> Weights:
-        """The current ones, where engines can read them. Raises OSError, RunHalted."""
-        return self.published.publish(self.policy) if self.published else self.policy.publish()
+        """The current ones, for engines: those that are lost find them in a folder. Raises OSError, RunHalted."""
+        if self.published is None:
+            return self.policy.publish()
+        return self.published.publish(self.policy, sent=self.engine.is_whole)
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Do `work` of the learner in a thread while the event loop serves attempts under way."""

@@ -26,6 +26,7 @@ class PlainEngine:
 
     def __init__(self, *, version: int = 0, pause: float = 0.0, capacity: int = 10_000) -> None:
         self.version, self.pause, self.capacity = version, pause, capacity
+        self.folder: str | None = None
         self.running: dict[str, asyncio.Event] = {}
         """By request: set to abort it."""
         self.sessions: set[str] = set()
@@ -74,7 +75,7 @@ class PlainEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         await asyncio.sleep(0)
-        self.version = weights.version
+        self.version, self.folder = weights.version, weights.folder
         self.awake.set()
 
     async def sleep(self) -> None:

@@ -307,6 +307,20 @@ async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_wh
         assert found == [expected(n) for n in range(4)] and len(a.seen) > 1
 
 
+async def test_an_engine_that_comes_back_gets_the_newest_weights_as_they_are_kept() -> None:
+    """Where the first were sent, and others lie in a folder for whoever was lost."""
+    told, a, b = Told(), Faulty(), PlainEngine()
+    a.dead = True
+    async with opened(told, a=a, b=b) as fleet:
+        assert fleet.is_whole
+        await fleet.load_weights(Weights(version=3, folder="sent"))
+        assert not fleet.is_whole
+        fleet.keep(Weights(version=3, folder="written"))
+        a.dead = False
+        await until(lambda: bool(told.of("engine_back")))
+        assert fleet.is_whole and (a.folder, b.folder) == ("written", "sent")
+
+
 async def test_while_learners_have_the_gpus_nothing_is_written_or_begun() -> None:
     """An engine that does not sleep is taken out, and begun anew when it is the engines' turn again."""
 

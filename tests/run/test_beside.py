@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.errors import RunHalted
-from rocstar.run.run import in_thread
+from rocstar.run.stopper import in_thread
 
 
 async def test_the_event_loop_goes_on_and_the_result_comes_back() -> None:

@@ -23,10 +23,6 @@ SECONDS = timedelta(minutes=5)  # for the next tensors to come
 FOREVER = timedelta(days=30)  # of NCCL's own watchdog, which ends the process where it strikes
 
 
-class SendingStopped(Exception):
-    """The learner says why."""
-
-
 class Receiver:
     """A worker's end, for the life of its process."""
 
@@ -40,7 +36,8 @@ class Receiver:
 
     def tensors(self, plan: dict[str, Any], worker: int) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors of one exchange, by name; each is the caller's to keep. worker: number of this one on its server.
-        Raises SendingStopped, RuntimeError where the learner is gone."""
+        Raises RuntimeError where the learner says why no more
+        come, or is gone."""
         store, rank = self._open(plan["address"]), plan["ranks"][worker]
         if rank:
             self._join(store, plan, rank)
@@ -54,7 +51,7 @@ class Receiver:
             chunk = f"{plan['exchange']}/{number}"
             told = json.loads(store.get(chunk))
             if "stopped" in told:
-                raise SendingStopped(told["stopped"])
+                raise RuntimeError(told["stopped"])
             if "size" not in told:
                 return
             flat = self._sent(told["size"]) if rank else self._shared(plan["buffer"])[: told["size"]].clone()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rocstar_vllm_receive import Receiver, SendingStopped, memory_of  # type: ignore[import-not-found]  # beside it
+from rocstar_vllm_receive import Receiver, memory_of  # type: ignore[import-not-found]  # beside it
 from safetensors import SafetensorError, safe_open
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -74,7 +74,7 @@ class RocstarWorker:
         try:
             sent = self.rocstar_receiver.tensors(plan, self.rank)
             first = next(sent)
-        except (SendingStopped, RuntimeError, OSError, StopIteration) as error:
+        except (RuntimeError, OSError, StopIteration) as error:
             return {"refused": f"they were not sent: {error}"}
         return self._rocstar_take(chain([first], sent))
 
