@@ -1,7 +1,7 @@
 """Learner ranks that are killed (SIGKILL) at any moment, from the start of their process to the end of the run: is each
 named within ten seconds, and is no process left?
 
-    python benchmarks/rank_kills.py [--kills 30] [--ranks 3] [--recipe recipes/first.toml]
+    python benchmarks/rank_kills.py [--kills 30] [--ranks 3] [--recipe recipes/first.toml] [SECTION.KEY=VALUE ...]
 
 Each run is a fresh one and has one kill, at a moment drawn between the start of the ranks and the end of a run left
 alone; one kill in five hits rank 0, which cannot name itself: then its children must end. Seconds are from the kill to
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,14 +46,17 @@ def main() -> None:
     options.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "first.toml")
     options.add_argument("--within", type=float, default=10.0, help="seconds")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("settings", nargs="*")
     given = options.parse_args()
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole = left_alone(Path(folder) / "calm", given)
         kills: list[Kill] = []
-        while len(kills) < given.kills:
+        for run in count():
+            if len(kills) == given.kills:
+                break
             rank = 0 if draw.random() < 0.2 else draw.randrange(1, given.ranks)
-            kill = killed(Path(folder) / f"{len(kills)}", given, rank, draw.uniform(0, whole))
+            kill = killed(Path(folder) / f"{run}", given, rank, draw.uniform(0, whole))
             if kill:
                 kills.append(kill)
                 print(
@@ -75,7 +79,7 @@ def started(folder: Path, given: Any) -> subprocess.Popen[bytes]:
     settings = [f"run.folder={folder}", "run.name=run", "run.threads=1", f"cluster.learners={given.ranks}"]
     with (folder / "log.txt").open("wb") as log:
         return subprocess.Popen(
-            rocstar("train", str(given.recipe), *settings),
+            rocstar("train", str(given.recipe), *settings, *given.settings),
             stdout=log,
             stderr=log,
             cwd=folder,

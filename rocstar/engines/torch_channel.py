@@ -31,7 +31,7 @@ from rocstar.errors import EngineUnavailable, first_line
 
 CHUNK_BYTES = 128 << 20  # the least that the buffer has room for; more where a tensor is larger
 ALIGNED = 16  # bytes that each tensor begins at a multiple of, so that it can be seen as its type
-TAKEN_SECONDS = 300.0  # for all workers to take a chunk
+TAKEN_SECONDS = 60.0  # for all workers to take a chunk, less than a fleet waits for weights
 LOOK_SECONDS = 0.0005
 
 
