@@ -210,12 +210,22 @@ class Policy:
         state, left_out = self.model.state_dict(), tied(self.model)
         for layer in by_layer(name for name in state if name not in left_out):
             whole = {name: full(state[name]) for name in layer}
-            if not self.ranks.rank:
-                vectors = torch.float32
-                tensors = {name: each.to(self.dtype if each.ndim > 1 else vectors) for name, each in whole.items()}
-                for name, tensor in self._as_published(tensors, self.model).items():
-                    self._put(name, tensor)
+            failed = self._put_layer(whole) if not self.ranks.rank else None
+            if self.ranks.share(failed is not None):  # nobody gathers the next layer while rank 0 sends this one
+                if failed:
+                    raise failed
+                break
         return True
+
+    def _put_layer(self, whole: Mapping[str, torch.Tensor]) -> Exception | None:
+        """What was raised: the other ranks must hear of it before it is."""
+        tensors = {name: each.to(self.dtype if each.ndim > 1 else torch.float32) for name, each in whole.items()}
+        try:
+            for name, tensor in self._as_published(tensors, self.model).items():
+                self._put(name, tensor)
+        except Exception as error:
+            return error
+        return None
 
     @property
     def largest_tensor(self) -> int:

@@ -19,7 +19,7 @@ from rocstar.cluster.here import start_ranks
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
-from rocstar.errors import RunHalted
+from rocstar.errors import EngineUnavailable, RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
@@ -91,6 +91,10 @@ def close(metrics: list[dict[str, float]], others: list[dict[str, float]]) -> bo
     return all(mine == pytest.approx(other, abs=1e-5) for mine, other in zip(metrics, others, strict=True))
 
 
+def refuse(name: str, tensor: torch.Tensor) -> None:
+    raise EngineUnavailable("no worker takes them")
+
+
 def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
     alone = learner(ALONE)
     whole = course(alone, range(6))
@@ -111,6 +115,8 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
         both._policy.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
         assert sent.keys() == published.tensors.keys()
         assert all(torch.equal(sent[name], each) for name, each in published.tensors.items())
+        with pytest.raises(EngineUnavailable, match="no worker takes them"):
+            both._policy.send(refuse, weights)
         for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
