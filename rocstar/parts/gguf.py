@@ -108,6 +108,13 @@ def convert(
     none or its kind is not known, DataError where the folder does not compute what the file does."""
     if folder.exists():
         raise ConfigError(f"{folder} is there already; remove it or give another folder")
+    with _read_once():
+        return _converted(file, folder, expected, origin or {}, licence)
+
+
+def _converted(
+    file: Path, folder: Path, expected: tuple[str, str] | None, origin: Mapping[str, str], licence: Path | None
+) -> Path:
     facts = _facts(file)
     split = SPLITS.get(str(facts.get("tokenizer.ggml.pre", "default")))
     if facts.get("tokenizer.ggml.model") != "gpt2" or split is None:
@@ -121,7 +128,7 @@ def convert(
         gap = _write(file, made, split, expected)
         if licence is not None:
             shutil.copyfile(licence, made / "LICENSE")
-        said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
+        said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **origin}
         (made / "origin.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         os.replace(made, folder)
     return folder
@@ -135,9 +142,8 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     disable_progress_bar()
     home, name = str(file.parent.resolve()), file.name
     try:
-        with _parsed_once():
-            tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"{file} can't be read as a language model: {error}") from error
     tokenizer.save_pretrained(folder)
@@ -155,16 +161,20 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
 
 
 @contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Within, transformers parses a file's words once, and not for tokenizer, config and weights: two CPU-s each."""
+def _read_once() -> Iterator[None]:
+    """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
+    weights (two CPU-s each); and the names of tensors are listed once, and not for every module (seven CPU-s in all)."""
     import gguf
 
-    kind = gguf.GGUFReader
-    gguf.GGUFReader = functools.cache(kind)
+    names = ("GGUFReader", "get_tensor_name_map")
+    kept = {name: getattr(gguf, name) for name in names}
+    for name, made in kept.items():
+        setattr(gguf, name, functools.cache(made))
     try:
         yield
     finally:
-        gguf.GGUFReader = kind
+        for name, made in kept.items():
+            setattr(gguf, name, made)
 
 
 def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None) -> float:
@@ -199,7 +209,7 @@ def _facts(file: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
     try:
-        fields = GGUFReader(file).fields
+        fields = GGUFReader(str(file.parent.resolve() / file.name)).fields  # the path as transformers has it
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is no GGUF file: {error}") from None
     return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
