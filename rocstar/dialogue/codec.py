@@ -32,6 +32,7 @@ class Codec:
         self._files = files or ModelFiles()
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: (number, bool(token.special)) for number, token in added.items()}
+        self._forbidden_by: dict[tuple[str, ...], dict[Author, frozenset[int]]] = {}
 
     @classmethod
     def load(cls, folder: Path | str) -> Codec:
@@ -73,7 +74,8 @@ class Codec:
         ends = [0]
         for text in texts:
             ends.append(ends[-1] + len(text))
-        forbidden = self._forbidden(reserved)
+        if (forbidden := self._forbidden_by.get(key := tuple(reserved))) is None:
+            forbidden = self._forbidden_by[key] = self._forbidden(key)
         bounds = _Bounds(ends[1:], [forbidden.get(segment.author, frozenset()) for segment in kept])
         return self._encoded("".join(texts), 0, bounds)
 
