@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from rocstar.support.child import uncollected
 from rocstar.support.threads import quiet_torch
+from tests.forks import ADDRESS, address, write_stub
 
 # What is never freed, nanobind calls a leak as the process ends. No sooner: pytest collects garbage twice before that.
 atexit.register(gc.unfreeze)
@@ -52,6 +53,15 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return nodeid if Path(file).stem in BY_TEST else file
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Each process is forked from one that has loaded most of what tests import."""
+    os.environ[ADDRESS] = address()
+    stub = Path(address()).with_name("worker")
+    write_stub(stub, "tests.forks:worker")
+    for spec in specs:
+        spec.python = str(stub)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
