@@ -1,4 +1,4 @@
-"""What a process has loaded from which the processes of tests are forked (forks.py): what `rocstar train` loads in the end."""
+"""What that process has loaded from which all others are forked (forks.py): what `rocstar train` loads in the end."""
 
 from importlib import import_module
 

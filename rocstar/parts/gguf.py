@@ -163,7 +163,7 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
 @contextmanager
 def _read_once() -> Iterator[None]:
     """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
-    weights (two CPU-s each); and the names of tensors are listed once, and not for every module (seven CPU-s in all)."""
+    weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
     import gguf
 
     names = ("GGUFReader", "get_tensor_name_map")
