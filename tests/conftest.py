@@ -34,12 +34,12 @@ BY_TEST = ("test_tutorials", "test_train", "test_killed_run", "test_faults", "te
 """Files whose tests take long and share only what `tiny_run.once` made: several processes may take part in one."""
 LONGEST = (
     *BY_TEST,
-    *("test_browser", "test_invariance", "test_blocks", "test_ranks", "test_hostile", "test_agent_run"),
-    *("test_daemon_sessions", "test_cli", "test_precision", "test_daemon_calls", "test_watchers", "test_plan"),
-    *("test_lora", "test_lora_run", "test_stopper", "test_forks", "test_material", "test_sandbox_bench"),
-    *("test_neighbours", "test_judged", "test_engine", "test_starts", "test_served_agent", "test_using_up"),
+    *("test_browser", "test_invariance", "test_blocks", "test_precision", "test_engine", "test_ranks"),
+    *("test_agent_run", "test_judged", "test_cli", "test_daemon_sessions", "test_daemon_calls", "test_lora"),
+    *("test_material", "test_lora_run", "test_neighbours", "test_served_agent", "test_sandbox_bench", "test_watchers"),
+    *("test_stopper", "test_forks", "test_hostile", "test_plan", "test_starts", "test_using_up"),
 )
-"""Files that take more than ten seconds of CPU, those that take most first: where several processes share the tests,
+"""Files that take five seconds of CPU or more, those that take most first: where several processes share the tests,
 the others must not wait for one of these at the end."""
 
 
