@@ -7,7 +7,7 @@ problems, because a plan should be there in seconds. Learning is operations over
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import mul
 from statistics import fmean
@@ -127,7 +127,7 @@ class GpuPlan:
     """Why this cannot run; empty where it can."""
     limit: str
     """What most of the time goes into."""
-    matters: Mapping[str, float]
+    matters: Mapping[str, float] = field(default_factory=dict)
     """By assumption: hours in all when it is a quarter larger, over hours as planned (`weighed_plan`)."""
 
     @property
@@ -168,7 +168,6 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: A
         disk_bytes_a_day=_disk(recipe, shape, stages),
         refusals=placement.refusals,
         limit=_limit(stages),
-        matters={},
     )
 
 

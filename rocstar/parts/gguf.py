@@ -94,6 +94,24 @@ def get(name: str, folder: Path) -> Path:
     return convert(file, folder, expected=model.expected, origin=origin, licence=licence)
 
 
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
+    weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    kept = {name: getattr(gguf, name) for name in names}
+    for name, made in kept.items():
+        setattr(gguf, name, functools.cache(made))
+    try:
+        yield
+    finally:
+        for name, made in kept.items():
+            setattr(gguf, name, made)
+
+
+@_read_once()
 def convert(
     file: Path,
     folder: Path,
@@ -108,13 +126,6 @@ def convert(
     none or its kind is not known, DataError where the folder does not compute what the file does."""
     if folder.exists():
         raise ConfigError(f"{folder} is there already; remove it or give another folder")
-    with _read_once():
-        return _converted(file, folder, expected, origin or {}, licence)
-
-
-def _converted(
-    file: Path, folder: Path, expected: tuple[str, str] | None, origin: Mapping[str, str], licence: Path | None
-) -> Path:
     facts = _facts(file)
     split = SPLITS.get(str(facts.get("tokenizer.ggml.pre", "default")))
     if facts.get("tokenizer.ggml.model") != "gpt2" or split is None:
@@ -128,7 +139,7 @@ def _converted(
         gap = _write(file, made, split, expected)
         if licence is not None:
             shutil.copyfile(licence, made / "LICENSE")
-        said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **origin}
+        said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
         (made / "origin.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         os.replace(made, folder)
     return folder
@@ -158,23 +169,6 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     model.bfloat16().save_pretrained(folder)
     del model
     return _check(folder, ids, exact, expected)
-
-
-@contextmanager
-def _read_once() -> Iterator[None]:
-    """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
-    weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
-    import gguf
-
-    names = ("GGUFReader", "get_tensor_name_map")
-    kept = {name: getattr(gguf, name) for name in names}
-    for name, made in kept.items():
-        setattr(gguf, name, functools.cache(made))
-    try:
-        yield
-    finally:
-        for name, made in kept.items():
-            setattr(gguf, name, made)
 
 
 def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None) -> float:

@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (650, 4),
     "forecast": (1970, 9),
     "learning": (3247, 19),
-    "parts": (1777, 9),
+    "parts": (1781, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1827, 12),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_177, "tests/**/*.py": 49_801}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_177, "tests/**/*.py": 49_946}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
