@@ -59,7 +59,7 @@ SEVEN = {"vocab_size": 152064, "hidden_size": 3584, "num_layers": 4, "num_heads"
 SEVEN |= {"intermediate_size": 18944, "max_positions": 4096}
 """The widths of Qwen2.5-7B, and four of its 28 layers: bytes are linear in layers."""
 SETTINGS = "run.name=gpu stage.sft.steps=24 sft.batch_rows=16 stage.stage1.steps=3 stage.stage2.steps=0"
-SETTINGS += " stage.stage3.steps=0 data.pool=40 evaluate.problems=20"
+SETTINGS += " stage.stage3.steps=0 data.pool=40 evaluate.problems=4"
 
 LENGTHS = "def odd(completions, **_):\n    return [float(len(str(each)) % 2) for each in completions]\n"
 

@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from rocstar.support.child import uncollected
 from rocstar.support.threads import quiet_torch
+from tests.forks import ADDRESS, address, write_stub
 
 # What is never freed, nanobind calls a leak as the process ends. No sooner: pytest collects garbage twice before that.
 atexit.register(gc.unfreeze)
@@ -33,12 +34,12 @@ BY_TEST = ("test_tutorials", "test_train", "test_killed_run", "test_faults", "te
 """Files whose tests take long and share only what `tiny_run.once` made: several processes may take part in one."""
 LONGEST = (
     *BY_TEST,
-    *("test_browser", "test_invariance", "test_blocks", "test_ranks", "test_hostile", "test_agent_run"),
-    *("test_daemon_sessions", "test_cli", "test_precision", "test_daemon_calls", "test_watchers", "test_plan"),
-    *("test_lora", "test_lora_run", "test_stopper", "test_forks", "test_material", "test_sandbox_bench"),
-    *("test_neighbours", "test_judged", "test_engine", "test_starts", "test_served_agent", "test_using_up"),
+    *("test_browser", "test_invariance", "test_blocks", "test_precision", "test_engine", "test_ranks"),
+    *("test_agent_run", "test_judged", "test_cli", "test_daemon_sessions", "test_daemon_calls", "test_lora"),
+    *("test_material", "test_lora_run", "test_neighbours", "test_served_agent", "test_sandbox_bench", "test_watchers"),
+    *("test_stopper", "test_forks", "test_hostile", "test_plan", "test_starts", "test_using_up"),
 )
-"""Files that take more than ten seconds of CPU, those that take most first: where several processes share the tests,
+"""Files that take five seconds of CPU or more, those that take most first: where several processes share the tests,
 the others must not wait for one of these at the end."""
 
 
@@ -52,6 +53,15 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return nodeid if Path(file).stem in BY_TEST else file
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Each process is forked from one that has loaded most of what tests import."""
+    os.environ[ADDRESS] = address()
+    stub = Path(address()).with_name("worker")
+    write_stub(stub, "tests.forks:worker")
+    for spec in specs:
+        spec.python = str(stub)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

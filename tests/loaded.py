@@ -1,4 +1,4 @@
-"""What a process has loaded from which the commands of tests are forked: what a `rocstar train` loads in the end."""
+"""What that process has loaded from which all others are forked (forks.py): what `rocstar train` loads in the end."""
 
 from importlib import import_module
 
@@ -15,6 +15,7 @@ LOADED = (
     "transformers.models.qwen3.modeling_qwen3",
     "pyarrow.parquet",
     "pandas",
+    "mcp",
 )
 with uncollected():
     for name in LOADED:

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -24,7 +23,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.support import exits
-from tests.tiny_run import GLANCE, RECIPE, Command, rocstar_with, workplace
+from tests.tiny_run import GLANCE, RECIPE, ROCSTAR_WITH, Command, workplace
 from tests.tutorials.session import commands
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'
@@ -193,8 +192,8 @@ def test_signals_end_a_sweep_once_its_run_has_ended_and_a_failure_does_not(inter
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_stopped_and_a_failed_run_loses_none(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    folder, act = workplace(tmp_path / "work"), partial(rocstar_with, f"{commands()}/python")
-    arguments = ["sweep", "tiny.toml", "data.train_files=late.jsonl,train.jsonl", *SHORT]
+    folder, act = workplace(tmp_path / "work"), ROCSTAR_WITH
+    arguments = [f"{commands()}/python", "sweep", "tiny.toml", "data.train_files=late.jsonl,train.jsonl", *SHORT]
     names = [f"tiny-train_files={name}.jsonl" for name in ("late", "train")]
     second = folder / "runs" / names[1]
     stopped = Command.start(folder, *arguments, act=act)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -16,12 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from runpy import run_module, run_path
 from tempfile import TemporaryFile
 from typing import IO, Any
+
+from tests.forks import Forked, forked, opened_by
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
 COLD_STEPS = 2  # of a run that `begun` is given to
@@ -102,6 +101,10 @@ data.drop_solved_attempts = 2
 """
 
 
+ROCSTAR, ROCSTAR_WITH, PYTHON = (f"tests.tiny_run:{name}" for name in ("rocstar", "rocstar_with", "python"))
+"""What a process is forked for (`tests.forks.forked`)."""
+
+
 def user(a: int) -> dict[str, Any]:
     return {"role": "user", "content": f"Add {a} and 3"}
 
@@ -157,21 +160,19 @@ class Ended:
 class Command:
     """`rocstar ...` in a process group of its own, as a shell would start it.
 
-    The process is forked from one that has loaded torch already, which saves four seconds of CPU a command; all others
+    The process is forked from one that has loaded torch already (`tests.forks`); all others
     that the command starts are its own. `started_cold` loads everything anew, as a person's command does."""
 
     folder: Path
-    process: ForkServerProcess
+    process: Forked
     said: Sequence[IO[bytes]]
     """What it writes to stdout and stderr."""
 
     @classmethod
-    def start(cls, folder: Path, *arguments: str, act: Callable[..., None] | None = None) -> Command:
+    def start(cls, folder: Path, *arguments: str, act: str = ROCSTAR) -> Command:
         said = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 (read once the command is over)
-        process = forked(
-            act or rocstar, *arguments, folder=folder, said=[opened_by(os.getpid(), f.fileno()) for f in said]
-        )
-        return cls(folder=folder, process=process, said=said)
+        files = [os.devnull, *(opened_by(os.getpid(), file.fileno()) for file in said)]
+        return cls(folder=folder, process=forked(act, *arguments, folder=folder, files=files), said=said)
 
     def wait(self) -> Ended:
         self.process.join(timeout=500)
@@ -190,7 +191,6 @@ class Command:
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal tells every process of the group."""
-        assert self.process.pid is not None
         os.killpg(self.process.pid, signal.SIGINT)
 
 
@@ -198,10 +198,6 @@ def started_cold(folder: Path, *arguments: str) -> Ended:
     command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, start_new_session=True)
     return Ended(code=done.returncode, out=done.stdout, told=done.stderr)
-
-
-def opened_by(process: int, descriptor: int) -> str:
-    return f"/proc/{process}/fd/{descriptor}"
 
 
 def rocstar(*arguments: str) -> None:
@@ -230,40 +226,6 @@ def python(*arguments: str) -> None:
         case (file, *_):
             sys.argv[:] = arguments
             run_path(file, run_name="__main__")
-
-
-def forked(
-    act: Callable[..., None], *given: str, folder: str | Path, said: Sequence[str], environment: Any = os.environ
-) -> ForkServerProcess:
-    """Start it in a process that has loaded torch. said: the files behind its stdout and stderr."""
-    process = _forks().Process(target=_as_a_shell_would, args=(act, given, folder, said, dict(environment)))
-    process.start()
-    return process
-
-
-@cache
-def _forks() -> ForkServerContext:
-    """Of this test process; its server ends with it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.loaded", "tests.tiny_run"])
-    return context
-
-
-def _as_a_shell_would(
-    act: Callable[..., None], given: Sequence[str], folder: str, said: Sequence[str], environment: dict[str, str]
-) -> None:
-    """Carry out a command in this process, which was forked for it."""
-    import numpy
-
-    os.setsid()
-    os.chdir(folder)
-    for descriptor, path in zip((1, 2), said, strict=True):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path.insert(0, "")
-    numpy.random.seed()  # Python's own generator does so after a fork
-    act(*given)
 
 
 def killed_run(place: Path, step: int, *given: str) -> Path:

@@ -6,8 +6,8 @@ import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Codec:
         self._files = files or ModelFiles()
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: (number, bool(token.special)) for number, token in added.items()}
+        self._forbidden = cache(self._forbidden_by)
 
     @classmethod
     def load(cls, folder: Path | str) -> Codec:
@@ -70,11 +71,10 @@ class Codec:
         plain = [marker for marker in reserved if marker not in self._added]
         kept = [segment for segment in segments if segment.text]
         texts = [s.text if s.author is Author.TEMPLATE else self._neutral(s.text, plain) for s in kept]
-        ends = [0]
-        for text in texts:
-            ends.append(ends[-1] + len(text))
-        forbidden = self._forbidden(reserved)
-        bounds = _Bounds(ends[1:], [forbidden.get(segment.author, frozenset()) for segment in kept])
+        forbidden = self._forbidden(tuple(reserved))
+        bounds = _Bounds(
+            [*accumulate(map(len, texts))], [forbidden.get(segment.author, frozenset()) for segment in kept]
+        )
         return self._encoded("".join(texts), 0, bounds)
 
     def least_tokens(self, text: str) -> int:
@@ -129,7 +129,7 @@ class Codec:
         _write(target / "tokenizer_config.json", settings)
         _write(target / "generation_config.json", {**self._files.generation, "eos_token_id": list(stops)})
 
-    def _forbidden(self, reserved: Sequence[str]) -> dict[Author, frozenset[int]]:
+    def _forbidden_by(self, reserved: Sequence[str]) -> dict[Author, frozenset[int]]:
         """Ids that text of an author may not become. Added tokens made of letters, digits and blanks alone are words
         of the vocabulary, not markers."""
         marks = {

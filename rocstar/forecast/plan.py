@@ -7,7 +7,7 @@ problems, because a plan should be there in seconds. Learning is operations over
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import mul
 from statistics import fmean
@@ -127,24 +127,25 @@ class GpuPlan:
     """Why this cannot run; empty where it can."""
     limit: str
     """What most of the time goes into."""
-    matters: Mapping[str, float]
-    """By assumption: hours in all when it is a quarter larger, over hours as planned."""
+    matters: Mapping[str, float] = field(default_factory=dict)
+    """By assumption: hours in all when it is a quarter larger, over hours as planned (`weighed_plan`)."""
 
     @property
     def hours(self) -> float:
         return sum(stage.hours for stage in self.stages)
 
 
-def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    """Raises ConfigError for a model that is not known."""
-    plan = _plan(recipe, gpu_name, gpu, gpus, assumed)
+def weighed_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
+    """With what `matters`. Raises ConfigError for a model that is not known."""
+    plan = make_plan(recipe, gpu_name, gpu, gpus, assumed)
     names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
     more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
-    hours = {name: _plan(recipe, gpu_name, gpu, gpus, other).hours for name, other in more.items()}
+    hours = {name: make_plan(recipe, gpu_name, gpu, gpus, other).hours for name, other in more.items()}
     return replace(plan, matters={name: hours[name] / plan.hours if plan.hours else 1.0 for name in names})
 
 
-def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
+def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
+    """Without what `matters`, which takes several plans. Raises ConfigError for a model that is not known."""
     shape, placement = shape_of(recipe.model), planned_placement(recipe, gpu_name, gpu, gpus)
     learners, engines = len(placement.learners), len(placement.engines)
     kv_tokens = min((engine.kv_tokens or 0 for engine in placement.engines), default=0)
@@ -167,7 +168,6 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
         disk_bytes_a_day=_disk(recipe, shape, stages),
         refusals=placement.refusals,
         limit=_limit(stages),
-        matters={},
     )
 
 

@@ -94,6 +94,24 @@ def get(name: str, folder: Path) -> Path:
     return convert(file, folder, expected=model.expected, origin=origin, licence=licence)
 
 
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
+    weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    kept = {name: getattr(gguf, name) for name in names}
+    for name, made in kept.items():
+        setattr(gguf, name, functools.cache(made))
+    try:
+        yield
+    finally:
+        for name, made in kept.items():
+            setattr(gguf, name, made)
+
+
+@_read_once()
 def convert(
     file: Path,
     folder: Path,
@@ -135,9 +153,8 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     disable_progress_bar()
     home, name = str(file.parent.resolve()), file.name
     try:
-        with _parsed_once():
-            tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"{file} can't be read as a language model: {error}") from error
     tokenizer.save_pretrained(folder)
@@ -152,19 +169,6 @@ def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[s
     model.bfloat16().save_pretrained(folder)
     del model
     return _check(folder, ids, exact, expected)
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Within, transformers parses a file's words once, and not for tokenizer, config and weights: two CPU-s each."""
-    import gguf
-
-    kind = gguf.GGUFReader
-    gguf.GGUFReader = functools.cache(kind)
-    try:
-        yield
-    finally:
-        gguf.GGUFReader = kind
 
 
 def _check(folder: Path, ids: Any, exact: Any, expected: tuple[str, str] | None) -> float:
@@ -199,7 +203,7 @@ def _facts(file: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
     try:
-        fields = GGUFReader(file).fields
+        fields = GGUFReader(str(file.parent.resolve() / file.name)).fields  # the path as transformers has it
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is no GGUF file: {error}") from None
     return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}

@@ -28,8 +28,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3644, 21),
     "faults": (650, 4),
     "forecast": (1970, 9),
-    "learning": (3291, 19),
-    "parts": (1777, 9),
+    "learning": (3301, 19),
+    "parts": (1781, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
     "rollout": (1836, 12),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (600, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4152
+CLASSES, FUNCTIONS = 591, 4153
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_380, "tests/**/*.py": 50_163}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_314}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -37,7 +37,8 @@ from rocstar.sandbox.client import dispatch
 from rocstar.support.exits import INTERRUPTED
 from rocstar.tools.python import PythonTool
 from rocstar.types import Status, ToolCall, ToolResult
-from tests.tiny_run import forked, python
+from tests.forks import forked
+from tests.tiny_run import PYTHON
 
 NAIVE = trainer_of(f"{sys.executable} {Path(__file__).parent / 'naive_trainer.py'}")
 ADDRESSED = faults_named([], at_addresses=True)
@@ -259,7 +260,7 @@ async def forked_command(folder: Path, *arguments: str) -> tuple[int, str]:
     """As `own._command`, in a process that has loaded torch already."""
     said = folder / "said"
     said.write_text("")
-    process = forked(python, *arguments, folder=folder, said=[str(said)] * 2)
+    process = forked(PYTHON, *arguments, folder=folder, files=[os.devnull, str(said), str(said)])
     await asyncio.to_thread(process.join)
     assert process.exitcode is not None
     return process.exitcode, said.read_text().strip().rpartition("\n")[2]

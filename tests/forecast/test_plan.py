@@ -12,7 +12,16 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, as_planned, make_plan, planned_placement, shared_out
+from rocstar.forecast.plan import (
+    GPUS,
+    Assumptions,
+    GpuPlan,
+    as_planned,
+    make_plan,
+    planned_placement,
+    shared_out,
+    weighed_plan,
+)
 from rocstar.parts.memory import Load, host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -22,8 +31,7 @@ SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resam
 
 
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
-    recipe = load_recipe(RECIPES / name, settings)
-    return make_plan(recipe, gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
+    return make_plan(load_recipe(RECIPES / name, settings), gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,8 @@ def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more:
 
 
 def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
-    made = plan("paper/stage3.toml", "mi300x", 64)
+    recipe = load_recipe(RECIPES / "paper/stage3.toml")
+    made = weighed_plan(recipe, "mi300x", GPUS["mi300x"], 64, Assumptions())
     assert not made.refusals
     assert 2 < made.hours / 24 < 14  # the paper: about a week
     assert made.stages[1].calls == pytest.approx(45_000, rel=0.05)

@@ -26,7 +26,7 @@ from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
-from tests.tiny_run import Command, python
+from tests.tiny_run import PYTHON, Command
 
 SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
 LEADER = """
@@ -72,7 +72,7 @@ def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
     dies: str, patience: int, learners: int, told: str, tmp_path: Path
 ) -> None:
     """Rank 0 waited in silence for half an hour. dies: what the last rank does; those before it live."""
-    ended = Command.start(tmp_path, "-c", LEADER, dies, str(patience), str(learners), act=python).wait()
+    ended = Command.start(tmp_path, "-c", LEADER, dies, str(patience), str(learners), act=PYTHON).wait()
     assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
 
 

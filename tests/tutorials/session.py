@@ -17,7 +17,6 @@ alone, for any lines. Comments that readers do not see say what is not plain:
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import re
 import shutil
@@ -29,12 +28,11 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 from tempfile import TemporaryFile, mkdtemp
-from threading import Thread
 
 from tests.docs.pages import ROOT, Block, blocks
-from tests.tiny_run import forked, opened_by, python, rocstar
+from tests.forks import forked, opened_by, write_stub
+from tests.tiny_run import PYTHON, ROCSTAR
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 MARK = re.compile(r"<!-- (after|package|exits|until|numbers): (.+) -->")
@@ -130,8 +128,9 @@ def _in_a_shell(one: Shown, folder: Path) -> tuple[int, str]:
 
 def _in_python(one: Shown, folder: Path) -> tuple[int, str]:
     with TemporaryFile() as said:
-        paths = [opened_by(os.getpid(), said.fileno())] * 2
-        process = forked(_blocks, *one.earlier, one.block.text, folder=folder, said=paths, environment=environment())
+        files = [os.devnull, *[opened_by(os.getpid(), said.fileno())] * 2]
+        act, texts = "tests.tutorials.session:_blocks", (*one.earlier, one.block.text)
+        process = forked(act, *texts, folder=folder, files=files, environment=environment())
         process.join(SECONDS)
         assert process.exitcode is not None, f"{one.block.place} still runs"
         said.seek(0)
@@ -154,45 +153,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
 
 
-COMMAND = """\
-#!{python} -IS
-import json, os, signal, socket, sys
-with socket.socket(socket.AF_UNIX) as door:
-    door.connect({address!r})
-    lines = door.makefile("rw")
-    print(json.dumps([os.getpid(), os.getcwd(), dict(os.environ), sys.argv]), file=lines, flush=True)
-    group = int(lines.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.killpg(group, number))
-    sys.exit(int(lines.readline()))
-"""
-"""`rocstar` and `python` on the PATH: a process that has loaded torch is forked to carry it out, with the folder, the
-environment, the output and the signals of this one. Importing torch for each command was half of all time."""
-
-
-class _Door(StreamRequestHandler):
-    def handle(self) -> None:
-        client, folder, given, (name, *arguments) = json.loads(self.rfile.readline())
-        act = rocstar if Path(name).name == "rocstar" else python
-        said = [opened_by(client, descriptor) for descriptor in (1, 2)]
-        process = forked(act, *arguments, folder=folder, said=said, environment=given)
-        self.wfile.write(f"{process.pid}\n".encode())
-        process.join()
-        code = process.exitcode or 0
-        self.wfile.write(f"{code if code >= 0 else 128 - code}\n".encode())
-
-
 @cache
 def commands() -> str:
-    """The folder of these two, which are answered for as long as this process lives."""
+    """A folder with `rocstar` and `python`, for the PATH. Each is carried out by a process that was forked for it:
+    importing torch for each command was half of all time."""
     folder = mkdtemp()
     atexit.register(shutil.rmtree, folder)
-    address = f"{folder}/door"
-    Thread(target=ThreadingUnixStreamServer(address, _Door).serve_forever, daemon=True).start()
-    for name in ("rocstar", "python"):
-        command = Path(folder) / name
-        command.write_text(COMMAND.format(python=sys.executable, address=address))
-        command.chmod(0o755)
+    write_stub(Path(folder) / "rocstar", ROCSTAR)
+    write_stub(Path(folder) / "python", PYTHON)
     return folder
 
 

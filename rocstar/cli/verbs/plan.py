@@ -42,7 +42,7 @@ def plan(
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
     from rocstar.errors import ConfigError
-    from rocstar.forecast.plan import GPUS, Assumptions, as_planned, make_plan, planned_placement
+    from rocstar.forecast.plan import GPUS, Assumptions, as_planned, planned_placement, weighed_plan
 
     if gpu is None:
         gpu = ASSUMED
@@ -65,7 +65,7 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = None if placement else make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    made = None if placement else weighed_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
     table = made.placement if made else planned_placement(loaded, gpu, GPUS[gpu], gpus)
     if table.processes and (told := as_planned(loaded, gpus)):
         print(told, file=sys.stderr)

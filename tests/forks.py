@@ -1,0 +1,195 @@
+"""Processes that are forked from one that has loaded what tests load, for a test session: the workers of `pytest -n`,
+and the commands that tests carry out. To load it takes four seconds of CPU each.
+
+    python -m tests.forks DESCRIPTOR     that process: it answers at a listening socket until its stdin is closed
+
+A request is one line of JSON (`forked`); the answers are a line with the process's number, and one with its exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from select import select
+from selectors import EVENT_READ, DefaultSelector
+from tempfile import mkdtemp
+from types import ModuleType
+from typing import Any
+
+ADDRESS = "ROCSTAR_TESTS_FORKS"
+"""Names, in the environment, the socket of the session's server."""
+STUB = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect({address!r})
+    lines = door.makefile("rw")
+    files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
+    request = dict(act={act!r}, given=sys.argv[1:], folder=os.getcwd(), files=files, environment=dict(os.environ))
+    print(json.dumps(request), file=lines, flush=True)
+    group = int(lines.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.killpg(group, number))
+    sys.exit(int(lines.readline()))
+"""
+
+
+class Forked:
+    """A process that the server has forked."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.connect(address())
+        self._door.sendall(json.dumps(request).encode() + b"\n")
+        self._answers = self._door.makefile("rb", buffering=0)
+        self.pid = int(self._answers.readline())
+        self.exitcode: int | None = None
+        """Negative: the number of the signal that ended it."""
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.exitcode is None and select([self._door], [], [], timeout)[0]:
+            self.exitcode = int(self._answers.readline())
+            self._answers.close()
+            self._door.close()
+
+    def is_alive(self) -> bool:
+        self.join(0)
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        if self.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def forked(
+    act: str, *given: str, folder: str | Path, files: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> Forked:
+    """Start `act` (module:function) with these arguments, in a session of its own. files: those behind its stdin,
+    stdout and stderr."""
+    return Forked(dict(act=act, given=given, folder=str(folder), files=files, environment=dict(environment)))
+
+
+def opened_by(process: int, descriptor: int) -> str:
+    return f"/proc/{process}/fd/{descriptor}"
+
+
+def write_stub(path: Path, act: str) -> None:
+    """A command that has `act` carried out by a process that is forked for it, with the folder, the environment, the
+    files and the signals of the command."""
+    path.write_text(STUB.format(python=sys.executable, address=address(), act=act))
+    path.chmod(0o755)
+
+
+@cache
+def address() -> str:
+    """Of the session's server, which is started by whoever is first, and ends with that process."""
+    if known := os.environ.get(ADDRESS):
+        return known
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{folder}/door")
+        door.listen(128)
+        command = [sys.executable, "-m", "tests.forks", str(door.fileno())]
+        root = Path(__file__).parents[1]
+        server = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, pass_fds=[door.fileno()])
+    atexit.register(server.communicate)
+    return f"{folder}/door"
+
+
+def serve(door: socket.socket) -> None:
+    with DefaultSelector() as watched:
+        watched.register(door, EVENT_READ)
+        watched.register(0, EVENT_READ)
+        while True:
+            for key, _ in watched.select():
+                if key.fileobj == 0:
+                    return
+                if key.fileobj is door:
+                    client = door.accept()[0]
+                    pid = _begun(client)
+                    client.sendall(f"{pid}\n".encode())
+                    watched.register(os.pidfd_open(pid), EVENT_READ, (pid, client))
+                else:
+                    watched.unregister(key.fd)
+                    os.close(key.fd)
+                    _told(*key.data)
+
+
+def _told(pid: int, client: socket.socket) -> None:
+    """How the process ended, to the one who asked for it, if it is still there."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with client, suppress(OSError):
+        client.sendall(f"{code}\n".encode())
+
+
+def _begun(client: socket.socket) -> int:
+    with client.makefile() as lines:
+        request = json.loads(lines.readline())
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.closerange(3, 1024)
+        code = _carried_out(**request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _carried_out(act: str, given: list[str], folder: str, files: list[str], environment: dict[str, str]) -> int:
+    """In the process that was forked for it, which a shell would have started so; its exit code."""
+    import numpy
+
+    sys.modules["__main__"], sys.argv[:] = ModuleType("__main__"), [act]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    os.chdir(folder)
+    for descriptor, path in enumerate(files):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND if descriptor else os.O_RDONLY), descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path.insert(0, "")
+    numpy.random.seed()  # Python's own generator does so after a fork
+    module, _, name = act.partition(":")
+    try:
+        getattr(import_module(module), name)(*given)
+        code: Any = None
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
+
+
+def worker(*_: str) -> None:
+    """A worker of `pytest -n`: what the process does that execnet starts, of which only the Python can be chosen."""
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_module("tests.loaded")
+    serve(socket.socket(fileno=int(sys.argv[1])))
