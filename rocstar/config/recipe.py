@@ -87,7 +87,10 @@ def resolved_from_json(path: str | Path) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path} does not fit this version of rocstar: {key}: {first['msg']}") from None
+        if not key:
+            raise ConfigError(f"{path} holds no settings ({first['msg']}); put it back from a copy") from None
+        told = f"{path} does not fit this version of rocstar: {key}: {first['msg']}"
+        raise ConfigError(f"{told}; go on with the version that run.json names") from None
 
 
 def _as_it_began(settings: bytes) -> bytes:
