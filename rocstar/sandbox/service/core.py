@@ -56,6 +56,7 @@ MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
 MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one; of up to thirty parts each
+OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seconds", "max_queue")
 BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
 
 
@@ -81,6 +82,16 @@ def default_limits(settings: Settings) -> Limits:
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
+    if settings.nodes:
+        nodes, usual = names(settings.nodes), Settings()
+        if not nodes:
+            return f"--nodes {settings.nodes!r} names no service; write http://host:port,http://host:port"
+        if len(set(nodes)) < len(nodes):
+            return f"--nodes names {max(nodes, key=nodes.count)} twice; name each service once"
+        for name in OF_DAEMONS:
+            if getattr(settings, name) != getattr(usual, name):
+                option = f"--{name.replace('_', '-')}"
+                return f"{option} is of a service that runs programs, and with --nodes none run here; set it there"
     for name in ("daemons", "session_slots", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
