@@ -90,4 +90,5 @@ def start(
     except ray.exceptions.RayError as error:
         placed.close()
         need = f"{nodes} nodes of {slots} slots need {nodes * cores:g} cores"
-        raise SandboxDown(f"Ray did not bring up the sandbox nodes ({need}; each logs why): {sentence(error)}") from error
+        why = sentence(error)
+        raise SandboxDown(f"Ray did not bring up the sandbox nodes ({need}; each logs why): {why}") from error
