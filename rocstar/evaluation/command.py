@@ -253,7 +253,8 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     """Its figures: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and the
     benchmark's own; docs/evaluation.md says where they are kept. Raises RunHalted past the fault budget."""
     subject, asked = planned.subject, planned.asked
-    with Recall(planned.folder, name_of(planned.setup, asked.stem)) as recall:
+    setup = {**planned.setup, "weights": subject.weights}  # a folder may have held others
+    with Recall(planned.folder, name_of(setup, asked.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
         with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))
