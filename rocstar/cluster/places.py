@@ -186,7 +186,6 @@ def own_address() -> str:
 def sentence(error: Exception) -> str:
     """Ray writes paragraphs and tracebacks; what happened stands in the cause, or in the first line, and in the last
     where an actor could not be made."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().split("\n")
+    lines = str(getattr(error, "cause", None) or error).strip().split("\n")
     told = lines[-1] if "creation task" in lines[0] else lines[0]
-    return " ".join(told.split()).rstrip(".") or type(cause).__name__
+    return " ".join(told.split()).rstrip(".") or type(error).__name__

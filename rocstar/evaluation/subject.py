@@ -43,7 +43,6 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
-from rocstar.support.weights import fingerprint_of
 from rocstar.types import Problem
 
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "model.fp32_head", "evaluate.verifier",
@@ -89,11 +88,6 @@ class LocalModel:
     def said(self) -> tuple[str, str]:
         """What stands around questions, and who runs which tools, in words for a person."""
         return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
-
-    @property
-    def weights(self) -> str:
-        """Which weights these are, whatever the folder holds later."""
-        return fingerprint_of(self.model)
 
     @property
     def holds(self) -> int:
@@ -239,8 +233,6 @@ class EndpointModel:
     """System message; None for none."""
     run: None = None
     step: int = 0
-    weights: str = ""
-    """Nobody here knows."""
     placement: Placement = NOWHERE
 
     @property

@@ -2,8 +2,7 @@
 
 checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
-                   model.lora_rank adapter/ of PEFT's format, with a fingerprint of the model that it is for, and
-                   model.safetensors at a stage's end alone
+                   model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
     learner/       fp32 weights that are trained and optimizer state
     state.json     Progress; of `carried` whether there is any; `bytes` of each file of the two folders
     carried.json   what the last step left to the next one, with rollout.carry_over

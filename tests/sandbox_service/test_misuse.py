@@ -385,10 +385,10 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
         ({"token": "zwei Worte"}, "printable ASCII"),
         ({"wall_seconds": 1e5}, "limit wall_seconds is at most 600"),
         ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3"),
-        ({"nodes": " , "}, "--nodes ' , ' names no service; write http://host:port,http://host:port"),
+        ({"nodes": " , "}, "--nodes ' , ' must name services, each once; write http://"),
         ({"nodes": "http://a:1", "slots": 8}, "--slots is of a service that runs programs, and with --nodes none"),
         ({"nodes": "http://a:1", "preload": ""}, "--preload is of a service"),
-        ({"nodes": "http://a:1,http://b:1,http://a:1"}, "--nodes names http://a:1 twice; name each service once"),
+        ({"nodes": "http://a:1,http://b:1,http://a:1"}, "must name services, each once"),
     ],
 )
 def test_a_service_that_would_be_unsafe_or_senseless_is_not_started(changes: dict[str, Any], sentence: str) -> None:

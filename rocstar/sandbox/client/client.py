@@ -141,8 +141,8 @@ class SandboxClient:
         Raises SandboxDown where none is up."""
         infos = [node.info for node in self.nodes if node.up and node.info is not None]
         if not infos:
-            why = "; ".join(node.problem for node in self.nodes if node.problem)
-            raise SandboxDown(why or "no sandbox daemon has started")
+            problems = filter(None, (node.problem for node in self.nodes))
+            raise SandboxDown("; ".join(problems) or "no sandbox daemon has started")
         return replace(
             infos[0],
             isolation=min(info.isolation for info in infos),

@@ -84,14 +84,11 @@ def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
     if settings.nodes:
         nodes, usual = names(settings.nodes), Settings()
-        if not nodes:
-            return f"--nodes {settings.nodes!r} names no service; write http://host:port,http://host:port"
-        if len(set(nodes)) < len(nodes):
-            return f"--nodes names {max(nodes, key=nodes.count)} twice; name each service once"
-        for name in OF_DAEMONS:
-            if getattr(settings, name) != getattr(usual, name):
-                option = f"--{name.replace('_', '-')}"
-                return f"{option} is of a service that runs programs, and with --nodes none run here; set it there"
+        if not 0 < len(nodes) == len({*nodes}):
+            return f"--nodes {settings.nodes!r} must name services, each once; write http://host:port,http://other:port"
+        for name in (name for name in OF_DAEMONS if getattr(settings, name) != getattr(usual, name)):
+            option = f"--{name.replace('_', '-')}"
+            return f"{option} is of a service that runs programs, and with --nodes none run here; set it there"
     for name in ("daemons", "session_slots", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
