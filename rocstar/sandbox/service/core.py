@@ -261,8 +261,7 @@ class Service:
     def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
         self.settings = settings
         self.client = client
-        self.started = time.time()
-        """Seconds since the epoch."""
+        self.started = time.monotonic()
         self.draining = False
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.connections: set[FrameConnection] = set()
