@@ -90,5 +90,4 @@ def start(
     except ray.exceptions.RayError as error:
         placed.close()
         need = f"{nodes} nodes of {slots} slots need {nodes * cores:g} cores"
-        why = sentence(error)
-        raise SandboxDown(f"Ray did not bring up the sandbox nodes ({need}; each logs why): {why}") from error
+        raise SandboxDown(f"Ray did not start the sandbox nodes ({need}; each logs why): {sentence(error)}") from error

@@ -108,8 +108,6 @@ def _merged(named: Path, adapter: Path) -> Path:
     except ConfigError as error:
         raise ConfigError(f"{adapter} is an adapter of {base}, which is needed and not there: {error}") from None
 
-    refuse_other_base(adapter, model)
-
     def make(folder: Path) -> Path:
         need("lora")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +117,7 @@ def _merged(named: Path, adapter: Path) -> Path:
                 os.replace(Path(scratch) / "model", folder)
         return folder
 
+    refuse_other_base(adapter, model)
     own = f"{named.resolve().parent.name}-{model.name}-{fingerprint_of(model)[:8]}"
     return _made_of(adapter / ADAPTER[1], own, make)
 

@@ -18,8 +18,7 @@ LFS = b"version https://git-lfs"
 MOST_HEADER = 100_000_000
 """Bytes of the longest header that the safetensors library reads."""
 SAMPLES, SAMPLE_BYTES = 64, 1 << 14  # of each file: 1 MiB, however large the model is
-BASE_NOTE = "base_weights.txt"
-"""File beside an adapter of ours: `fingerprint_of` the model that it was trained over."""
+BASE_NOTE = "base_weights.txt"  # beside an adapter of ours: `fingerprint_of` the model that it was trained over
 BESIDE_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech|multi_modal|mm_|embed_vision|embed_audio|mtp)")
 """Parts of published models that a model of text leaves out: towers of other senses, heads for further tokens."""
 FURTHER_TOKEN = re.compile(r"(.*\.layers\.\d+\.)eh_proj\.")
@@ -33,15 +32,12 @@ def layout_of_folder(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """A hash of evenly spaced parts of a folder's weights: training changes nearly every number. Raises ConfigError,
-    OSError."""
+    """A hash of evenly spaced parts of a folder's weights: training changes nearly every number. Raises OSError."""
     told = hashlib.sha256()
     for file in _files(folder):
-        size = file.stat().st_size
-        told.update(size.to_bytes(8))
         with file.open("rb") as opened:
             for number in range(SAMPLES):
-                opened.seek(size * number // SAMPLES)
+                opened.seek(file.stat().st_size * number // SAMPLES)
                 told.update(opened.read(SAMPLE_BYTES))
     return told.hexdigest()
 
@@ -50,10 +46,7 @@ def refuse_other_base(adapter: Path, base: Path) -> None:
     """Raises ConfigError where an adapter says that it was trained over other weights than `base` holds now."""
     note = adapter / BASE_NOTE
     if note.is_file() and note.read_text() != fingerprint_of(base):
-        raise ConfigError(
-            f"{adapter} is an adapter of weights that {base} held then and does not hold any more; put them back, or "
-            "take a checkpoint at the end of a stage, which holds the whole model"
-        )
+        raise ConfigError(f"{adapter} is an adapter of weights that {base} does not hold any more; put them back")
 
 
 def _files(folder: Path) -> list[Path]:

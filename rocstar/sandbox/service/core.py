@@ -87,8 +87,7 @@ def complaint(settings: Settings) -> str:
         if not 0 < len(nodes) == len({*nodes}):
             return f"--nodes {settings.nodes!r} must name services, each once; write http://host:port,http://other:port"
         for name in (name for name in OF_DAEMONS if getattr(settings, name) != getattr(usual, name)):
-            option = f"--{name.replace('_', '-')}"
-            return f"{option} is of a service that runs programs, and with --nodes none run here; set it there"
+            return f"--{name.replace('_', '-')} is of services that run programs; with --nodes, give it to these"
     for name in ("daemons", "session_slots", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"

@@ -244,8 +244,7 @@ class FrameConnection:
 
     def __init__(self, service: Service, socket: WebSocket) -> None:
         self.service, self.client, self.socket = service, service.client, socket
-        self.is_gateways = False
-        """Its token has been the first at some time since it began: it says whom it calls for."""
+        self.is_gateways = False  # its token has been the first at some time: it says whom it calls for
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.sessions: set[str] = set()
         self.unsent = bytearray()
