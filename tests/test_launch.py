@@ -1,13 +1,20 @@
-"""The sandbox of a run: a child of its process, or daemons elsewhere, none of them below the level asked for."""
+"""What a run starts beside itself: its sandbox, a child of its process or daemons elsewhere, none of them below the
+level asked for; and nothing at all where it is refused."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from rocstar.cli.main import _carry_out
 from rocstar.cluster.here import started_sandbox
 from rocstar.config.places import SandboxSection
+from rocstar.errors import ConfigError
+from rocstar.record.folder import RunFolder
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, SandboxDown
 from tests.sandbox.scripted import INFO, ScriptedDaemon
 
@@ -34,3 +41,15 @@ def test_a_daemon_below_the_level_asked_for_is_refused_by_name_before_anything_s
 def test_without_urls_it_is_a_child_of_this_process() -> None:
     with started_sandbox(SandboxSection(slots=1, preload=[])) as sandbox:
         assert asyncio.run(sandbox.run(Call(id="x", code="6 * 7"))).value == "42"
+
+
+def test_a_run_that_is_refused_because_it_goes_on_starts_no_second_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("rocstar.record.trackers._start", lambda *given: started.append(given))
+    folder, material = RunFolder(tmp_path), Mock()
+    material.recipe.run.trackers = ["tensorboard"]
+    with folder.locked(), pytest.raises(ConfigError, match="is being written by process"):
+        _carry_out(material, folder, resume=True, as_json=False)
+    assert not started

@@ -226,6 +226,9 @@ def test_a_resolved_recipe_that_does_not_fit_is_refused(folder: Path) -> None:
     (folder / "resolved.json").write_text('{"run": {"sed": 1}}')
     with pytest.raises(ConfigError, match=r"resolved\.json does not fit .*run\.sed"):
         resolved_from_json("resolved.json")
+    (folder / "resolved.json").write_text('{"run": {"se')
+    with pytest.raises(ConfigError, match=r"resolved\.json holds no settings \(Invalid JSON.*\); put it back"):
+        resolved_from_json("resolved.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         resolved_from_json("absent.json")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rocstar.cluster.start import opened_machines
 from rocstar.record.show import note_failure
+from rocstar.record.trackers import tracked
 from rocstar.support.child import uncollected
 from rocstar.support.exits import failure
 
@@ -22,8 +23,13 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
     after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
     recipe = material.recipe
-    identity = folder.path.resolve() / "run.json"
-    with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity, material.placement) as machines:
+    identity, trackers = folder.path.resolve() / "run.json", recipe.run.trackers
+    with (
+        folder.locked(),  # first: a start that is refused must not send steps of the run that goes on
+        tracked(folder, trackers, screen.note),
+        _failure_noted(folder),
+        opened_machines(recipe, identity, material.placement) as machines,
+    ):
         with uncollected():
             from rocstar.run.stopper import Stopper
             from rocstar.train import train

@@ -380,16 +380,11 @@ def _print_given(
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
     from rocstar.cli.launch import run as carry_out
-    from rocstar.record.trackers import tracked
     from rocstar.support.screen import Screen
 
     go_on = f"continue with: rocstar train --resume {folder.argument}"
     try:
-        with (
-            stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
-            Screen() as screen,
-            tracked(folder, material.recipe.run.trackers, screen.note),
-        ):
+        with stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
             carry_out(material, folder, screen, resume=resume)
     except OSError as error:

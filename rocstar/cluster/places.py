@@ -184,6 +184,8 @@ def own_address() -> str:
 
 
 def sentence(error: Exception) -> str:
-    """Ray writes paragraphs and tracebacks; what happened stands in the cause, or in the first line."""
-    cause = getattr(error, "cause", None) or error
-    return " ".join(str(cause).split("\n")[0].split()).rstrip(".") or type(cause).__name__
+    """Ray writes paragraphs and tracebacks; what happened stands in the cause, or in the first line, and in the last
+    where an actor could not be made."""
+    lines = str(getattr(error, "cause", None) or error).strip().split("\n")
+    told = lines[-1] if "creation task" in lines[0] else lines[0]
+    return " ".join(told.split()).rstrip(".") or type(error).__name__

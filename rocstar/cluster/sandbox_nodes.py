@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import Wish, at
+from rocstar.cluster.places import Wish, at, sentence
 from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
@@ -90,4 +90,4 @@ def start(
     except ray.exceptions.RayError as error:
         placed.close()
         need = f"{nodes} nodes of {slots} slots need {nodes * cores:g} cores"
-        raise SandboxDown(f"Ray did not bring up the sandbox nodes ({need}; each logs why): {error}") from error
+        raise SandboxDown(f"Ray did not start the sandbox nodes ({need}; each logs why): {sentence(error)}") from error

@@ -86,8 +86,12 @@ def resolved_from_json(path: str | Path) -> Recipe:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); only a run folder can be resumed") from None
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path} does not fit this version of rocstar: {key}: {first['msg']}") from None
+        told = f"holds no settings ({first['msg']}); put it back from a copy"
+        if key := ".".join(map(str, first["loc"])):
+            told = (
+                f"does not fit this version of rocstar: {key}: {first['msg']}; go on with the one that run.json names"
+            )
+        raise ConfigError(f"{path} {told}") from None
 
 
 def _as_it_began(settings: bytes) -> bytes:

@@ -70,6 +70,8 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
         except Exception as error:  # the library has no narrower one
             raise ConfigError(f"{whole} cannot be read as a tokenizer ({error}); fetch the model again.") from None
     vocab, merges = found_file(folder, "vocab.json"), found_file(folder, "merges.txt")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not there any more; of a run that goes on, take its newest checkpoint.")
     if not vocab or not merges:
         raise ConfigError(
             f"{folder} has no tokenizer.json and no vocab.json with merges.txt; save a fast tokenizer into it."

@@ -49,7 +49,8 @@ class TorchEngine:
         self._embedded = model.get_input_embeddings().num_embeddings
         if vocab_size is not None and vocab_size > self._embedded:
             raise ConfigError(
-                f"the tokenizer has {vocab_size} ids and the model embeds {self._embedded}; they must fit"
+                f"the tokenizer has {vocab_size} ids and the model embeds only {self._embedded}, so it is another "
+                "model's; put the model's own tokenizer into its folder"
             )
         pages = kv_pages(kv_tokens, rows, positions)
         refuse_what_does_not_fit(model, pages * PAGE)

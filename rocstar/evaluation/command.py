@@ -28,7 +28,7 @@ from rocstar.evaluation.evaluate import CIRCUMSTANCES, Evaluation, Protocol, eva
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark, read_file
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.spec import ENDPOINT_KEY, JUDGE_KEY, OPTIONS, EvalSpec
-from rocstar.evaluation.subject import EndpointModel, Subject, find_subject, settings_in_force
+from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, settings_in_force
 from rocstar.record.atomic import plain
 from rocstar.record.evaluations import RESULT, label_of, model_folder
 from rocstar.record.folder import numbered
@@ -36,6 +36,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.support.chat_http import check_address
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Stall, Watch, Watching
+from rocstar.support.weights import fingerprint_of
 
 PARALLEL = 32  # requests at once to an endpoint
 OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
@@ -253,7 +254,8 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     """Its figures: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and the
     benchmark's own; docs/evaluation.md says where they are kept. Raises RunHalted past the fault budget."""
     subject, asked = planned.subject, planned.asked
-    with Recall(planned.folder, name_of(planned.setup, asked.stem)) as recall:
+    held = fingerprint_of(subject.model) if isinstance(subject, LocalModel) else ""  # a folder may have had others
+    with Recall(planned.folder, name_of({**planned.setup, "weights": held}, asked.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
         with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))

@@ -43,7 +43,7 @@ from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_ada
 from rocstar.learning.models import compute_dtype, device_of, give_back
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
-from rocstar.support.weights import layout_of_folder
+from rocstar.support.weights import BASE_NOTE, fingerprint_of, layout_of_folder
 from rocstar.types import Canary, Weights, gaps
 
 STATE_FOLDER = "learner"
@@ -95,6 +95,7 @@ class Policy:
             there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
             self._as_published(there, model)
             if adapt:
+                self._base = fingerprint_of(Path(model.name_or_path)) if model.name_or_path else None
                 adapt(model)
                 model.to(self.device if ranks.mesh is None else "cpu")
         with ranks.guarded("sharding the model"):
@@ -168,6 +169,8 @@ class Policy:
         self._write(folder, self.model.config.dtype or torch.float32, whole=merged or not self._adapts, adapter=own)
         if not self.ranks.rank:
             self.codec.save(folder, self._template)
+            if own and self._base:
+                (own / BASE_NOTE).write_text(self._base)
 
     @together
     def publish(self, folder: Path | None = None, *, merged: bool = True, sent: bool = False) -> Weights:

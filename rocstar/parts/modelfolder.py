@@ -28,7 +28,7 @@ from rocstar.support.layers import (
     named_keys,
     refuse_quantised,
 )
-from rocstar.support.weights import foreign, layout_of_folder
+from rocstar.support.weights import fingerprint_of, foreign, layout_of_folder, refuse_other_base
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -117,7 +117,9 @@ def _merged(named: Path, adapter: Path) -> Path:
                 os.replace(Path(scratch) / "model", folder)
         return folder
 
-    return _made_of(adapter / ADAPTER[1], f"{named.resolve().parent.name}-{model.name}", make)
+    refuse_other_base(adapter, model)
+    own = f"{named.resolve().parent.name}-{model.name}-{fingerprint_of(model)[:8]}"
+    return _made_of(adapter / ADAPTER[1], own, make)
 
 
 def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:

@@ -28,7 +28,9 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write that fails does not say where
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise

@@ -407,7 +407,7 @@ def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     run = RunFolder.find(run_name, runs)
     steps = run.checkpoint_steps()
     if not steps:
-        raise ConfigError(f"run {run.name} has no checkpoint yet")
+        raise ConfigError(f"run {run.name} has no checkpoint yet; wait for its first, or resume it if it was stopped")
     step = steps[-1] if not wanted else int(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else -1
     if step not in steps:
         raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")

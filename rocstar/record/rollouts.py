@@ -333,15 +333,16 @@ class Tally(NamedTuple):
 
 
 def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
-    """Count the attempts of steps that began with weights of version `oldest` or newer, by problem id."""
+    """Count the attempts whose tokens were all written by weights of version `oldest` or newer, by problem id."""
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
-        columns = ["problem_id", "verdict", "policy_version"]
+        columns = ["problem_id", "verdict", "policy_version", "turns"]
         rows = read_table(file, columns).to_pylist()
         if rows and rows[0]["policy_version"] < oldest:
             break
         for row in rows:
-            if row["verdict"] in (Verdict.RIGHT, Verdict.WRONG):
+            wrote = (version for turn in json.loads(row["turns"]) for version, _ in turn["version_spans"])
+            if row["verdict"] in (Verdict.RIGHT, Verdict.WRONG) and min(wrote, default=oldest) >= oldest:
                 before = found.get(row["problem_id"], Tally())
                 found[row["problem_id"]] = Tally(before.attempts + 1, before.right + (row["verdict"] == Verdict.RIGHT))
     return found

@@ -46,6 +46,7 @@ def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]
     wait: sleeps up to so many seconds, and says whether the run goes on. Where it stopped is kept in
     `tracking/<name>.json`, so that a second start goes on from there. Raises OSError."""
     place = state_file(folder, name)
+    place.parent.mkdir(exist_ok=True)
     sent: int = read_json(place)["step"] if place.exists() else 0
     tail = Tail(folder.metrics)
     while True:
@@ -55,8 +56,7 @@ def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]
             if row["step"] > sent:
                 log(row["step"], _numbers(row))
                 sent = row["step"]
-        place.parent.mkdir(exist_ok=True)
-        write_json(place, {"step": sent})
+                write_json(place, {"step": sent})  # now: a later row may fail, or wait until the tracker is ended
         if not going_on:
             return sent
 

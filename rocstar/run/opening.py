@@ -24,7 +24,7 @@ from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import ADAPTER_FOLDER, Policy
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
 from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json
@@ -54,6 +54,7 @@ from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
+from rocstar.support.weights import refuse_other_base
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -209,8 +210,10 @@ class OpenedModel:
 
 def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
     """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the model that its
-    adapters are of, where it has some."""
+    adapters are of, where it has some. Raises ConfigError."""
     folder = checkpoint / "model"
+    if base:
+        refuse_other_base(folder / ADAPTER_FOLDER, base)
     return OpenedModel(model=load_model(base or folder), codec=Codec.load(folder))
 
 

@@ -1,8 +1,9 @@
-"""What the files of weights in a model folder hold, by their headers alone, and what a model has no use for. Loads no
-torch."""
+"""What the files of weights in a model folder hold, by their headers alone, which weights they are, and what of them a
+model has no use for. Loads no torch."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ WHOLE = ("model.safetensors", "pytorch_model.bin")
 LFS = b"version https://git-lfs"
 MOST_HEADER = 100_000_000
 """Bytes of the longest header that the safetensors library reads."""
+SAMPLES, SAMPLE_BYTES = 64, 1 << 14  # of each file: 1 MiB, however large the model is
+BASE_NOTE = "base_weights.txt"  # beside an adapter of ours: `fingerprint_of` the model that it was trained over
 BESIDE_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech|multi_modal|mm_|embed_vision|embed_audio|mtp)")
 """Parts of published models that a model of text leaves out: towers of other senses, heads for further tokens."""
 FURTHER_TOKEN = re.compile(r"(.*\.layers\.\d+\.)eh_proj\.")
@@ -26,6 +29,24 @@ def layout_of_folder(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor; empty where there are no safetensors. Raises ConfigError for weights that are not all
     there."""
     return {name: shape for file in _files(folder) for name, shape in _shapes(file).items()}
+
+
+def fingerprint_of(folder: Path) -> str:
+    """A hash of evenly spaced parts of a folder's weights: training changes nearly every number. Raises OSError."""
+    told = hashlib.sha256()
+    for file in _files(folder):
+        with file.open("rb") as opened:
+            for number in range(SAMPLES):
+                opened.seek(file.stat().st_size * number // SAMPLES)
+                told.update(opened.read(SAMPLE_BYTES))
+    return told.hexdigest()
+
+
+def refuse_other_base(adapter: Path, base: Path) -> None:
+    """Raises ConfigError where an adapter says that it was trained over other weights than `base` holds now."""
+    note = adapter / BASE_NOTE
+    if note.is_file() and note.read_text() != fingerprint_of(base):
+        raise ConfigError(f"{adapter} is an adapter of weights that {base} does not hold any more; put them back")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -18,36 +18,36 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1135, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3330, 23),
-    "cluster": (786, 8),
-    "config": (2139, 11),
+    "cli": (3331, 23),
+    "cluster": (788, 8),
+    "config": (2143, 11),
     "data": (4618, 24),
-    "dialogue": (1496, 10),
-    "engines": (4549, 24),
+    "dialogue": (1498, 10),
+    "engines": (4550, 24),
     "errors": (53, 1),
-    "evaluation": (3644, 21),
+    "evaluation": (3646, 21),
     "faults": (650, 4),
     "forecast": (1970, 9),
-    "learning": (3301, 19),
-    "parts": (1781, 9),
+    "learning": (3304, 19),
+    "parts": (1783, 9),
     "protocols": (290, 1),
-    "record": (2931, 17),
+    "record": (2934, 17),
     "rollout": (1836, 12),
-    "run": (4562, 24),
-    "sandbox": (8615, 45),
+    "run": (4565, 24),
+    "sandbox": (8628, 45),
     "serving": (792, 6),
-    "support": (1890, 17),
+    "support": (1911, 17),
     "tools": (949, 7),
     "train": (209, 1),
     "types": (600, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4153
+CLASSES, FUNCTIONS = 591, 4156
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_314}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_462}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("torch")
 import ray
 
 from rocstar.cluster import learner_ranks
-from rocstar.cluster.places import at, own_address, set_aside
+from rocstar.cluster.places import at, own_address, sentence, set_aside
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
@@ -68,6 +69,13 @@ def test_two_learners_and_a_sandbox_on_ray_learn_what_one_learns_across_a_stop_a
     assert [row["step"] for row in others] == list(range(1, STEPS + 1))
     for row, other in zip(rows, others, strict=True):
         assert other == pytest.approx(row, abs=1e-5)
+
+
+def test_a_rank_that_cannot_work_in_the_folder_says_why_in_one_sentence(two_machines: None, tmp_path: Path) -> None:
+    actor: Any = ray.remote(learner_ranks.LearnerActor).options(num_cpus=1)
+    with pytest.raises(ray.exceptions.RayError) as ended:
+        ray.get(actor.remote(str(tmp_path / "gone")).address.remote(), timeout=60)
+    assert sentence(ended.value) == f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/gone'"
 
 
 def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: None) -> None:

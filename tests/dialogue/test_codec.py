@@ -64,6 +64,8 @@ def test_a_marker_that_is_no_single_token_is_refused() -> None:
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         Codec.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"model is not there any more; of a run that goes on, take its newest"):
+        Codec.load(tmp_path / "model")  # pruned by the run while an evaluation of it began
 
 
 def test_a_length_limit_stored_in_the_file_never_cuts_text(tmp_path: Path) -> None:

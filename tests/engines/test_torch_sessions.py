@@ -241,5 +241,5 @@ async def test_only_a_session_whose_logprobs_are_not_finite_fails_and_leaves_not
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds {VOCAB}"):
+    with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds only {VOCAB}"):
         TorchEngine(qwen(0), rows=2, positions=16, vocab_size=70)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +17,8 @@ from rocstar.support import exits
 from tests.record.examples import run
 
 pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file
+
 from rocstar.evaluation import subject
 
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]"]
@@ -54,6 +58,21 @@ def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place(
     assert kept["data"]["path"] == str(Path("gsm8k/test.jsonl").resolve()) and kept["max_response_tokens"] == 8
     assert (kept["data"]["question"], kept["data"]["answer"]) == (["question"], "answer")
     assert kept["template"]["name"] == "compact" and kept["model"] == str(model_folder.resolve())
+
+
+def test_answers_of_weights_that_a_folder_held_before_are_not_taken_for_those_it_holds_now(
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is killed before its result is written, once under the same weights and once under others."""
+    shutil.copytree(model_folder, workplace / "mine")
+    file, told = workplace / "mine" / "model.safetensors", []
+    for scale in (1.0, 1.0, 1.1):
+        save_file({name: value * scale for name, value in load_file(file).items()}, file, {"format": "pt"})
+        with monkeypatch.context() as killed:
+            killed.setattr("rocstar.evaluation.evaluate.write_attempts", Mock(side_effect=KeyboardInterrupt))
+            cli.run(["eval", "mine", "--data", "gsm8k/test.jsonl", *FEW])
+        told.append("answers are there from an earlier start" in capsys.readouterr().err)
+    assert told == [False, True, False]
 
 
 def test_a_log_for_inspect_has_the_model_and_the_messages_that_were_sent(

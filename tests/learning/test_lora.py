@@ -31,6 +31,8 @@ from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import ADAPTER as FILES
 from rocstar.parts.modelfolder import find_model
+from rocstar.run.opening import opened
+from rocstar.support.weights import BASE_NOTE
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
 
@@ -170,6 +172,26 @@ def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> Non
     )
     refused("names None as base_model_name_or_path", base_model_name_or_path=None)
     refused("which is no other model", base_model_name_or_path=str(folder))
+
+
+def test_an_adapter_whose_model_has_other_weights_by_now_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever asks a checkpoint, whatever the cache has of it, and by a run that goes on from it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    policy, file = adapted(base(tmp_path / "base")), tmp_path / "base" / "model.safetensors"
+    policy.save(tmp_path / "model", merged=False)
+    find_model(str(tmp_path / "model"))
+    opened(tmp_path, tmp_path / "base")
+    save_file({name: value * 1.001 for name, value in load_file(file).items()}, file, {"format": "pt"})
+    told = "is an adapter of weights that .*/base does not hold any more; put them back"
+    with pytest.raises(ConfigError, match=told):
+        find_model(str(tmp_path / "model"))
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, tmp_path / "base")
+    (tmp_path / "model" / "adapter" / BASE_NOTE).unlink()  # as others write adapters
+    assert find_model(str(tmp_path / "model")) != find_model(str(tmp_path / "base"))
+    assert len(list((tmp_path / "cache" / "rocstar" / "models").iterdir())) == 2, "made of other weights"
 
 
 def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:

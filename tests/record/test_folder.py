@@ -130,8 +130,9 @@ def test_an_atomic_write_that_fails_leaves_the_old_file_and_no_leftover(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as failed:
         write_atomic(file, b"new")
+    assert failed.value.filename == str(file), "else it would be told by a traceback"
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import AttemptRecord, write_rollouts
 from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
-from rocstar.types import Group, Problem, Sampling, Verdict
+from rocstar.types import Group, Problem, Sampling, Trajectory, Verdict, VersionSpan
 from tests.record.examples import recipe, run, trajectory
 
 POOL = [Problem(id=str(n), question=f"q{n}", answer="1") for n in range(10)]
@@ -155,9 +156,29 @@ async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -
     assert record["reused_attempts"] == 4
 
 
-def write_recorded(folder: RunFolder, step: int, version: int, verdicts: dict[str, list[Verdict]]) -> None:
+async def test_attempts_made_ahead_or_carried_over_are_as_old_as_what_wrote_them(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    write_recorded(folder, 1, 4, {"0": [Verdict.RIGHT, Verdict.RIGHT]}, wrote=1)
+    write_recorded(folder, 2, 5, {"2": [Verdict.RIGHT, Verdict.RIGHT]}, wrote=4)
+    roller = Scripted()
+    await pool_of(folder, roller, drop_solved_age=1)
+    assert {name: n for name, n in roller.asked if n < 8} == {"2": 6}
+
+
+def write_recorded(
+    folder: RunFolder, step: int, version: int, verdicts: dict[str, list[Verdict]], wrote: int | None = None
+) -> None:
+    """wrote: the version whose tokens each attempt begins with; `version` wrote the rest, and learnt from them."""
+
+    def made(index: int, verdict: Verdict) -> Trajectory:
+        found = trajectory(index, verdict=verdict)
+        first, *others = found.turns
+        spans = (VersionSpan(version if wrote is None else wrote, 1), VersionSpan(version, 1))
+        begun = replace(first, completion=replace(first.completion, version_spans=spans))
+        return replace(found, turns=(begun, *others))
+
     records = [
-        AttemptRecord(problem=POOL[int(name)], trajectory=trajectory(n, verdict=verdict), policy_version=version)
+        AttemptRecord(problem=POOL[int(name)], trajectory=made(n, verdict), policy_version=version)
         for name, found in verdicts.items()
         for n, verdict in enumerate(found)
     ]

@@ -242,7 +242,11 @@ def test_several_daemons_are_told_as_one() -> None:
     weak = DaemonInfo(isolation=Isolation.L1, slots=5, failed_probes=("no_memory_cgroup",))
     with ScriptedDaemon() as one, ScriptedDaemon(weak) as other, connected(one, other) as client:
         told = client.info()
-    assert (told.isolation, told.slots, told.failed_probes) == (Isolation.L1, 7, ("no_memory_cgroup",))
+        assert (told.isolation, told.slots, told.failed_probes) == (Isolation.L1, 7, ("no_memory_cgroup",))
+        for node in client.nodes:
+            node.up, node.problem = False, f"{node.label} was lost: it died"
+        with pytest.raises(SandboxDown, match=f"^{one.address} was lost: it died; {other.address} was lost: it died$"):
+            client.info()
     with pytest.raises(SandboxDown, match="no sandbox daemon has started"):
         SandboxClient(daemons=0).info()
 

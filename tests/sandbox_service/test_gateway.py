@@ -258,6 +258,19 @@ def test_callers_of_a_gateway_take_turns_in_its_nodes(tmp_path: Path) -> None:
         assert alone < crowded / 2
 
 
+def test_callers_of_a_gateway_take_turns_still_after_its_nodes_have_another_token(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    (node_file := tmp_path / "of-node").write_text("one\n")
+    with (
+        running(token="one", token_file=str(node_file)) as node,
+        running(token="one", token_file=f"{tmp_path}/tokens", nodes=node) as gateway,
+    ):
+        node_file.write_text("three\none\n")
+        assert eventually(lambda: Http(f"{node}/token/three").get("/v1/status")[0] == 200)
+        alone, crowded = Http(gateway).waits("two", "one")
+        assert alone < crowded / 2
+
+
 SLOW_TO_SEND = """
 import asyncio
 from starlette.websockets import WebSocket

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, cast
 
 import pytest
 
 from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
-from rocstar.sandbox.service.core import Service
+from rocstar.sandbox.service.app import Application, Metrics
+from rocstar.sandbox.service.core import Asked, Hold, Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, settle
@@ -124,3 +127,14 @@ async def test_whatever_fails_there_is_exactly_one_response(error: Exception) ->
     seen: list[Response] = []
     response = await service_over(Broken(), seen).run(call(1))
     assert (response.id, response.outcome, seen) == ("1", ServiceOutcome.INTERNAL, [response])
+
+
+async def test_a_clock_that_is_set_back_does_not_change_how_long_a_service_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client: Any = ScriptedClient()
+    client.nodes = []
+    service = service_over(client)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    reply = await Application(Settings(), service, Metrics()).status(Asked(service, b"", "", Hold(service.budget)))
+    assert 0 <= json.loads(bytes(reply.body))["uptime_seconds"] < 3600

@@ -385,6 +385,13 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
         ({"token": "zwei Worte"}, "printable ASCII"),
         ({"wall_seconds": 1e5}, "limit wall_seconds is at most 600"),
         ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3"),
+        ({"nodes": " , "}, "--nodes ' , ' must name services, each once; write http://"),
+        (
+            {"nodes": "http://a:1", "slots": 8},
+            "--slots is of services that run programs; with --nodes, give it to these",
+        ),
+        ({"nodes": "http://a:1", "preload": ""}, "--preload is of services"),
+        ({"nodes": "http://a:1,http://b:1,http://a:1"}, "must name services, each once"),
     ],
 )
 def test_a_service_that_would_be_unsafe_or_senseless_is_not_started(changes: dict[str, Any], sentence: str) -> None:

@@ -60,6 +60,21 @@ def test_steps_are_sent_once_though_the_run_is_rewound_and_both_start_again(tmp_
     assert json.loads(state_file(folder, "kept").read_text()) == {"step": 6}
 
 
+def test_what_was_sent_before_a_tracker_failed_is_not_sent_again(tmp_path: Path) -> None:
+    folder, sink = run(tmp_path), Listed()
+    steps(folder, 1, 4)
+
+    def failing(step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            raise ConnectionError("no such server")
+        sink.log(step, metrics)
+
+    with pytest.raises(ConnectionError):
+        follow(folder, "kept", failing, acting(lambda: None))
+    follow(folder, "kept", sink.log, acting(lambda: None))
+    assert [step for step, _ in sink.seen] == [1, 2, 3, 4]
+
+
 def test_a_line_that_is_being_written_is_sent_when_it_is_whole(tmp_path: Path) -> None:
     folder, sink = run(tmp_path), Listed()
     line = b'{"step": 1, "stage": "cold", "loss": 2.0}\n'

@@ -141,7 +141,8 @@ class SandboxClient:
         Raises SandboxDown where none is up."""
         infos = [node.info for node in self.nodes if node.up and node.info is not None]
         if not infos:
-            raise SandboxDown("no sandbox daemon has started")
+            problems = filter(None, (node.problem for node in self.nodes))
+            raise SandboxDown("; ".join(problems) or "no sandbox daemon has started")
         return replace(
             infos[0],
             isolation=min(info.isolation for info in infos),

@@ -195,7 +195,7 @@ class Application:
             "queue": usage.waiting,
             "running": usage.running,
             "sessions": usage.sessions,
-            "uptime_seconds": round(time.time() - self.service.started, 3),
+            "uptime_seconds": round(time.monotonic() - self.service.started, 3),
             "calls": self.metrics.outcomes,
             "cpu_seconds": round(usage.cpu_seconds + time.process_time(), 3),
             "nodes": nodes,

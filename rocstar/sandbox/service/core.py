@@ -56,6 +56,7 @@ MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
 MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one; of up to thirty parts each
+OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seconds", "max_queue")
 BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
 
 
@@ -81,6 +82,12 @@ def default_limits(settings: Settings) -> Limits:
 
 def complaint(settings: Settings) -> str:
     """Why the service cannot be started so; empty when it can."""
+    if settings.nodes:
+        nodes, usual = names(settings.nodes), Settings()
+        if not 0 < len(nodes) == len({*nodes}):
+            return f"--nodes {settings.nodes!r} must name services, each once; write http://host:port,http://other:port"
+        for name in (name for name in OF_DAEMONS if getattr(settings, name) != getattr(usual, name)):
+            return f"--{name.replace('_', '-')} is of services that run programs; with --nodes, give it to these"
     for name in ("daemons", "session_slots", "max_queue", "max_held_mb"):
         if getattr(settings, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
@@ -253,8 +260,7 @@ class Service:
     def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
         self.settings = settings
         self.client = client
-        self.started = time.time()
-        """Seconds since the epoch."""
+        self.started = time.monotonic()
         self.draining = False
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.connections: set[FrameConnection] = set()

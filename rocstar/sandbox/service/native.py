@@ -244,6 +244,7 @@ class FrameConnection:
 
     def __init__(self, service: Service, socket: WebSocket) -> None:
         self.service, self.client, self.socket = service, service.client, socket
+        self.is_gateways = False  # its token has been the first at some time: it says whom it calls for
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.sessions: set[str] = set()
         self.unsent = bytearray()
@@ -252,6 +253,7 @@ class FrameConnection:
         self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:
+        self._look_at_tokens()
         await self.socket.accept()
         tasks = [asyncio.create_task(work()) for work in (self._send, self._report)]
         reader = wire.FrameReader()
@@ -325,10 +327,14 @@ class FrameConnection:
             case _:
                 raise ValueError(f"{frame.kind.name} with number {frame.number}")
 
+    def _look_at_tokens(self) -> None:
+        first = self.service.tokens.first()
+        self.is_gateways |= not first or CALLER.get() == caller_named(first.encode())
+
     async def _answer(self, number: int, body: bytes) -> None:
         """Exactly one RESPONSE or LOST, whatever happens."""
-        first = self.service.tokens.first()  # a gateway's, who says whom it calls for
-        if (caller := wire.caller_of(number)) and (not first or CALLER.get() == caller_named(first.encode())):
+        self._look_at_tokens()
+        if (caller := wire.caller_of(number)) and self.is_gateways:
             CALLER.set(caller_named(CALLER.get(), caller))
         try:
             with Hold(self.service.budget) as held:
