@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,6 +27,7 @@ from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
 from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
 
+T = TypeVar("T")
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools holds headers without end
@@ -91,8 +92,10 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
         try:
             body = object_in(await body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
-                return JSONResponse({"content": await attempt.call(name, body)})
+                return JSONResponse({"content": await _while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)
+        except ClientDisconnect:
+            return Response()  # to nobody
         except AttemptOver as over:
             return refusal(400, str(over), "context_length_exceeded")
         except (DataError, RecursionError) as wrong:  # the latter for what is nested a thousand times
@@ -109,15 +112,26 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
     return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
 
 
+async def _while_wanted(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for the answer to a request that is read. Raises ClientDisconnect where its client gives it up."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
-    wire, before = WIRES[request.scope["path"]], attempt.load()
+    wire = WIRES[request.scope["path"]]
     try:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await attempt.complete(*asked))
-    if await request.is_disconnected():
-        attempt.given_up(before)
+    found = wire.write(await _while_wanted(request, attempt.complete(*asked)))
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))

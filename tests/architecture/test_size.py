@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1135, 6),
+    "agents": (1192, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3330, 23),
@@ -26,28 +26,28 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4092, 21),
     "errors": (53, 1),
     "evaluation": (3644, 21),
-    "faults": (650, 4),
+    "faults": (660, 4),
     "forecast": (1970, 9),
     "learning": (3247, 19),
     "parts": (1777, 9),
     "protocols": (290, 1),
     "record": (2931, 17),
-    "rollout": (1827, 12),
+    "rollout": (1839, 12),
     "run": (4497, 24),
     "sandbox": (8615, 45),
     "serving": (792, 6),
     "support": (1890, 17),
     "tools": (949, 7),
     "train": (208, 1),
-    "types": (595, 1),
+    "types": (598, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 587, 4106
+CLASSES, FUNCTIONS = 587, 4113
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_177, "tests/**/*.py": 49_801}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_177, "tests/**/*.py": 49_990}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
