@@ -74,7 +74,7 @@ class AgentAttempt:
         self.fault: str | None = None
         self.broken: Exception | None = None
         """A mistake in engine or tool, to be raised."""
-        self.over = self.refused = False
+        self.over = self.refused = self._is_late = False
         """refused: by a limit of the run, the last request."""
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
@@ -117,6 +117,7 @@ class AgentAttempt:
 
     def late(self, seconds: float) -> None:
         """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
+        self._is_late = True
         if self.in_environment and not self.refused:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
@@ -269,7 +270,8 @@ class AgentAttempt:
         except asyncio.CancelledError:
             if asking.cancelled():
                 raise AttemptOver("the attempt has ended") from None
-            self._given_up[asking] = request, time.monotonic()
+            if not self._is_late:  # else the run breaks it off
+                self._given_up[asking] = request, time.monotonic()
             raise
 
     def _held_no_more(self, asking: asyncio.Task[Any]) -> None:
