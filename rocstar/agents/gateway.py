@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -25,9 +25,17 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
+from rocstar.support.listen import (
+    body_of,
+    event_of,
+    key_in,
+    models_of,
+    object_in,
+    quiet_server,
+    refusal,
+    while_wanted,
+)
 
-T = TypeVar("T")
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools holds headers without end
@@ -92,7 +100,7 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
         try:
             body = object_in(await body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
-                return JSONResponse({"content": await _while_wanted(request, attempt.call(name, body))})
+                return JSONResponse({"content": await while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)
         except ClientDisconnect:
             return Response()  # to nobody
@@ -112,26 +120,13 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
     return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
 
 
-async def _while_wanted(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for the answer to a request that is read. Raises ClientDisconnect where its client gives it up."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return await working
-    finally:
-        working.cancel()
-        gone.cancel()
-
-
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
     wire = WIRES[request.scope["path"]]
     try:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await _while_wanted(request, attempt.complete(*asked)))
+    found = wire.write(await while_wanted(request, attempt.complete(*asked)))
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))
