@@ -65,8 +65,8 @@ class AgentAttempt:
         self._own_call = asyncio.Lock()
         self.asking: set[asyncio.Task[Any]] = set()
         """What the run is answering."""
-        self._given_up: dict[asyncio.Task[Any] | None, tuple[str, float]] = {}
-        """Those that the agent no longer waits for: their ids for engines, "" for a tool call, and since when."""
+        self._given_up: dict[asyncio.Task[Any] | None, float] = {}
+        """Those that the agent no longer waits for, and since when."""
         self._answered, self._since = 0.0, 0.0
         self._resting: Thread | None = None
         """The conversation that engines keep, while no completion is under way."""
@@ -122,19 +122,14 @@ class AgentAttempt:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
     async def end(self, seconds: float) -> None:
-        """The agent has ended: nothing more is asked, and what it gave up is waited for as long as that may be because
-        of an outage. seconds: for a tool call."""
+        """The agent has ended: nothing more is asked, and what it gave up is waited for, at most so many seconds."""
         self.over = True
         if self.asking:
             await asyncio.sleep(LOOK_SECONDS)  # a program's end may be known before that of its connections
-        if calls := [call for call, (request, _) in self._given_up.items() if call and not request]:
-            _, left = await asyncio.wait(calls, timeout=seconds)
-            if left:
-                told = f"a tool call that the agent gave up did not end within rollout.agent_seconds = {seconds:g}"
-                self.blame(Unavailable(told))
-        engine = self._roller.engine
-        while engine.load().standing.intersection(id for id, _ in self._given_up.values()):  # noqa: ASYNC110  # no event
-            await asyncio.sleep(LOOK_SECONDS)
+        left = list(filter(None, self._given_up))
+        if left and (await asyncio.wait(left, timeout=seconds))[1]:
+            told = f"what the agent gave up neither went on nor ended within rollout.agent_seconds = {seconds:g}"
+            self.blame(Unavailable(told))
 
     async def close(self) -> None:
         """Nothing is asked any more; what is under way is broken off."""
@@ -252,14 +247,13 @@ class AgentAttempt:
             sent = time.monotonic()
             result = await tool.run(asked, seed=seed_for(self._sampling.seed, asked.id))
         self._answered -= result.run_seconds
-        _, since = self._given_up.get(asyncio.current_task(), ("", inf))
-        if sent < since < time.monotonic() - result.run_seconds:
+        if sent < self._given_up.get(asyncio.current_task(), inf) < time.monotonic() - result.run_seconds:
             self.blame(Unavailable("a tool call was given up before its program ran"))
         self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
 
     async def _held(self, work: Coroutine[Any, Any, T], request: str = "") -> T:
-        """Wait for work that `close` breaks off, and nobody else: it goes on where the agent gives it up. What it
+        """Wait for work that `close` breaks off. Where the agent gives it up it goes on until it is known why. What it
         raises is blamed. request: its id for engines."""
         asking = asyncio.create_task(work)
         self._since = self._since if self.asking else time.monotonic()
@@ -271,8 +265,16 @@ class AgentAttempt:
             if asking.cancelled():
                 raise AttemptOver("the attempt has ended") from None
             if not self._is_late:  # else the run breaks it off
-                self._given_up[asking] = request, time.monotonic()
+                self._given_up[asking] = time.monotonic()
+                self._look_at(asking, request)
             raise
+
+    def _look_at(self, asking: asyncio.Task[Any], request: str) -> None:
+        """Break off a request that was given up, once its engine has shown progress or is lost."""
+        if request in self._roller.engine.load().standing:
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking, request)
+        elif request:
+            asking.cancel()
 
     def _held_no_more(self, asking: asyncio.Task[Any]) -> None:
         before = self.answering
@@ -285,9 +287,11 @@ class AgentAttempt:
 
     async def _lost(self, told: str) -> None:
         """What is under way in this task was lost for a time: no fault of an agent that does not wait for it now."""
-        await asyncio.sleep(LOOK_SECONDS)  # by then it is known here that a client has gone
-        if (task := asyncio.current_task()) and (task in self._given_up or task.cancelling()):
-            self.blame(Unavailable(told))
+        try:
+            await asyncio.sleep(LOOK_SECONDS)  # by then it is known here that a client has gone
+        finally:
+            if (task := asyncio.current_task()) and (task in self._given_up or task.cancelling()):
+                self.blame(Unavailable(told))
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
