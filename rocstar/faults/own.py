@@ -129,11 +129,11 @@ def _agent(left: set[str]) -> GatewayAgent:
                 with suppress(httpx.ReadTimeout):  # which breaks the connection
                     await ask(timeout=httpx.Timeout(60.0, read=0.01))
                     left.add("agent-reset")
-            seconds = GIVES_UP_SECONDS if left & {"agent-leaves-engine", "agent-leaves-tool"} else 60.0
+            hasty = httpx.Timeout(60.0, read=GIVES_UP_SECONDS)
             try:
-                (await ask(timeout=httpx.Timeout(60.0, read=seconds))).raise_for_status()
+                (await ask(timeout=hasty if "agent-leaves-engine" in left else 60.0)).raise_for_status()
                 if "agent-leaves-tool" in left:
-                    await http.post("/tools/python", json={"code": PROGRAM}, timeout=httpx.Timeout(60.0, read=seconds))
+                    await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
             except httpx.HTTPError:
                 return 0.0
         if "agent-crashes" in left:
