@@ -36,6 +36,7 @@ from rocstar.types import (
 )
 
 T = TypeVar("T")
+FIRST_LOOK_SECONDS = 1.5  # after it was given up: the fleet has looked at its engines by then, so what they do is new
 LOOK_SECONDS = 0.1  # between two looks at whether an engine goes on with what an agent has given up
 
 
@@ -122,12 +123,13 @@ class AgentAttempt:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
     async def end(self, seconds: float) -> None:
-        """The agent has ended: nothing more is asked, and what it gave up is waited for, at most so many seconds."""
+        """The agent has ended: nothing more is asked, and what it gave up is waited for, hardly longer than so many
+        seconds."""
         self.over = True
         if self.asking:
             await asyncio.sleep(LOOK_SECONDS)  # a program's end may be known before that of its connections
         left = list(filter(None, self._given_up))
-        if left and (await asyncio.wait(left, timeout=seconds))[1]:
+        if left and (await asyncio.wait(left, timeout=FIRST_LOOK_SECONDS + seconds))[1]:
             told = f"what the agent gave up neither went on nor ended within rollout.agent_seconds = {seconds:g}"
             self.blame(Unavailable(told))
 
@@ -266,7 +268,7 @@ class AgentAttempt:
                 raise AttemptOver("the attempt has ended") from None
             if not self._is_late:  # else the run breaks it off
                 self._given_up[asking] = time.monotonic()
-                self._look_at(asking, request)
+                asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking, request)
             raise
 
     def _look_at(self, asking: asyncio.Task[Any], request: str) -> None:

@@ -23,6 +23,7 @@ from tests.rollout.examples import PROBLEM, conversation, roller
 from tests.scripted import ScriptedTool
 
 PATIENCE = 0.3  # seconds: thirty looks
+STOPS_AT = 8  # tokens: some hundredths of a second
 FIRST = """
 import asyncio, contextlib, httpx
 asked = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -85,15 +86,15 @@ class After(Told):
         if self.then == "ends":
             await asyncio.sleep(0.1)
             raise EngineUnavailable("the process ended")
-        while self.then == "writes":
+        while self.then == "writes" or (self.then == "stops" and self._produced < STOPS_AT):
             self._produced += 1
             await asyncio.sleep(0.005)
         return await asyncio.Event().wait()
 
 
 @asynccontextmanager
-async def fleet_of(monkeypatch: pytest.MonkeyPatch, **engines: Any) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
+async def fleet_of(monkeypatch: pytest.MonkeyPatch, *, tick: float = 0.01, **engines: Any) -> AsyncIterator[Fleet]:
+    monkeypatch.setattr(module, "TICK_SECONDS", tick)
     fleet = Fleet(engines, KvScheduler(), patience_seconds=PATIENCE)
     try:
         yield fleet
@@ -125,6 +126,14 @@ async def test_a_request_is_given_up_for_an_outage_where_its_engine_shows_no_pro
     """The agent has ended long before the run's patience with the engine has."""
     async with fleet_of(monkeypatch, a=After(then)) as fleet:
         assert is_judged(await made(agent_that_gives_up(way, ENGINE, tmp_path), fleet)) is judged
+
+
+async def test_an_engine_that_stands_still_since_the_last_look_at_it_is_told_from_one_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written since the look before, and stops before the agent gives up."""
+    async with fleet_of(monkeypatch, tick=1.0, a=After("stops")) as fleet:
+        assert not is_judged(await made(agent_that_gives_up("function", ENGINE, tmp_path), fleet))
 
 
 class Service(ScriptedTool):
