@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,7 +60,7 @@ except OSError:
 ENGINE = {"WORK": "client.chat(asked)", "PATH": "'/chat/completions'", "BODY": "{'messages': asked}"}
 TOOL = {"WORK": "client.call('python', code='1')", "PATH": "'/tools/python'", "BODY": "{'code': '1'}"}
 WAYS = {"function": FIRST + BY_FUNCTION, "http": FIRST + BY_HTTP, "program": BY_PROGRAM}
-GOES_ON = FIRST + BY_HTTP.replace("return 0.0", "await asyncio.sleep(0.6)\n    return 0.0")
+GOES_ON = FIRST + BY_HTTP.replace("return 0.0", "await asyncio.sleep(2.0)\n    return 0.0")
 
 
 def agent_that_gives_up(way: str, asks: dict[str, str], tmp_path: Path, *, seconds: float = 20.0) -> GatewayAgent:
@@ -144,11 +145,15 @@ class Service(ScriptedTool):
         self.then = then
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        await (asyncio.Event().wait() if self.then == "stands still" else asyncio.sleep(0.3))
+        if self.then == "stands still":
+            await asyncio.Event().wait()
+        await asyncio.sleep(1.0 if self.then == "runs it late" else 0.0)
+        began = time.monotonic()
+        await asyncio.sleep(0.3)
         if self.then == "ends":
             raise SandboxUnavailable("the sandbox is gone")
         status = Status.TIMEOUT if self.then == "runs it to its limit" else Status.OK
-        return ToolResult(call_id=call.id, status=status, run_seconds=0.05 if self.then == "runs it late" else 0.3)
+        return ToolResult(call_id=call.id, status=status, run_seconds=time.monotonic() - began)
 
 
 @pytest.mark.parametrize("way", WAYS)
