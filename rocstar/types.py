@@ -236,6 +236,9 @@ class EngineLoad:
     """How often a session's cache was given up under pressure."""
     lost: int = 0
     """How often one of its engines was taken out, where it is several."""
+    standing: frozenset[str] = frozenset()
+    """Where it is several: ids of the requests whose engine has shown no progress since it was last looked at. Those
+    that wait for an engine are among them where none that has work has."""
     keeps_idle: bool = False
     """Whether sessions that wait for their next request keep their cache when other requests come."""
 

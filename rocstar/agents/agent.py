@@ -95,6 +95,7 @@ class GatewayAgent:
         try:
             async with self._places, self._gateway.opened(attempt) as key:
                 given, stop, why = await self._ended(Client(self._gateway, key, attempt))
+                await attempt.end(self._seconds)
         finally:
             await asyncio.shield(attempt.close())
             roller.note(name, None)

@@ -1,8 +1,9 @@
 """One attempt that an agent makes: its requests to the model and to the run's tools, and what they come to.
 
 An outage that reached the agent makes the attempt a fault of ours, whatever the agent did then; what the agent did
-wrong is its own. How many requests and tokens there may be is what `rollout.max_turns` and
-`rollout.max_response_tokens` say."""
+wrong is its own. What it gives up goes on until it is known why: an engine that stands still goes on or is lost, and a
+call waited for us where its program had yet to run. How many requests and tokens there may be is what
+`rollout.max_turns` and `rollout.max_response_tokens` say."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar
 
 from rocstar.agents.conversations import Answer, Conversations, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
+from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
 from rocstar.types import (
     Completion,
-    EngineLoad,
     Finish,
     Problem,
     Sampling,
@@ -34,6 +36,8 @@ from rocstar.types import (
 )
 
 T = TypeVar("T")
+FIRST_LOOK_SECONDS = 1.5  # after it was given up: the fleet has looked at its engines by then, so what they do is new
+LOOK_SECONDS = 0.1  # between two looks at whether an engine goes on with what an agent has given up
 
 
 class AttemptOver(RocstarError):
@@ -60,8 +64,10 @@ class AgentAttempt:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self.asking: set[asyncio.Future[Any]] = set()
+        self.asking: set[asyncio.Task[Any]] = set()
         """What the run is answering."""
+        self._given_up: dict[asyncio.Task[Any] | None, float] = {}
+        """Those that the agent no longer waits for, and since when."""
         self._answered, self._since = 0.0, 0.0
         self._resting: Thread | None = None
         """The conversation that engines keep, while no completion is under way."""
@@ -69,7 +75,7 @@ class AgentAttempt:
         self.fault: str | None = None
         self.broken: Exception | None = None
         """A mistake in engine or tool, to be raised."""
-        self.over = self.refused = False
+        self.over = self.refused = self._is_late = False
         """refused: by a limit of the run, the last request."""
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
@@ -89,10 +95,7 @@ class AgentAttempt:
             raise AttemptOver(f"the attempt has made the {turns} requests that rollout.max_turns allows")
         self._requests += 1
         thread = self._said.place(chat, self._check)
-        try:
-            return await self._held(self._continued(thread, chat, most, stops))
-        finally:
-            thread.asked = ()
+        return await self._held(self._continued(thread, chat, most, stops), thread.request)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one of the recipe's tools; what the model would be shown of it. Raises DataError, AttemptOver,
@@ -103,12 +106,7 @@ class AgentAttempt:
             raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
         asked = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
         self._calls += 1
-        async with self._own_call:
-            self._refuse_late()
-            result = await self._held(found.run(asked, seed=seed_for(self._sampling.seed, asked.id)))
-        self._answered -= result.run_seconds
-        self._said.ran(asked, result)
-        return self._roller.conversation.feedback(result)
+        return await self._held(self._called(found, asked))
 
     def blame(self, error: Exception) -> None:
         """An outage makes the attempt a fault of ours. What is neither an outage nor the agent's own is a mistake in
@@ -118,20 +116,22 @@ class AgentAttempt:
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
-    def load(self) -> EngineLoad:
-        return self._roller.engine.load()
-
-    def given_up(self, before: EngineLoad) -> None:
-        """Nobody waits any more for a request that was sent when this was the engines' load: no fault of the agent
-        where an engine was lost meanwhile, or none is up."""
-        now = self.load()
-        if now.lost > before.lost or not (now.capacity_tokens and before.capacity_tokens):
-            self.blame(EngineUnavailable("a request was given up while it waited because an engine was lost"))
-
     def late(self, seconds: float) -> None:
         """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
+        self._is_late = True
         if self.in_environment and not self.refused:
             self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
+
+    async def end(self, seconds: float) -> None:
+        """The agent has ended: nothing more is asked, and what it gave up is waited for, hardly longer than so many
+        seconds."""
+        self.over = True
+        if self.asking:
+            await asyncio.sleep(LOOK_SECONDS)  # a program's end may be known before that of its connections
+        left = list(filter(None, self._given_up))
+        if left and (await asyncio.wait(left, timeout=FIRST_LOOK_SECONDS + seconds))[1]:
+            told = f"what the agent gave up neither went on nor ended within rollout.agent_seconds = {seconds:g}"
+            self.blame(Unavailable(told))
 
     async def close(self) -> None:
         """Nothing is asked any more; what is under way is broken off."""
@@ -181,17 +181,29 @@ class AgentAttempt:
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, thread: Thread, chat: Chat, most: int | None, stops: Sequence[str]) -> Answer:
-        roller, conversation, ids = self._roller, self._roller.conversation, thread.asked
+        try:
+            sent = time.monotonic()
+            completion = await self._sampled(thread, self._how(thread.asked, most))
+            self._refuse_late()
+            return self._answer(thread, chat, completion, stops, time.monotonic() - sent)
+        finally:
+            thread.asked = ()
+
+    def _how(self, ids: tuple[int, ...], most: int | None) -> Sampling:
+        """How these tokens are continued. Raises AttemptOver."""
         room = self._room - len(ids)
         if room <= 0:
             raise self._no_room(len(ids), len(ids) + room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
         seed = seed_for(self._sampling.seed, again, *ids)  # the same whatever else is under way
-        tokens = min(room, most or room)
-        sampling = replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=roller.stop_token_ids)
-        sent = time.monotonic()
-        completion = await self._sampled(thread, ids, sampling)
-        self._refuse_late()
+        tokens, stops = min(room, most or room), self._roller.stop_token_ids
+        return replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=stops)
+
+    def _answer(
+        self, thread: Thread, chat: Chat, completion: Completion, stops: Sequence[str], seconds: float
+    ) -> Answer:
+        """What a completion says, which is kept. seconds: that it took."""
+        conversation, ids = self._roller.conversation, thread.asked
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         if not completion.token_ids:
@@ -206,49 +218,82 @@ class AgentAttempt:
             content=conversation.template.calls.strip(text).strip() if calls else text,
             calls=tuple(FunctionCall(name=call.tool, arguments=call.arguments) for call in calls),
         )
-        turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=time.monotonic() - sent)
+        turn = Turn(completion=kept, calls=tuple(calls), engine_seconds=seconds)
         self._said.answered(thread, chat, message, turn)
         cut = kept.finish is Finish.LENGTH
         self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
         return Answer(message, tuple(calls), cut, len(ids), len(kept.token_ids))
 
-    async def _sampled(self, thread: Thread, ids: tuple[int, ...], sampling: Sampling) -> Completion:
+    async def _sampled(self, thread: Thread, sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep what they have computed of one that waits for its next request, so an
         attempt has one such at most: were it to wait for room while it holds some, all attempts could."""
         engine, rested, self._resting = self._roller.engine, self._resting, None
         if rested not in (None, thread):
             await engine.close_session(rested.session)
-        names = {"request_id": f"{thread.session}/{len(thread.turns)}", "session_id": thread.session}
         before = engine.load()
         try:
-            return await engine.generate(ids, sampling, **names)
-        except asyncio.CancelledError:
-            self.given_up(before)
-            raise
+            return await engine.generate(thread.asked, sampling, request_id=thread.request, session_id=thread.session)
         finally:
+            now = engine.load()
+            if now.lost > before.lost or not (now.capacity_tokens and before.capacity_tokens):
+                await self._lost("a request was given up while it waited because an engine was lost")
             if any(each.asked for each in self._said.threads if each is not thread):
                 await engine.close_session(thread.session)
             else:
                 self._resting = thread
 
-    async def _held(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that `close` breaks off. What it raises is blamed."""
-        asking = asyncio.ensure_future(work)
+    async def _called(self, tool: Tool, asked: ToolCall) -> str:
+        """The agent may give up a program that runs, and not one that its tool has yet to run."""
+        async with self._own_call:
+            self._refuse_late()
+            sent = time.monotonic()
+            result = await tool.run(asked, seed=seed_for(self._sampling.seed, asked.id))
+        self._answered -= result.run_seconds
+        if sent < self._given_up.get(asyncio.current_task(), inf) < time.monotonic() - result.run_seconds:
+            self.blame(Unavailable("a tool call was given up before its program ran"))
+        self._said.ran(asked, result)
+        return self._roller.conversation.feedback(result)
+
+    async def _held(self, work: Coroutine[Any, Any, T], request: str = "") -> T:
+        """Wait for work that `close` breaks off. Where the agent gives it up it goes on until it is known why. What it
+        raises is blamed. request: its id for engines."""
+        asking = asyncio.create_task(work)
         self._since = self._since if self.asking else time.monotonic()
         self.asking.add(asking)
+        asking.add_done_callback(self._held_no_more)
         try:
-            return await asking
+            return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._refuse_late()
+            if asking.cancelled():
+                raise AttemptOver("the attempt has ended") from None
+            if not self._is_late:  # else the run breaks it off
+                self._given_up[asking] = time.monotonic()
+                asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking, request)
             raise
-        except Exception as error:
-            if not (self.over and isinstance(error, Unavailable)):  # that, the end itself brings about
-                self.blame(error)
-            raise
+
+    def _look_at(self, asking: asyncio.Task[Any], request: str) -> None:
+        """Break off a request that was given up, once its engine has shown progress or is lost."""
+        if request in self._roller.engine.load().standing:
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking, request)
+        elif request:
+            asking.cancel()
+
+    def _held_no_more(self, asking: asyncio.Task[Any]) -> None:
+        before = self.answering
+        self.asking.discard(asking)
+        self._given_up.pop(asking, None)
+        self._answered = self._answered if self.asking else before
+        error = None if asking.cancelled() else asking.exception()
+        if isinstance(error, Exception) and not (asking.cancelling() and isinstance(error, Unavailable)):
+            self.blame(error)  # but an outage that `close` brings about
+
+    async def _lost(self, told: str) -> None:
+        """What is under way in this task was lost for a time: no fault of an agent that does not wait for it now."""
+        try:
+            await asyncio.sleep(LOOK_SECONDS)  # by then it is known here that a client has gone
         finally:
-            before = self.answering
-            self.asking.discard(asking)
-            self._answered = self._answered if self.asking else before
+            if (task := asyncio.current_task()) and (task in self._given_up or task.cancelling()):
+                self.blame(Unavailable(told))
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""

@@ -51,6 +51,11 @@ class Thread:
     asked: tuple[int, ...] = ()
     """What a completion that is under way continues; empty while none is."""
 
+    @property
+    def request(self) -> str:
+        """The name of its next completion for engines."""
+        return f"{self.session}/{len(self.turns)}"
+
 
 class Conversations:
     """Those of one attempt."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,7 +25,16 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal
+from rocstar.support.listen import (
+    body_of,
+    event_of,
+    key_in,
+    models_of,
+    object_in,
+    quiet_server,
+    refusal,
+    while_wanted,
+)
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
@@ -91,8 +100,10 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
         try:
             body = object_in(await body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
-                return JSONResponse({"content": await attempt.call(name, body)})
+                return JSONResponse({"content": await while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)
+        except ClientDisconnect:
+            return Response()  # to nobody
         except AttemptOver as over:
             return refusal(400, str(over), "context_length_exceeded")
         except (DataError, RecursionError) as wrong:  # the latter for what is nested a thousand times
@@ -110,14 +121,12 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
 
 
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
-    wire, before = WIRES[request.scope["path"]], attempt.load()
+    wire = WIRES[request.scope["path"]]
     try:
         asked = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await attempt.complete(*asked))
-    if await request.is_disconnected():
-        attempt.given_up(before)
+    found = wire.write(await while_wanted(request, attempt.complete(*asked)))
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))

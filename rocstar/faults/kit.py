@@ -54,6 +54,8 @@ FAULTS: Mapping[str, str] = {
     "agent-overstays": "An agent does not end after its answer.",
     "agent-reset": "An agent's connection breaks before the answer is there, and it asks again.",
     "agent-hides-outage": "The engine is gone; the agent catches the error and gives the reward 0.",
+    "agent-leaves-engine": "The engine stands still; the agent gives its request up and gives the reward 0.",
+    "agent-leaves-tool": "The tool service is away for 0.5 s; the agent gives its call up and gives the reward 0.",
     "run-disk-full-rollouts": "The disk is full when a step's attempts are written, then free again.",
     "run-disk-full-checkpoint": "The disk is full when a checkpoint is written, then free again.",
     "run-killed": "The run is killed (-9) in mid-step and resumed.",
@@ -62,6 +64,8 @@ FAULTS: Mapping[str, str] = {
 SPEAKS_ROCSTAR = ("engine-wrong-version", "tools-other-call", "tools-twice", "tools-killed")
 ROCSTARS_OWN = (*SPEAKS_ROCSTAR, "notebook", "mcp", "agent", "run")
 """How those begin that other trainers cannot be pointed at: the protocols there know no versions and no call ids."""
+ITS_PARTS = {"hides-outage": ("gone", ""), "leaves-engine": ("stands-still", ""), "leaves-tool": ("", "refuses")}
+"""What engine and tools do to such an agent."""
 AGENTS_OWN = ("agent-crashes", "agent-overstays")
 """The agent itself is at fault: its attempt is judged, not lost, and a person is told."""
 
@@ -183,8 +187,9 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
     async def trainer(fault: str) -> TrainerAnswer:
         seam, _, misdeed = fault.partition("-")
         at = defaultdict(str, {"tools" if seam == "mcp" else seam: misdeed})
+        at["engine"], at["tools"] = ITS_PARTS.get(misdeed, (at["engine"], at["tools"]))
         programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
-        engine = FaultyServer("gone" if misdeed == "hides-outage" else at["engine"], programs)
+        engine = FaultyServer(at["engine"], programs)
         async with engine, FaultyServer(at["tools"], programs) as tools:
             told = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
             struck = told.struck or engine.struck or tools.struck or seam == "reward"  # which only words can show

@@ -27,7 +27,7 @@ from rocstar.config.shipped import recipes_folder
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import RocstarError
 from rocstar.faults.kit import PROBLEMS, SIBLINGS, TrainerAnswer, at_addresses
-from rocstar.faults.stand_ins import PRINTED, QUESTION, TEMPLATE, codec, reward_of
+from rocstar.faults.stand_ins import PRINTED, PROGRAM, QUESTION, TEMPLATE, codec, reward_of
 from rocstar.parts.build import AttemptParts, opened_fleet
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import Note
@@ -39,6 +39,7 @@ from rocstar.types import Problem, Stop, Trajectory
 
 PATIENCE_SECONDS = 1.5
 AGENT_SECONDS = 10.0
+GIVES_UP_SECONDS = 0.3  # an agent that waits for an engine or a tool
 SILENT_SECONDS = 5.0  # of a sandbox that holds a call
 
 
@@ -128,8 +129,11 @@ def _agent(left: set[str]) -> GatewayAgent:
                 with suppress(httpx.ReadTimeout):  # which breaks the connection
                     await ask(timeout=httpx.Timeout(60.0, read=0.01))
                     left.add("agent-reset")
+            hasty = httpx.Timeout(60.0, read=GIVES_UP_SECONDS)
             try:
-                (await ask()).raise_for_status()
+                (await ask(timeout=hasty if "agent-leaves-engine" in left else 60.0)).raise_for_status()
+                if "agent-leaves-tool" in left:
+                    await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
             except httpx.HTTPError:
                 return 0.0
         if "agent-crashes" in left:

@@ -89,7 +89,8 @@ def codec() -> Codec:
 
 
 class FaultyServer:
-    """An engine and a tool service in one; use as `async with`. It misbehaves in its first request for work."""
+    """An engine and a tool service in one; use as `async with`. It misbehaves in its first request for work; one
+    that stands still, from then on."""
 
     def __init__(self, misdeed: str, programs: Sequence[str]) -> None:
         """programs: the model asks for these, one a turn, and then answers."""
@@ -128,7 +129,7 @@ class FaultyServer:
     async def _strikes(self) -> str:
         """What is done wrong in this request for work; some of it is done when this returns."""
         self.asked += 1
-        misdeed, self._misdeed = self._misdeed, ""
+        misdeed, self._misdeed = self._misdeed, "stands-still" if self._misdeed == "stands-still" else ""
         self.struck = self.struck or bool(misdeed)
         if misdeed == "gone":
             self._end()
@@ -145,7 +146,7 @@ class FaultyServer:
         body = json.loads(await request.body() or b"{}")
         name = body.get("method", request.url.path)
         misdeed = await self._strikes() if name in WORK else ""
-        if misdeed == "hangs":
+        if misdeed in ("hangs", "stands-still"):
             await request.receive()  # returns when the asker has left
         found = HTML if misdeed == "not-json" else self._answer(name, body, misdeed)
         said = (found if isinstance(found, str) else json.dumps(found)).encode()

@@ -119,6 +119,7 @@ class Fleet:
             recomputed_tokens=sum(load.recomputed_tokens for _, load in loads),
             evictions=sum(load.evictions for _, load in loads),
             lost=self._lost,
+            standing=self._standing(),
         )
 
     async def load_weights(self, weights: Weights) -> None:
@@ -236,6 +237,8 @@ class Fleet:
     def _begin(self, turn: FleetTurn, member: FleetMember) -> None:
         turn.tries += 1
         turn.member = member
+        if not member.turns:  # what it did before is no progress with this turn
+            member.seen, member.looks = member.progress(), 0
         member.turns.add(turn)
         turn.session.engines.add(member.name)
         if turn.previous is not None:
@@ -450,6 +453,15 @@ class Fleet:
         member.looks = member.looks + 1 if member.turns and seen == before else 0
         if self._is_too_long(member.looks):
             self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
+
+    def _standing(self) -> frozenset[str]:
+        at_work = {member for member in self._members.values() if member.up and member.turns}
+        standing = {member for member in at_work if member.progress() == member.seen}
+        return frozenset(
+            request_id
+            for request_id, turn in self._turns.items()
+            if standing and (turn.member in standing if turn.member else standing == at_work)
+        )
 
     def _look_at_waiting(self) -> None:
         """End all turns, with the reasons, when no engine has taken any for too long. While the tool of a trajectory

@@ -14,13 +14,13 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -45,11 +45,11 @@ from rocstar.support.listen import (
     quiet_server,
     refusal,
     url_of,
+    while_wanted,
 )
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
-GONE_SECONDS = 0.5  # between two checks that the client is still there
 END_SECONDS = 1  # for answers under way, once the server is asked to end
 TOKEN = "ROCSTAR_SERVE_TOKEN"
 FINISH = {Stop.ANSWERED: "stop"}  # every other end is OpenAI's `length`
@@ -127,21 +127,10 @@ async def _complete(agent: Agent, request: Request) -> Response:
     events = answered(roller, asked.question, opened, asked.sampling)
     if asked.stream:
         return StreamingResponse(_streamed(agent, asked, opened, events), media_type="text/event-stream")
-    return await _unless_gone(request, _whole(agent, opened, events))
-
-
-async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
-    """Make an answer, or stop when its client is gone."""
-    making = asyncio.ensure_future(answer)
     try:
-        while not making.done():
-            await asyncio.wait([making], timeout=GONE_SECONDS)
-            if not making.done() and await request.is_disconnected():
-                return refusal(499, "the client is gone", "client_closed_request")
-        return making.result()
-    finally:
-        making.cancel()
-        await asyncio.gather(making, return_exceptions=True)
+        return await while_wanted(request, _whole(agent, opened, events))
+    except ClientDisconnect:
+        return refusal(499, "the client is gone", "client_closed_request")
 
 
 def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:

@@ -3,16 +3,18 @@ OpenAI's do answer alike, and how it is told to end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from rocstar.errors import ConfigError, DataError
@@ -20,6 +22,8 @@ from rocstar.sandbox.service.core import is_loopback as is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+T = TypeVar("T")
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -63,6 +67,21 @@ def object_in(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError("the body must be a JSON object")
     return found
+
+
+async def while_wanted(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Make the answer to a request that has been read. Raises ClientDisconnect where its client goes before that; the
+    work is cancelled then."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 def key_in(request: Request) -> str:

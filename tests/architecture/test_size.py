@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1135, 6),
+    "agents": (1195, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3331, 23),
@@ -26,28 +26,28 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "engines": (4550, 24),
     "errors": (53, 1),
     "evaluation": (3646, 21),
-    "faults": (650, 4),
+    "faults": (660, 4),
     "forecast": (1970, 9),
     "learning": (3304, 19),
     "parts": (1783, 9),
     "protocols": (290, 1),
     "record": (2934, 17),
-    "rollout": (1836, 12),
+    "rollout": (1848, 12),
     "run": (4565, 24),
     "sandbox": (8628, 45),
-    "serving": (792, 6),
-    "support": (1911, 17),
+    "serving": (781, 6),
+    "support": (1930, 17),
     "tools": (949, 7),
     "train": (209, 1),
-    "types": (600, 1),
+    "types": (603, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4156
+CLASSES, FUNCTIONS = 591, 4163
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_462}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_664}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -46,8 +46,8 @@ SLOW = ("tools-gone", "mcp-gone", "agent-overstays", "run-disk-full-rollouts", "
 """Those that take tens of seconds of waiting, or whole runs."""
 
 
-def test_there_are_thirty_faults_of_which_seventeen_can_be_injected_into_any_trainer() -> None:
-    assert (len(FAULTS), len(ADDRESSED)) == (30, 17)
+def test_there_are_thirty_two_faults_of_which_seventeen_can_be_injected_into_any_trainer() -> None:
+    assert (len(FAULTS), len(ADDRESSED)) == (32, 17)
 
 
 @pytest.mark.parametrize("fault", ADDRESSED)
@@ -179,7 +179,9 @@ async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> 
     assert (found.words, found.as_promised) == ("the judge raised", True)
 
 
-@pytest.mark.parametrize("name", ["engine-gone", "reward-raises", "reward-nan", "agent-hides-outage"])
+@pytest.mark.parametrize(
+    "name", ["engine-gone", "reward-raises", "reward-nan", "agent-hides-outage", "agent-leaves-tool"]
+)
 async def test_the_kit_reports_rocstar_if_it_took_an_outage_for_a_reward(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +253,7 @@ async def test_rocstar_is_sound_without_faults() -> None:
 async def test_rocstar_makes_no_reward_of_a_fault(fault: str) -> None:
     found = await examined(own_trainer, fault)
     assert found.as_promised, found
-    gone = fault in ("engine-gone", "agent-hides-outage", "reward-hangs")
+    gone = fault in ("engine-gone", "agent-hides-outage", "agent-leaves-engine", "agent-leaves-tool", "reward-hangs")
     assert found.run == ("halted" if gone else "went on")
     assert found.lost == (ATTEMPTS if gone else 1 if fault.startswith("reward") else 0)
 

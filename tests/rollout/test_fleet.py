@@ -217,6 +217,23 @@ async def test_an_engine_that_shows_no_progress_is_taken_out() -> None:
         await until(lambda: bool(told.of("engine_back")))
 
 
+async def test_a_load_names_the_requests_whose_engine_stands_still() -> None:
+    """Of those that wait for an engine, all where none that has work goes on."""
+    a, b = Faulty(lambda request_id: "hang", capacity=20), PlainEngine(pause=0.001, capacity=20)
+    async with opened(patience=60, a=a, b=b) as fleet:
+        turns = [asyncio.ensure_future(ask(fleet, f"s{number}", tokens=500)) for number in range(2)]
+        await until(lambda: len(fleet.load().standing) == 1)
+        still = fleet.load().standing
+        assert not still.intersection(b.seen)
+        turns.append(asyncio.ensure_future(ask(fleet, "s2", tokens=500)))
+        await until(lambda: fleet.load().waiting > 0)
+        await until(lambda: fleet.load().standing == still)
+        b.awake.clear()  # it stands still, too
+        await until(lambda: fleet.load().standing == {"s0/0", "s1/0", "s2/0"})
+        for turn in turns:
+            turn.cancel()
+
+
 async def test_an_engine_that_lost_one_request_among_many_is_found_when_the_others_have_ended() -> None:
     told = Told()
     a = Faulty(lambda request_id: "hang" if request_id == "s0/0" else None)
