@@ -146,7 +146,7 @@ def phase_of(folder: Path) -> str:
     """What the run says that it does."""
     said = (folder / "log.txt").read_text().replace("\r", "\n").strip().splitlines()
     last = said[-1] if said else ""
-    found = re.match(r"(sft|stage\d|rollout|learning|evaluation|pool|cold start|saving)", last)
+    found = re.match(r"(sft|rl|stage\d|rollout|learning|evaluation|pool|cold start|saving)", last)
     return found[1] if found else "start"
 
 

@@ -33,7 +33,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
 SCHEDULING = "priority"  # canary rows come before waiting requests
 CANARY_ROWS = 1  # that decode beside those asked for, however many those are
-SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
+SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_)\S+$", re.MULTILINE)
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """On CPUs vLLM has a process of its own for the model, which it and its scheduler wait for by spinning a second after
 each message; named so, it is not replaced by that."""

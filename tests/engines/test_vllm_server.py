@@ -31,7 +31,7 @@ WORKER = """
 import os, time
 from multiprocessing.shared_memory import SharedMemory
 if "STUB_MEMORY" in os.environ:
-    memory = SharedMemory(create=True, size=8)
+    memory = SharedMemory(os.environ["STUB_MEMORY"] or None, create=True, size=8)
     print("memory", memory.name, end=" ")
 print(flush=True)
 time.sleep(1000)
@@ -88,9 +88,10 @@ async def gone(pid: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_shared_memory_of_a_server_that_was_killed_is_given_back(tmp_path: Path, stub: Path) -> None:
+@pytest.mark.parametrize("named", ["", "vllm_dist_{}-tp:0-[0-1]-cpushm_1"], ids=["python's", "vllm's, on CPUs"])
+async def test_shared_memory_of_a_server_that_was_killed_is_given_back(tmp_path: Path, stub: Path, named: str) -> None:
     asked = settings(tmp_path, stub)
-    asked = replace(asked, environment={**(asked.environment or {}), "STUB_MEMORY": "1"})
+    asked = replace(asked, environment={**(asked.environment or {}), "STUB_MEMORY": named.format(os.getpid())})
     server = await VllmServer.start(asked)
     memory = Path("/dev/shm", (tmp_path / "vllm.log").read_text().split("memory ")[1].split()[0])
     os.killpg(server.pid, signal.SIGKILL)
