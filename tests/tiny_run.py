@@ -283,9 +283,11 @@ def metrics_lines(folder: Path, name: str = "tiny") -> list[str]:
 
 
 def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl without what a clock says."""
+    """Rows of metrics.jsonl without what a clock says, and without what is only where engines are other processes."""
     rows = [json.loads(line) for line in metrics_lines(folder, name)]
-    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("cpu/", "weights/")) and "second" not in k} for row in rows
+    ]
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -391,9 +391,9 @@ class VllmEngine:
         if all("refused" in worker for worker in told) and not self._asleep:
             await client.resume()
             self._broken = before
-            raise EngineUnavailable(f"weights {weights.version} of {weights.folder} were refused: {told[0]['refused']}")
+            raise EngineUnavailable(f"weights {weights.version} in {weights.folder} were refused: {told[0]['refused']}")
         if wrong := [worker for worker in told if worker]:
-            raise EngineUnavailable(f"weights {weights.version} of {weights.folder} were taken in part: {wrong[0]}")
+            raise EngineUnavailable(f"weights {weights.version} in {weights.folder} were taken in part: {wrong[0]}")
         await client.forget()
         await client.set_version(weights.version)
         await (client.wake("kv_cache") if self._asleep else client.resume())
