@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1195, 6),
+    "agents": (1197, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3331, 23),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_664}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_716}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
