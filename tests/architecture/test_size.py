@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1197, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3331, 23),
+    "cli": (3339, 23),
     "cluster": (788, 8),
     "config": (2143, 11),
     "data": (4618, 24),
