@@ -127,7 +127,7 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
     assert whole.outcome is not None
     unread = replace(whole.outcome, extracted=None)
     made = [replace(whole, outcome=replace(unread, method=method)) for method in ("function", "agent", "no_answer")]
-    made.append(replace(made[2], stop=Stop.AGENT_FAILED, fault="python ended with 1: KeyError: 'x'"))
+    made.append(replace(made[2], stop=Stop.AGENT_FAILED, fault=f"python ended with 1: KeyError: {'x' * 90}"))
     records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in made]
     write_attempts(folder.rollout_file(1), 1, records, decode)
     shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
@@ -136,7 +136,7 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
         "answered: judged by the reward function",
         "answered: rewarded by its agent",
         "answered: no answer",
-        "agent_failed: python ended with 1: KeyError: 'x'",
+        f"agent_failed: python ended with 1: KeyError: {'x' * 90}",
     ]
 
 

@@ -293,13 +293,13 @@ def _line(row: Mapping[str, Any]) -> str:
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = row["fault"] or UNREAD_ANSWERS.get(row["method"], "no answer")
     if row["extracted"] is not None:
-        answer = f"{row['extracted']!r} for {row['gold']!r}"
+        answer = f"{row['extracted']!r} for {row['gold']!r}"[:80]
     unread = row["stop"] == "max_tokens" and row["turns"] and row["turns"][-1]["results"]
     stop = "max_tokens (no room for the last reply)" if unread else row["stop"]
     return visible(
         f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
         f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
-        f"tokens, {stop}: {answer[:80]}"
+        f"tokens, {stop}: {answer}"
     ).replace("\n", " ")
 
 
