@@ -85,6 +85,14 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
 
 
+def test_data_check_says_how_many_bad_rows_it_does_not_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "rows.jsonl"
+    file.write_text(file.read_text() + "".join(f'{{"question": "q", "answer": [{n}]}}\n' for n in range(8)))
+    assert run(["data", "check", str(file)]) == 2
+    told = capsys.readouterr().out
+    assert told.count('field "answer"') == 5 and told.count("and 3 more") == 1
+
+
 def test_data_check_tells_of_references_that_are_right_backwards(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,8 @@ class GatewayAgent:
             if isinstance(late, Unavailable):  # an outage was what it waited for
                 attempt.blame(late)
             left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
-            return None, Stop.AGENT_TIMEOUT, f"the agent did not end within {self._seconds:g} s{left}"
+            why = f"the agent did not end within rollout.agent_seconds = {self._seconds:g}{left}"
+            return None, Stop.AGENT_TIMEOUT, why
         try:
             return _gift(running.result()), None, None
         except asyncio.CancelledError:

@@ -149,7 +149,8 @@ class AgentAttempt:
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """What it came to, not yet verified. stop, why: how the agent ended, and that in words; None: well."""
         prompt, turns = self._said.turns()
-        limited = stop is Stop.AGENT_FAILED and self.stop is not Stop.ANSWERED  # it fell over our refusal
+        # Past a limit: it fell over our refusal, or after a cut answer.
+        limited = stop is Stop.AGENT_FAILED and self.stop is not Stop.ANSWERED
         ended = self.stop if stop is None or limited else stop
         return Trajectory(
             problem_id=self.problem.id,
@@ -157,7 +158,7 @@ class AgentAttempt:
             prompt_ids=prompt or self._opening,
             turns=turns,
             stop=ended if self.fault is None else Stop.ENVIRONMENT_FAILED,
-            fault=self.fault or (why if ended is stop else None),
+            fault=self.fault or (None if limited and self.refused else why),
             seconds=seconds,
             tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
         )

@@ -115,7 +115,7 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
             f"evaluate.verifier {reference!r} is unknown; the nearest is {nearest!r}, of {', '.join(NAMES)}, "
             "or package.module:function."
         )
-    function = load_function(reference, folders)
+    function = load_function(reference, folders, "evaluate.verifier")
     reward = reward_of(reference, function, f"evaluate.verifier = {reference!r}")
     given = reward.arguments(Problem(id="", question="", answer=""), "")
     missing = [
@@ -138,10 +138,10 @@ def reward_of(name: str, function: Function, said: str = "the reward function") 
     return Reward(name, function, signature, None if takes_any else frozenset(parameters), chat)
 
 
-def load_function(name: str, folders: Sequence[Path | str] = ()) -> Function:
+def load_function(name: str, folders: Sequence[Path | str] = (), setting: str = "reward function") -> Function:
     """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. `folders` and the
     current one are searched. Raises ConfigError."""
-    found = load(name, folders=(*folders, Path.cwd()), setting="reward function")
+    found = load(name, folders=(*folders, Path.cwd()), setting=setting)
     if not inspect.isclass(found):
         return cast(Function, found)
     try:

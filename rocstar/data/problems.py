@@ -220,7 +220,7 @@ def _question_part(row: Row, name: str, where: str, *, required: bool) -> str:
         turns = [(m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None) for m in value]
         asked = [content for role, content in turns if role == "user"]
         if len(asked) != 1 or any(role not in ("system", "developer", "user") for role, _ in turns):
-            found = ", ".join(str(role) for role, _ in turns) or "no messages"
+            found = ", ".join(str(role) for role, _ in turns if role) or "no messages"
             raise DataError(f"{place}: expected messages with one user turn and no other but system, got {found}.")
         return _text(asked[0], f"{place}, user message", numbers=False)
     if not required and (value is None or (isinstance(value, str) and not value.strip())):

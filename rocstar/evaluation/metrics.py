@@ -120,6 +120,8 @@ class EvalSummary:
     """Attempts whose prompt alone fills the engine's positions: they count as wrong and as cut."""
     out_of_turns_share: float | None
     """Attempts cut by the turn limit."""
+    agent_failed_share: float | None
+    """Attempts whose agent ended with an error or out of time; None where there are none."""
     accuracy_by_source: Mapping[str, Estimate]
     """avg@k apart for each `metadata["family"]`, or source where a problem has no family."""
 
@@ -151,6 +153,7 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
         truncation_share=mean(lambda a: a.stop is Stop.MAX_TOKENS),
         no_room_share=mean(lambda a: a.stop is Stop.MAX_TOKENS and a.num_sampled_tokens == 0),
         out_of_turns_share=mean(lambda a: a.stop is Stop.MAX_TURNS),
+        agent_failed_share=mean(lambda a: a.stop in (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)) or None,
         accuracy_by_source=accuracy_by(groups, lambda one: str(one.metadata.get("family") or one.source or "all")),
     )
 

@@ -383,6 +383,7 @@ LABELS = {
     "no_tool_share": "attempts without a call",
     "truncation_share": "attempts cut by the token limit",
     "out_of_turns_share": "attempts cut by the turn limit",
+    "agent_failed_share": "attempts whose agent failed",
     "no_room_share": "attempts whose prompt fills the model",
 }
 """Figures of an evaluation whose names do not say of what they are shares."""

@@ -20,6 +20,7 @@ from rocstar.answers.extract import strict_answer
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
+from rocstar.rollout.environment import AttemptLimits
 from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import Told
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
@@ -174,7 +175,8 @@ async def agent(problem, client):
 """
     found = await made(function(tmp_path, text, seconds=1.5), [ANSWER])
     assert found.stop is Stop.AGENT_TIMEOUT
-    assert found.fault == "the agent did not end within 1.5 s, nor 0.1 s after it was cancelled; it is left to itself"
+    told = "the agent did not end within rollout.agent_seconds = 1.5, nor 0.1 s after it was cancelled; "
+    assert found.fault == f"{told}it is left to itself"
 
 
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
@@ -289,7 +291,20 @@ async def agent(problem, client):
 async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     text = f"import asyncio\nasync def agent(problem, client):\n{ASKS}    await asyncio.Event().wait()\n"
     found = await made(function(tmp_path, text, seconds=0.3), [ANSWER])
-    assert found.stop is Stop.AGENT_TIMEOUT and found.fault == "the agent did not end within 0.3 s"
+    assert found.stop is Stop.AGENT_TIMEOUT
+    assert found.fault == "the agent did not end within rollout.agent_seconds = 0.3"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_an_agent_that_falls_over_after_a_cut_answer_says_why(tmp_path: Path, refused: bool) -> None:
+    """The limit ended the attempt, and yet nobody would learn that the agent always fails. Our refusal is told by
+    the stop."""
+    text = f"async def agent(problem, client):\n{ASKS}"
+    text += "    await client.chat([{'role': 'user', 'content': 'w' * 400}])\n" if refused else "    import nosuch\n"
+    limits = AttemptLimits(max_turns=4, max_response_tokens=5, max_parallel_calls=1)
+    found = await made(function(tmp_path, text), ["a long answer that goes on and on"], limits=limits)
+    assert found.stop is Stop.MAX_TOKENS
+    assert (found.fault is None) if refused else ("No module named 'nosuch'" in (found.fault or ""))
 
 
 class Standing(Told):

@@ -148,6 +148,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         ("tool-output", "the nearest is 'tool_output'"),
         ("no_such_module_at_all:f", "there is no module no_such_module_at_all"),
         (HERE + "verll", "the nearest is 'verl'"),
+        (HERE + "verll", "evaluate.verifier = "),
         (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),

@@ -15,17 +15,17 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1195, 6),
+    "agents": (1197, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3331, 23),
+    "cli": (3339, 23),
     "cluster": (788, 8),
     "config": (2143, 11),
     "data": (4618, 24),
     "dialogue": (1498, 10),
     "engines": (4550, 24),
     "errors": (53, 1),
-    "evaluation": (3646, 21),
+    "evaluation": (3649, 21),
     "faults": (660, 4),
     "forecast": (1970, 9),
     "learning": (3304, 19),
@@ -36,7 +36,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4565, 24),
     "sandbox": (8628, 45),
     "serving": (781, 6),
-    "support": (1930, 17),
+    "support": (1931, 17),
     "tools": (949, 7),
     "train": (209, 1),
     "types": (603, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_667}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_718}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -121,6 +121,25 @@ def test_a_reply_that_had_no_room_is_told_beside_the_stop(tmp_path: Path) -> Non
     assert "max_tokens:" in shown and shown.count("max_tokens (no room for the last reply):") == 1
 
 
+def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
+    """What a function or an agent rewarded has an answer, and one that an agent left behind says how."""
+    folder, whole = run(tmp_path), trajectory(0)
+    assert whole.outcome is not None
+    unread = replace(whole.outcome, extracted=None)
+    made = [replace(whole, outcome=replace(unread, method=method)) for method in ("function", "agent", "no_answer")]
+    made.append(replace(made[2], stop=Stop.AGENT_FAILED, fault=f"python ended with 1: KeyError: {'x' * 90}"))
+    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in made]
+    write_attempts(folder.rollout_file(1), 1, records, decode)
+    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+    told = [line.partition(" tokens, ")[2] for line in shown.splitlines() if line.startswith("step ")]
+    assert told == [
+        "answered: judged by the reward function",
+        "answered: rewarded by its agent",
+        "answered: no answer",
+        f"agent_failed: python ended with 1: KeyError: {'x' * 90}",
+    ]
+
+
 def test_those_with_most_come_first(files: list[Path]) -> None:
     rows = list(select(files, {}))
     for column in ("response_tokens", "reward", "step"):

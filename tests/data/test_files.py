@@ -110,6 +110,7 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> No
         ("{}", ["line 2", '"question"', "no fields"]),
         ('{"question": "q", "anwser": "1"}', ["line 2", '"answer"', "did you mean anwser?"]),
         ('{"question": "", "answer": "1"}', ["line 2", '"question"', "empty text"]),
+        ('{"question": ["a", "b"], "answer": "1"}', ["line 2", '"question"', "no messages"]),
         ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "got 5"]),
         ('{"question": "q", "answer": null}', ["line 2", '"answer"', "got null"]),
         ('{"question": "q", "answer": true}', ["line 2", '"answer"', "got true"]),

@@ -195,6 +195,13 @@ def test_the_summary_counts_all_attempts_but_those_that_a_fault_of_ours_ended() 
     assert summary.out_of_turns_share == 0.0
 
 
+def test_attempts_whose_agent_failed_are_a_figure_where_there_are_any() -> None:
+    failed = [replace(attempt(Verdict.WRONG), stop=stop) for stop in (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)]
+    ended = [attempt(Verdict.WRONG)] * 2
+    assert summarise([group(problem("d", ""), *failed, *ended)], k=4).agent_failed_share == 1 / 2
+    assert summarise([group(problem("d", ""), *ended)], k=2).agent_failed_share is None
+
+
 VERDICTS = st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5), min_size=1, max_size=6)
 
 

@@ -281,19 +281,25 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
     return f"; failures that are there: {told}" if told else "; no call failed there"
 
 
+UNREAD_ANSWERS = {"function": "judged by the reward function", "agent": "rewarded by its agent"}
+"""Of attempts whose answer nothing of ours looks for, by the method of their verdict."""
+
+
 def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.call_errors import failures
 
     errors = ", ".join(failures(row["turns"]))
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
-    answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
+    answer = row["fault"] or UNREAD_ANSWERS.get(row["method"], "no answer")
+    if row["extracted"] is not None:
+        answer = f"{row['extracted']!r} for {row['gold']!r}"[:80]
     unread = row["stop"] == "max_tokens" and row["turns"] and row["turns"][-1]["results"]
     stop = "max_tokens (no room for the last reply)" if unread else row["stop"]
     return visible(
         f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
         f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
-        f"tokens, {stop}: {answer[:80]}"
+        f"tokens, {stop}: {answer}"
     ).replace("\n", " ")
 
 
