@@ -84,7 +84,7 @@ async def test_a_server_takes_weights_that_are_sent_past_any_file(
             assert found.logprobs == pytest.approx(ours, abs=1e-3)
         with torch.no_grad():
             policy.parameters[0].mul_(1.5)
-        with pytest.raises(EngineUnavailable, match=r"weights 7 of .* were refused: .* have changed"):
+        with pytest.raises(EngineUnavailable, match=r"weights 7 in .* were refused: .* have changed"):
             await engine.load_weights(weights)
         assert [span.version for span in (await ask(engine, "after")).version_spans] == [7]
 
