@@ -34,11 +34,13 @@ class SentEngine:
     """What each says of itself; empty before the engine asks for the weights."""
     sending: asyncio.Task[None] | None = None
     """Its pass, once all that are expected have asked."""
+    is_again: bool = False
+    """It was sent them before, and another's fault ended that."""
 
 
 class Sending:
     """An engine that comes later than the others, because it had been lost, gets a pass of its own, as long as the
-    learners still have these weights."""
+    learners still have these weights. Those whose pass ended by another's fault get one more."""
 
     def __init__(self, channel: Channel, send: Callable[[], Awaitable[None]], turn: asyncio.Lock) -> None:
         """send: the learners' part of a pass, to its end; raises EngineUnavailable where they have other weights by
@@ -56,9 +58,12 @@ class Sending:
         try:
             yield partial(self._sent, engine)
         finally:
-            if engine in self._expected:
-                self._expected.remove(engine)
-                self._begin_when_all_wait()
+            self._leave(engine)
+
+    def _leave(self, engine: SentEngine) -> None:
+        if engine in self._expected:
+            self._expected.remove(engine)
+            self._begin_when_all_wait()
 
     async def _sent(
         self, engine: SentEngine, call: CallWorkers, workers: Sequence[Mapping[str, Any]]
@@ -75,17 +80,25 @@ class Sending:
             raise
         finally:
             patience.cancel()
-        if wrong := [worker for worker in said if worker]:
-            self._stop(engine, next(iter(wrong[0].values())))
+            self._leave(engine)
+        wrong = [worker for worker in said if worker]
+        is_own = bool(wrong) and self._stop(engine, next(iter(wrong[0].values())))
         assert engine.sending is not None
         await asyncio.shield(engine.sending)
-        return said
+        if not wrong or is_own or engine.is_again:
+            return said
+        again = SentEngine(loop.create_future(), is_again=True)
+        self._expected.append(again)
+        return await self._sent(again, call, workers)
 
-    def _stop(self, engine: SentEngine, why: str) -> None:
-        """One that fails, or is waited for no more, ends its pass: the others would wait for workers that are gone."""
+    def _stop(self, engine: SentEngine, why: str) -> bool:
+        """One that fails, or is waited for no more, ends its pass: the others would wait for workers that are gone.
+        Whether it was under way."""
         has_begun = engine.plan.done() and not engine.plan.cancelled()
-        if has_begun and engine.sending and not engine.sending.done():
-            self._channel.stop(f"an engine that was sent weights failed: {why}")
+        if not has_begun or engine.sending is None or engine.sending.done():
+            return False
+        self._channel.stop(f"an engine that was sent weights failed: {why}")
+        return True
 
     def _begin_when_all_wait(self) -> None:
         if self._expected and all(engine.workers for engine in self._expected):

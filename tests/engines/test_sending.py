@@ -125,13 +125,16 @@ async def test_a_server_that_was_begun_anew_joins_those_that_were_there(shares: 
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_next_one_succeeds(shares: bool) -> None:
+async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_others_are_sent_the_weights_again(
+    shares: bool,
+) -> None:
+    """Else one server that dies takes all others out of service with it, for as long as they take to start."""
     channel, weights = Channel(CPU, HOST, largest=3000, shares=shares), tensors(1)
     well, ill = Server("a"), Server("b")
     ill.fails_after = 3
     first, second = await give(sending(channel, weights), [well, ill])
-    assert second == [{"failed": "its memory is full"}]
-    assert list(first[0]) == ["refused"]
+    assert second == [{"failed": "its memory is full"}] and first == [{}]
+    assert_taken(well, weights)
     ill.fails_after = None
     assert await give(sending(channel, weights), [well, ill]) == [[{}], [{}]]
     assert_taken(well, weights)
@@ -151,9 +154,7 @@ async def test_a_server_that_is_lost_fails_alone_but_for_those_that_were_sent_to
     lost.call = dies  # type: ignore[method-assign]
     sender = sending(channel, tensors(2))
     both = await asyncio.gather(give(sender, [well]), give(sender, [lost]), return_exceptions=True)
-    assert isinstance(both[0], list)
-    assert "the connection was broken" in both[0][0][0]["refused"]
-    assert isinstance(both[1], EngineUnavailable)
+    assert both[0] == [[{}]] and isinstance(both[1], EngineUnavailable)
     assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
     channel.close()
 
@@ -187,7 +188,7 @@ async def test_a_server_that_hangs_leaves_the_others_their_answer_and_the_next_p
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_an_engine_that_is_given_up_during_a_pass_ends_it_for_the_others(shares: bool) -> None:
+async def test_an_engine_that_is_given_up_during_a_pass_ends_it(shares: bool) -> None:
     channel, well, slow = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
 
     async def never(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -199,7 +200,7 @@ async def test_an_engine_that_is_given_up_during_a_pass_ends_it_for_the_others(s
     giving, hanging = asyncio.create_task(give(sender, [well])), asyncio.create_task(give(sender, [slow]))
     await asyncio.sleep(0.1)
     hanging.cancel()
-    assert list((await giving)[0][0]) == ["refused"]
+    assert await giving == [[{}]]
     assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
     channel.close()
 
@@ -545,5 +546,5 @@ async def test_whatever_fails_or_is_given_up_whenever_nobody_waits_for_ever(
     for task in done:
         assert task.cancelled() or isinstance(task.exception(), EngineUnavailable | None)
     sent = [name for each in channel.passes for name in each]
-    assert len(sent) == len(set(sent))
+    assert max(map(sent.count, sent), default=0) <= 2
     assert {str(n) for n, task in enumerate(engines) if not task.cancelled() and not task.exception()} <= set(sent)
