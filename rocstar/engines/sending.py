@@ -20,7 +20,7 @@ CallWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
 SendWeights = Callable[[CallWorkers, Sequence[Mapping[str, Any]]], Awaitable[list[dict[str, Any]]]]
 """Sends weights to the worker processes of a server, given what each said of itself; returns what each says then:
 nothing where it has them, else `refused` or `failed` and why. Raises EngineUnavailable."""
-LOOK_SECONDS = 0.01  # between two looks whether all workers have begun to wait for the weights
+LOOKS, LOOK_SECONDS = 1500, 0.01  # at most, and between two: whether all workers have begun to wait for the weights
 TOGETHER_SECONDS = 15.0  # that an engine waits for others to be paused: less than a fleet's patience, which is for each
 
 
@@ -32,10 +32,8 @@ class SentEngine:
     """What its workers must know; there once its pass has begun."""
     workers: Sequence[Mapping[str, Any]] = ()
     """What each says of itself; empty before the engine asks for the weights."""
-    sending: asyncio.Task[None] | None = None
+    sending: asyncio.Task[BaseException | None] | None = None
     """Its pass, once all that are expected have asked."""
-    is_again: bool = False
-    """It was sent them before, and another's fault ended that."""
 
 
 class Sending:
@@ -47,7 +45,7 @@ class Sending:
         now. turn: held by the one pass that the channel is used for."""
         self._channel, self._send, self._turn = channel, send, turn
         self._expected: list[SentEngine] = []
-        self._passes: set[asyncio.Task[None]] = set()
+        self._passes: set[asyncio.Task[BaseException | None]] = set()
 
     @contextmanager
     def expecting(self) -> Iterator[SendWeights]:
@@ -58,15 +56,12 @@ class Sending:
         try:
             yield partial(self._sent, engine)
         finally:
-            self._leave(engine)
-
-    def _leave(self, engine: SentEngine) -> None:
-        if engine in self._expected:
-            self._expected.remove(engine)
-            self._begin_when_all_wait()
+            if engine in self._expected:
+                self._expected.remove(engine)
+                self._begin_when_all_wait()
 
     async def _sent(
-        self, engine: SentEngine, call: CallWorkers, workers: Sequence[Mapping[str, Any]]
+        self, engine: SentEngine, call: CallWorkers, workers: Sequence[Mapping[str, Any]], *, is_again: bool = False
     ) -> list[dict[str, Any]]:
         """A SendWeights. Raises what the learners' part does too, but for EngineUnavailable, of which workers tell."""
         engine.workers = workers
@@ -80,25 +75,24 @@ class Sending:
             raise
         finally:
             patience.cancel()
-            self._leave(engine)
         wrong = [worker for worker in said if worker]
         is_own = bool(wrong) and self._stop(engine, next(iter(wrong[0].values())))
         assert engine.sending is not None
-        await asyncio.shield(engine.sending)
-        if not wrong or is_own or engine.is_again:
+        if raised := await asyncio.shield(engine.sending):
+            raise raised
+        if not wrong or is_own or is_again:
             return said
-        again = SentEngine(loop.create_future(), is_again=True)
-        self._expected.append(again)
-        return await self._sent(again, call, workers)
+        engine.plan, engine.sending = loop.create_future(), None
+        self._expected.append(engine)
+        return await self._sent(engine, call, workers, is_again=True)
 
     def _stop(self, engine: SentEngine, why: str) -> bool:
         """One that fails, or is waited for no more, ends its pass: the others would wait for workers that are gone.
         Whether it was under way."""
         has_begun = engine.plan.done() and not engine.plan.cancelled()
-        if not has_begun or engine.sending is None or engine.sending.done():
-            return False
-        self._channel.stop(f"an engine that was sent weights failed: {why}")
-        return True
+        if is_under_way := has_begun and engine.sending is not None and not engine.sending.done():
+            self._channel.stop(f"an engine that was sent weights failed: {why}")
+        return is_under_way
 
     def _begin_when_all_wait(self) -> None:
         if self._expected and all(engine.workers for engine in self._expected):
@@ -114,14 +108,10 @@ class Sending:
         for engine in engines:
             engine.sending = task
         self._passes.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._passes.discard)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._passes.discard(task)
-        if not task.cancelled():
-            task.exception()  # asyncio prints one that nobody looks at; here nobody may wait any more
-
-    async def _pass(self, engines: Sequence[SentEngine]) -> None:
+    async def _pass(self, engines: Sequence[SentEngine]) -> BaseException | None:
+        """What was raised, which asyncio would print where nobody waits any more."""
         try:
             async with self._turn:
                 waiting = [engine for engine in engines if not engine.plan.done()]  # the others were cancelled
@@ -131,7 +121,8 @@ class Sending:
             for engine in engines:
                 if not engine.plan.done():
                     engine.plan.set_exception(error)
-            raise
+            return error
+        return None
 
     async def _exchange(self, engines: Sequence[SentEngine]) -> None:
         """The learners begin once all workers wait for them, who were called by this event loop: it may stand still
@@ -140,8 +131,12 @@ class Sending:
             plans = self._channel.plans([engine.workers for engine in engines])
             for engine, plan in zip(engines, plans, strict=True):
                 engine.plan.set_result(plan)
-            while not self._channel.is_awaited():  # noqa: ASYNC110 - what the workers count tells nobody
+            for _ in range(LOOKS):
+                if not self._channel.missing("awaited"):
+                    break
                 await asyncio.sleep(LOOK_SECONDS)
+            else:
+                raise EngineUnavailable("some of the workers that are sent weights did not begin to wait for them")
             await self._send()
         except BaseException as error:
             self._channel.give_up(str(error))

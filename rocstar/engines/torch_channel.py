@@ -97,9 +97,11 @@ class Channel:
         self._store.set(self._key, "{}")
         self._buffer.free()
 
-    def is_awaited(self) -> bool:
-        """Whether all workers wait for the first chunk of the exchange. Raises EngineUnavailable once it is stopped."""
-        return self._count("awaited") == self._takers
+    def missing(self, what: str) -> int:
+        """How many workers have not yet "awaited", or "taken", this chunk. Raises EngineUnavailable once stopped."""
+        if self._stopped.is_set():
+            raise EngineUnavailable(self._why)
+        return self._takers - self._store.add(f"{self._key}/{what}", 0)
 
     def stop(self, why: str) -> None:
         """From any thread: the exchange under way fails, here and for its workers."""
@@ -145,17 +147,12 @@ class Channel:
 
     def _await(self, what: str) -> None:
         deadline = time.monotonic() + TAKEN.total_seconds()
-        while (found := self._count(what)) < self._takers:
+        while missing := self.missing(what):
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
-                    f"a part of the weights was {what} by {found} of {self._takers} workers within {TAKEN.seconds} s"
+                    f"{missing} of {self._takers} workers have not {what} some of the weights in {TAKEN.seconds} s"
                 )
             time.sleep(LOOK_SECONDS)
-
-    def _count(self, what: str) -> int:
-        if self._stopped.is_set():
-            raise EngineUnavailable(self._why)
-        return self._store.add(f"{self._key}/{what}", 0)
 
 
 class _Buffer:
@@ -186,7 +183,6 @@ class _Buffer:
             self.told = {"path": path, "size": self.size, "name": os.readlink(path)}
 
     def free(self) -> None:
-        """A GPU's."""
         if self._device.type == "cuda":
             self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]

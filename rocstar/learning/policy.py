@@ -87,8 +87,7 @@ class Policy:
         self.learnt = 0, 0
         """Tokens of the update under way that are learnt from, and all of it."""
         self._template = template
-        self.largest_tensor = 0
-        """Its bytes, as it is sent; rank 0 knows them."""
+        self.largest_tensor = 0  # bytes, as it is sent; rank 0 knows them
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
             model.to(self.device if ranks.mesh is None and not adapt else "cpu")

@@ -93,6 +93,11 @@ async def give(sender: Sending, servers: Sequence[Server]) -> list[list[dict[str
     return await asyncio.gather(*map(to, servers))
 
 
+async def never(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    await asyncio.Event().wait()
+    return []
+
+
 def assert_taken(server: Server, weights: Mapping[str, torch.Tensor]) -> None:
     for taken in server.taken:
         assert list(taken) == list(weights)
@@ -165,10 +170,6 @@ async def test_a_server_that_hangs_leaves_the_others_their_answer_and_the_next_p
     channel, turn = Channel(CPU, HOST, largest=3000, shares=shares), asyncio.Lock()
     well, hangs = Server("a"), Server("b")
 
-    async def never(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
-        await asyncio.Event().wait()
-        return []
-
     async def another_fails(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
         await asyncio.sleep(0.05)
         return [{"refused": "it has no memory"}]
@@ -188,12 +189,24 @@ async def test_a_server_that_hangs_leaves_the_others_their_answer_and_the_next_p
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_workers_that_never_begin_to_wait_end_the_pass_before_a_fleet_gives_all_up(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending_module, "LOOKS", 20)
+    channel, well, hangs = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
+
+    hangs.call = never  # type: ignore[method-assign]
+    sender = sending(channel, tensors(2))
+    hanging, giving = asyncio.create_task(give(sender, [hangs])), asyncio.create_task(give(sender, [well]))
+    assert await giving == [[{}]] and not hanging.done()
+    assert_taken(well, tensors(2))
+    hanging.cancel()
+    channel.close()
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
 async def test_an_engine_that_is_given_up_during_a_pass_ends_it(shares: bool) -> None:
     channel, well, slow = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
-
-    async def never(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
-        await asyncio.Event().wait()
-        return []
 
     slow.call = never  # type: ignore[method-assign]
     sender = sending(channel, tensors(2))
@@ -294,8 +307,8 @@ class Noted:
         self.passes.append([engine[0]["name"] for engine in engines])
         return [{} for _ in engines]
 
-    def is_awaited(self) -> bool:
-        return True
+    def missing(self, what: str) -> int:
+        return 0
 
     def stop(self, why: str) -> None: ...
 
@@ -467,9 +480,9 @@ class Scripted(Noted):
         self.over = asyncio.get_running_loop().create_future()
         return [{"over": self.over} for _ in super().plans(engines)]
 
-    def is_awaited(self) -> bool:
+    def missing(self, what: str) -> int:
         self.check()
-        return self.called == len(self.passes[-1])
+        return len(self.passes[-1]) - self.called
 
     def check(self) -> None:
         if self.why:
