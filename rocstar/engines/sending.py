@@ -71,7 +71,7 @@ class Sending:
         try:
             said = await call("rocstar_receive", await engine.plan)
         except BaseException as error:
-            self._stop(engine, str(error) or "it took too long")
+            self._stop(engine, str(error) or "it was given up")
             raise
         finally:
             patience.cancel()
