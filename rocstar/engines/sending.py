@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rocstar.errors import EngineUnavailable
@@ -18,95 +20,125 @@ CallWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
 SendWeights = Callable[[CallWorkers, Sequence[Mapping[str, Any]]], Awaitable[list[dict[str, Any]]]]
 """Sends weights to the worker processes of a server, given what each said of itself; returns what each says then:
 nothing where it has them, else `refused` or `failed` and why. Raises EngineUnavailable."""
-Answer = asyncio.Future[list[dict[str, Any]]]
+LOOKS, LOOK_SECONDS = 1500, 0.01  # at most, and between two: whether all workers have begun to wait for the weights
+TOGETHER_SECONDS = 15.0  # that an engine waits for others to be paused: less than a fleet's patience, which is for each
+
+
+@dataclass(slots=True, eq=False)
+class SentEngine:
+    """An engine among those that are given the weights."""
+
+    plan: asyncio.Future[dict[str, Any]]
+    """What its workers must know; there once its pass has begun."""
+    workers: Sequence[Mapping[str, Any]] = ()
+    """What each says of itself; empty before the engine asks for the weights."""
+    sending: asyncio.Task[BaseException | None] | None = None
+    """Its pass, once all that are expected have asked."""
 
 
 class Sending:
     """An engine that comes later than the others, because it had been lost, gets a pass of its own, as long as the
-    learners still have these weights."""
+    learners still have these weights. Those whose pass ended by another's fault get one more."""
 
     def __init__(self, channel: Channel, send: Callable[[], Awaitable[None]], turn: asyncio.Lock) -> None:
         """send: the learners' part of a pass, to its end; raises EngineUnavailable where they have other weights by
         now. turn: held by the one pass that the channel is used for."""
         self._channel, self._send, self._turn = channel, send, turn
-        self._expected = 0
-        self._waiting: list[tuple[CallWorkers, Sequence[Mapping[str, Any]], Answer]] = []
-        self._passes: set[asyncio.Task[None]] = set()
+        self._expected: list[SentEngine] = []
+        self._passes: set[asyncio.Task[BaseException | None]] = set()
 
     @contextmanager
     def expecting(self) -> Iterator[SendWeights]:
         """Entered by an engine as soon as it is given the weights: nothing is sent before all that have entered ask for
-        them or leave."""
-        self._expected += 1
-        asked = False
-
-        async def send(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            nonlocal asked
-            asked = True
-            loop = asyncio.get_running_loop()
-            answer: Answer = loop.create_future()
-            self._waiting.append((call, workers, answer))
-            loop.call_soon(self._begin_when_all_wait)  # after others that are given them at this very moment
-            return await answer
-
+        them or leave, or one has waited for that too long."""
+        engine = SentEngine(asyncio.get_running_loop().create_future())
+        self._expected.append(engine)
         try:
-            yield send
+            yield partial(self._sent, engine)
         finally:
-            if not asked:
-                self._expected -= 1
+            if engine in self._expected:
+                self._expected.remove(engine)
                 self._begin_when_all_wait()
 
-    def _begin_when_all_wait(self) -> None:
-        if self._waiting and len(self._waiting) == self._expected:
-            calls, workers, answers = zip(*self._waiting, strict=True)
-            self._waiting, self._expected = [], 0
-            task = asyncio.get_running_loop().create_task(self._pass(calls, workers, answers))
-            self._passes.add(task)
-            task.add_done_callback(self._passes.discard)
+    async def _sent(
+        self, engine: SentEngine, call: CallWorkers, workers: Sequence[Mapping[str, Any]], *, is_again: bool = False
+    ) -> list[dict[str, Any]]:
+        """A SendWeights. Raises what the learners' part does too, but for EngineUnavailable, of which workers tell."""
+        engine.workers = workers
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._begin_when_all_wait)  # after others that are given them right now
+        patience = loop.call_later(TOGETHER_SECONDS, self._begin, engine)
+        try:
+            said = await call("rocstar_receive", await engine.plan)
+        except BaseException as error:
+            self._stop(engine, str(error) or "it was given up")
+            raise
+        finally:
+            patience.cancel()
+        wrong = [worker for worker in said if worker]
+        is_own = bool(wrong) and self._stop(engine, next(iter(wrong[0].values())))
+        assert engine.sending is not None
+        if raised := await asyncio.shield(engine.sending):
+            raise raised
+        if not wrong or is_own or is_again:
+            return said
+        engine.plan, engine.sending = loop.create_future(), None
+        self._expected.append(engine)
+        return await self._sent(engine, call, workers, is_again=True)
 
-    async def _pass(
-        self, calls: Sequence[CallWorkers], workers: Sequence[Sequence[Mapping[str, Any]]], answers: Sequence[Answer]
-    ) -> None:
-        found: Sequence[list[dict[str, Any]] | BaseException] = ()
+    def _stop(self, engine: SentEngine, why: str) -> bool:
+        """One that fails, or is waited for no more, ends its pass: the others would wait for workers that are gone.
+        Whether it was under way."""
+        has_begun = engine.plan.done() and not engine.plan.cancelled()
+        if is_under_way := has_begun and engine.sending is not None and not engine.sending.done():
+            self._channel.stop(f"an engine that was sent weights failed: {why}")
+        return is_under_way
+
+    def _begin_when_all_wait(self) -> None:
+        if self._expected and all(engine.workers for engine in self._expected):
+            self._begin(self._expected[0])
+
+    def _begin(self, waits: SentEngine) -> None:
+        """A pass for this engine, and the others that wait for one; what comes later gets its own."""
+        if waits not in self._expected:
+            return
+        engines = [engine for engine in self._expected if engine.workers]
+        self._expected = [engine for engine in self._expected if not engine.workers]
+        task = asyncio.get_running_loop().create_task(self._pass(engines))
+        for engine in engines:
+            engine.sending = task
+        self._passes.add(task)
+        task.add_done_callback(self._passes.discard)
+
+    async def _pass(self, engines: Sequence[SentEngine]) -> BaseException | None:
+        """What was raised, which asyncio would print where nobody waits any more."""
         try:
             async with self._turn:
-                found = await self._sent(calls, self._channel.plans(workers))
+                waiting = [engine for engine in engines if not engine.plan.done()]  # the others were cancelled
+                if waiting:
+                    await self._exchange(waiting)
         except BaseException as error:
-            found = [error] * len(answers)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-        finally:
-            for answer, said in zip(answers, found, strict=True):
-                if answer.done():  # nobody waits for it any more
-                    continue
-                if isinstance(said, BaseException):
-                    answer.set_exception(said)
-                else:
-                    answer.set_result(said)
+            for engine in engines:
+                if not engine.plan.done():
+                    engine.plan.set_exception(error)
+            return error
+        return None
 
-    async def _sent(
-        self, calls: Sequence[CallWorkers], plans: Sequence[dict[str, Any]]
-    ) -> list[list[dict[str, Any]] | BaseException]:
-        """What the workers of each engine say once all is sent. Raises what the learners' part does, but for
-        EngineUnavailable, of which the workers are told."""
-        asked = [asyncio.ensure_future(call("rocstar_receive", plan)) for call, plan in zip(calls, plans, strict=True)]
-        for answer in asked:
-            answer.add_done_callback(self._stop_for)
+    async def _exchange(self, engines: Sequence[SentEngine]) -> None:
+        """The learners begin once all workers wait for them, who were called by this event loop: it may stand still
+        until the learners are done."""
         try:
+            plans = self._channel.plans([engine.workers for engine in engines])
+            for engine, plan in zip(engines, plans, strict=True):
+                engine.plan.set_result(plan)
+            for _ in range(LOOKS):
+                if not self._channel.missing("awaited"):
+                    break
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
+                raise EngineUnavailable("some of the workers that are sent weights did not begin to wait for them")
             await self._send()
         except BaseException as error:
             self._channel.give_up(str(error))
             if not isinstance(error, EngineUnavailable):
-                for answer in asked:
-                    answer.cancel()
                 raise
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    def _stop_for(self, answer: Answer) -> None:
-        """One that ends with a fault ends the pass: the others would wait for a worker that is gone."""
-        if answer.cancelled():
-            return
-        if error := answer.exception():
-            self._channel.stop(f"an engine that was sent weights failed: {error}")
-        elif wrong := [worker for worker in answer.result() if worker]:
-            self._channel.stop(f"an engine that was sent weights failed: {next(iter(wrong[0].values()))}")

@@ -5,6 +5,7 @@ Over a store (TCP) goes what each chunk holds, and that it was taken; its bytes 
 own GPU (on CPUs: its machine) read for themselves, and that others are sent by a broadcast:
 
     EXCHANGE/CHUNK          {"size", "tensors": [name, dtype, shape, begin, end]}; {} after the last; {"stopped": why}
+    EXCHANGE/CHUNK/awaited  how many workers wait for it; only then it is there, and sent to those that are sent it
     EXCHANGE/CHUNK/taken    how many workers have taken it
 
 The groups of vLLM's own NCCL transfer need vLLM in the learner's process, and a GPU; these need neither. Not protected:
@@ -26,12 +27,11 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from rocstar.engines.inside_vllm.rocstar_vllm_receive import joined, memory_of
+from rocstar.engines.inside_vllm.rocstar_vllm_receive import TAKEN, joined, memory_of
 from rocstar.errors import EngineUnavailable, first_line
 
 CHUNK_BYTES = 128 << 20  # the least that the buffer has room for; more where a tensor is larger
 ALIGNED = 16  # bytes that each tensor begins at a multiple of, so that it can be seen as its type
-TAKEN_SECONDS = 60.0  # for all workers to take a chunk, less than a fleet waits for weights
 LOOK_SECONDS = 0.0005
 
 
@@ -95,16 +95,22 @@ class Channel:
         """Send what is left. Raises EngineUnavailable."""
         self._flush()
         self._store.set(self._key, "{}")
-        self._buffer.close()
+        self._buffer.free()
+
+    def missing(self, what: str) -> int:
+        """How many workers have not yet "awaited", or "taken", this chunk. Raises EngineUnavailable once stopped."""
+        if self._stopped.is_set():
+            raise EngineUnavailable(self._why)
+        return self._takers - self._store.add(f"{self._key}/{what}", 0)
 
     def stop(self, why: str) -> None:
-        """From any thread: the exchange under way fails, here and for its workers. Harmless after its end."""
+        """From any thread: the exchange under way fails, here and for its workers."""
         self._why = why
         self._stopped.set()
 
     def give_up(self, why: str) -> None:
         """Tell the workers that no more comes."""
-        self._buffer.close()
+        self._buffer.free()
         self._group, self._members = None, ()  # a member that waits in a broadcast loses its connection
         for chunk in (self._chunk, self._chunk + 1):  # some may have taken the one that was under way
             self._store.set(f"{self._exchange}/{chunk}", json.dumps({"stopped": why}))
@@ -120,40 +126,38 @@ class Channel:
     def _flush(self) -> None:
         if not self._tensors:
             return
-        if self._stopped.is_set():
-            raise EngineUnavailable(self._why)
-        if self._members and self._group is None:
-            self._group = joined(self._store, self._group_id, 0, len(self._members) + 1, self._device, self._host)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        self._await("awaited")
         self._store.set(self._key, json.dumps({"size": self._used, "tensors": self._tensors}))
-        if self._group is not None:
-            try:
-                self._group.broadcast(self._buffer.bytes[: self._used], 0, timedelta(seconds=TAKEN_SECONDS)).wait(
-                    timedelta(seconds=TAKEN_SECONDS)
-                )
-            except RuntimeError as error:
-                raise EngineUnavailable(f"weights could not be sent: {first_line(error)}") from error
-        self._await_taken()
-        for key in (self._key, f"{self._key}/taken"):
+        if self._members:
+            self._broadcast()
+        self._await("taken")  # the buffer is filled again after this
+        for key in (self._key, f"{self._key}/awaited", f"{self._key}/taken"):
             self._store.delete_key(key)
         self._chunk, self._used, self._tensors = self._chunk + 1, 0, []
 
-    def _await_taken(self) -> None:
-        """The buffer is filled again after this."""
-        deadline = time.monotonic() + TAKEN_SECONDS
-        while (taken := self._store.add(f"{self._key}/taken", 0)) < self._takers:
-            if self._stopped.is_set():
-                raise EngineUnavailable(self._why)
+    def _broadcast(self) -> None:
+        try:
+            if self._group is None:
+                self._group = joined(self._store, self._group_id, 0, len(self._members) + 1, self._device, self._host)
+            self._group.broadcast(self._buffer.bytes[: self._used], 0, TAKEN).wait(TAKEN)
+        except RuntimeError as error:
+            raise EngineUnavailable(f"weights could not be sent: {first_line(error)}") from error
+
+    def _await(self, what: str) -> None:
+        deadline = time.monotonic() + TAKEN.total_seconds()
+        while missing := self.missing(what):
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
-                    f"{taken} of {self._takers} workers took a part of the weights within {TAKEN_SECONDS:.0f} s"
+                    f"{missing} of {self._takers} workers have not {what} some of the weights in {TAKEN.seconds} s"
                 )
             time.sleep(LOOK_SECONDS)
 
 
 class _Buffer:
-    """Bytes on a device that other processes can see, there for one exchange: a GPU's memory is wanted again."""
+    """Bytes on a device that other processes can see. Those of a GPU are there for one exchange: its memory is wanted
+    again. On CPUs they stay, since under the descriptor of a closed file workers might find another one."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._device, self.size = device, size
@@ -163,25 +167,28 @@ class _Buffer:
 
     def open(self) -> None:
         """Raises OSError."""
-        self.close()
-        size = self.size
         if self._device.type == "cuda":
             from torch.multiprocessing.reductions import reduce_tensor
 
-            self.bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
+            self.free()
+            self.bytes = torch.empty(self.size, dtype=torch.uint8, device=self._device)
             handle = pickle.dumps(reduce_tensor(self.bytes)[1]).hex()  # type: ignore[no-untyped-call]
             self.told = {"handle": handle}
-            return
-        self._file = os.memfd_create("rocstar-weights")  # gone with this process, however it ends
-        os.truncate(self._file, size)
-        path = f"/proc/{os.getpid()}/fd/{self._file}"
-        self.bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        self.told = {"path": path, "size": size}
+        elif self._file is None:
+            name = f"rocstar-weights-{secrets.token_hex(8)}"
+            self._file = os.memfd_create(name)  # gone with this process, however it ends
+            os.truncate(self._file, self.size)
+            path = f"/proc/{os.getpid()}/fd/{self._file}"
+            self.bytes = torch.from_file(path, shared=True, size=self.size, dtype=torch.uint8)
+            self.told = {"path": path, "size": self.size, "name": os.readlink(path)}
+
+    def free(self) -> None:
+        if self._device.type == "cuda":
+            self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
-        if self._device.type == "cuda":
-            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        self.free()
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -270,17 +270,12 @@ class VllmEngine:
         nothing is served before a later call succeeds."""
         if weights.folder is None or not weights.canary:
             raise ContractBroken(f"weights {weights.version} need a folder and canary rows to go to a vLLM server")
-        client, facts = self._started()
-        with weights.sender.expecting() if weights.sender else nullcontext() as send:
-            await self._exchange_weights(client, facts, weights, send or self._by_folder(weights.folder))
-
-    async def _exchange_weights(
-        self, client: VllmClient, facts: VllmFacts, weights: Weights, send: SendWeights
-    ) -> None:
-        async with self._exchange:
+        async with self._exchange:  # before a sender expects it: one that is given twice would wait for itself
+            client, facts = self._started()
             self._settled.clear()
             try:
-                preempted = await self._take(client, weights, send)
+                with weights.sender.expecting() if weights.sender else nullcontext() as send:
+                    preempted = await self._take(client, weights, send or self._by_folder(weights.folder))
                 await self._check(client, weights, facts)
                 self._preempted_for_weights += (await client.metrics()).preemptions - preempted
                 self._version, self._broken = weights.version, None

@@ -231,6 +231,8 @@ class VllmClient:
     async def _send(self, method: str, path: str, content: bytes = b"", **options: float | None) -> bytes:
         """The body of a good answer. seconds: until it is here, `patience_seconds` where not given."""
         seconds = options.get("seconds", self._patience)
+        if self._http.is_closed:
+            raise EngineUnavailable(f"vLLM at {self._url} was asked {path} after its engine was closed")
         try:
             async with asyncio.timeout(seconds), self._http.stream(method, path, content=content) as response:
                 status, body = response.status_code, await self._read(response, path)

@@ -87,13 +87,15 @@ class Policy:
         self.learnt = 0, 0
         """Tokens of the update under way that are learnt from, and all of it."""
         self._template = template
+        self.largest_tensor = 0  # bytes, as it is sent; rank 0 knows them
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
             model.to(self.device if ranks.mesh is None and not adapt else "cpu")
             prepare(model, self.device, self.dtype)
             self._came_as = layout_of_folder(Path(model.name_or_path)) if model.name_or_path else {}
             there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
-            self._as_published(there, model)
+            published = self._as_published(there, model)
+            self.largest_tensor = max(each.numel() * self._sent_type(each).itemsize for each in published.values())
             if adapt:
                 self._base = fingerprint_of(Path(model.name_or_path)) if model.name_or_path else None
                 adapt(model)
@@ -222,7 +224,7 @@ class Policy:
 
     def _put_layer(self, whole: Mapping[str, torch.Tensor]) -> Exception | None:
         """What was raised: the other ranks must hear of it before it is."""
-        tensors = {name: each.to(self.dtype if each.ndim > 1 else torch.float32) for name, each in whole.items()}
+        tensors = {name: each.to(self._sent_type(each)) for name, each in whole.items()}
         try:
             for name, tensor in self._as_published(tensors, self.model).items():
                 self._put(name, tensor)
@@ -230,10 +232,8 @@ class Policy:
             return error
         return None
 
-    @property
-    def largest_tensor(self) -> int:
-        """Its bytes, as it is sent."""
-        return max(each.numel() * (self.dtype if each.ndim > 1 else torch.float32).itemsize for each in self.parameters)
+    def _sent_type(self, tensor: torch.Tensor) -> torch.dtype:
+        return self.dtype if tensor.ndim > 1 else torch.float32
 
     def fingerprint(self) -> str:
         """A hash of the first numbers of each tensor that learns, of which an update changes nearly all, to the bit."""

@@ -106,8 +106,8 @@ class Ranks:
 
     def make(self, member: RankMember, **settings: Any) -> None:
         """First line of a member's constructor: the others make theirs by `on_rank`, with the same `settings`."""
-        if self._tells:
-            with self.guarded(f"making the {member.role}"):
+        with self._turn, self.guarded(f"making the {member.role}"):
+            if self._tells:
                 self.share((member.role, type(member), (), settings))
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2143, 11),
     "data": (4618, 24),
     "dialogue": (1498, 10),
-    "engines": (4550, 24),
+    "engines": (4589, 24),
     "errors": (53, 1),
     "evaluation": (3649, 21),
     "faults": (660, 4),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (603, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4163
+CLASSES, FUNCTIONS = 592, 4166
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 50_718}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 51_095}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

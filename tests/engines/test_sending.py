@@ -4,8 +4,11 @@ broadcast; who waits for whom; and what a fault of one end does to the other. Re
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,11 +17,16 @@ pytest.importorskip("torch")
 
 import torch
 
+from rocstar.engines import sending as sending_module
 from rocstar.engines import torch_channel
-from rocstar.engines.inside_vllm.rocstar_vllm_receive import Receiver, memory_of
+from rocstar.engines.inside_vllm import rocstar_vllm_receive
+from rocstar.engines.inside_vllm.rocstar_vllm_receive import Receiver, memory_of, seen
 from rocstar.engines.sending import Sending
 from rocstar.engines.torch_channel import Channel
+from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import EngineUnavailable, RunHalted
+from rocstar.types import Canary, Weights
+from tests.engines.vllm_stand_in import VOCAB, StandIn
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -53,6 +61,7 @@ class Server:
 
     async def call(self, method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
         assert method == "rocstar_receive"
+        await asyncio.sleep(0.01)  # a request takes its time
         return await asyncio.gather(*(asyncio.to_thread(self._take, plan, n) for n in range(len(self.told))))
 
     def _take(self, plan: dict[str, Any], worker: int) -> dict[str, Any]:
@@ -67,13 +76,13 @@ class Server:
         return {}
 
 
-def sending(channel: Channel, weights: Mapping[str, torch.Tensor]) -> Sending:
+def sending(channel: Channel, weights: Mapping[str, torch.Tensor], turn: asyncio.Lock | None = None) -> Sending:
     def send() -> None:
         for name, tensor in weights.items():
             channel.put(name, tensor)
         channel.end()
 
-    return Sending(channel, lambda: asyncio.to_thread(send), asyncio.Lock())
+    return Sending(channel, lambda: asyncio.to_thread(send), turn or asyncio.Lock())
 
 
 async def give(sender: Sending, servers: Sequence[Server]) -> list[list[dict[str, Any]]]:
@@ -82,6 +91,11 @@ async def give(sender: Sending, servers: Sequence[Server]) -> list[list[dict[str
             return await send(server.call, server.told)
 
     return await asyncio.gather(*map(to, servers))
+
+
+async def never(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    await asyncio.Event().wait()
+    return []
 
 
 def assert_taken(server: Server, weights: Mapping[str, torch.Tensor]) -> None:
@@ -116,13 +130,16 @@ async def test_a_server_that_was_begun_anew_joins_those_that_were_there(shares: 
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_next_one_succeeds(shares: bool) -> None:
+async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_others_are_sent_the_weights_again(
+    shares: bool,
+) -> None:
+    """Else one server that dies takes all others out of service with it, for as long as they take to start."""
     channel, weights = Channel(CPU, HOST, largest=3000, shares=shares), tensors(1)
     well, ill = Server("a"), Server("b")
     ill.fails_after = 3
     first, second = await give(sending(channel, weights), [well, ill])
-    assert second == [{"failed": "its memory is full"}]
-    assert list(first[0]) == ["refused"]
+    assert second == [{"failed": "its memory is full"}] and first == [{}]
+    assert_taken(well, weights)
     ill.fails_after = None
     assert await give(sending(channel, weights), [well, ill]) == [[{}], [{}]]
     assert_taken(well, weights)
@@ -130,8 +147,10 @@ async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_next_one_succee
     channel.close()
 
 
-async def test_a_server_that_is_lost_fails_alone_but_for_those_that_were_sent_to_with_it() -> None:
-    channel, well = Channel(CPU, HOST, largest=3000), Server("a")
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_a_server_that_is_lost_fails_alone_but_for_those_that_were_sent_to_with_it(shares: bool) -> None:
+    """A worker that is not there any more was waited for while a group was made, for five minutes."""
+    channel, well = Channel(CPU, HOST, largest=3000, shares=shares), Server("a")
     lost = Server("b")
 
     async def dies(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,15 +159,124 @@ async def test_a_server_that_is_lost_fails_alone_but_for_those_that_were_sent_to
     lost.call = dies  # type: ignore[method-assign]
     sender = sending(channel, tensors(2))
     both = await asyncio.gather(give(sender, [well]), give(sender, [lost]), return_exceptions=True)
-    assert isinstance(both[0], list)
-    assert "the connection was broken" in both[0][0][0]["refused"]
-    assert isinstance(both[1], EngineUnavailable)
+    assert both[0] == [[{}]] and isinstance(both[1], EngineUnavailable)
     assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
     channel.close()
 
 
-async def test_learners_that_have_other_weights_by_now_are_no_fault_of_the_server() -> None:
-    channel, server = Channel(CPU, HOST, largest=3000), Server("a")
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_a_server_that_hangs_leaves_the_others_their_answer_and_the_next_pass_its_turn(shares: bool) -> None:
+    """Whoever waits for it gives it up; the others waited as long."""
+    channel, turn = Channel(CPU, HOST, largest=3000, shares=shares), asyncio.Lock()
+    well, hangs = Server("a"), Server("b")
+
+    async def another_fails(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+        await asyncio.sleep(0.05)
+        return [{"refused": "it has no memory"}]
+
+    take, hangs.call, well.call = well.call, never, another_fails  # type: ignore[method-assign]
+    sender, weights = sending(channel, tensors(2), turn), tensors(2)
+    hanging = asyncio.create_task(give(sender, [hangs]))
+    assert await give(sender, [well]) == [[{"refused": "it has no memory"}]]
+    assert not hanging.done()
+    well.call = take  # type: ignore[method-assign]
+    assert await give(sender, [well]) == [[{}]]
+    assert_taken(well, weights)
+    hanging.cancel()
+    await asyncio.wait({hanging})
+    assert await give(sending(channel, weights, turn), [well]) == [[{}]]
+    channel.close()
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_workers_that_never_begin_to_wait_end_the_pass_before_a_fleet_gives_all_up(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending_module, "LOOKS", 20)
+    channel, well, hangs = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
+
+    hangs.call = never  # type: ignore[method-assign]
+    sender = sending(channel, tensors(2))
+    hanging, giving = asyncio.create_task(give(sender, [hangs])), asyncio.create_task(give(sender, [well]))
+    assert await giving == [[{}]] and not hanging.done()
+    assert_taken(well, tensors(2))
+    hanging.cancel()
+    channel.close()
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_an_engine_that_is_given_up_during_a_pass_ends_it(shares: bool) -> None:
+    channel, well, slow = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
+
+    slow.call = never  # type: ignore[method-assign]
+    sender = sending(channel, tensors(2))
+    giving, hanging = asyncio.create_task(give(sender, [well])), asyncio.create_task(give(sender, [slow]))
+    await asyncio.sleep(0.1)
+    hanging.cancel()
+    assert await giving == [[{}]]
+    assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
+    channel.close()
+
+
+async def test_a_group_that_does_not_come_about_is_a_fault_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended a run, as a rank that was lost where there are several."""
+    channel, server = Channel(CPU, HOST, largest=3000, shares=False), Server("a")
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_channel, "joined", fails)
+        patch.setattr(rocstar_vllm_receive, "joined", fails)
+        found = await give(sending(channel, tensors(1)), [server])
+    assert list(found[0][0]) == ["refused"]
+    assert await give(sending(channel, tensors(1)), [server]) == [[{}]]
+    channel.close()
+
+
+async def test_a_pass_goes_on_while_the_event_loop_waits_for_its_learners() -> None:
+    """A lock keeps updates and passes apart, and rank 0 saves, say, in the thread that would send the requests."""
+    channel, servers, lock = Channel(CPU, HOST, largest=3000), [Server("a"), Server("b")], threading.Lock()
+
+    def send() -> None:
+        with lock:
+            for name, tensor in tensors(3).items():
+                channel.put(name, tensor)
+            channel.end()
+
+    giving = asyncio.create_task(give(Sending(channel, lambda: asyncio.to_thread(send), asyncio.Lock()), servers))
+    while not lock.locked():  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0)
+    assert lock.acquire(timeout=30)
+    lock.release()
+    assert await giving == [[{}], [{}]]
+    channel.close()
+
+
+def test_a_file_that_is_not_the_learners_is_left_as_it_is(tmp_path: Path) -> None:
+    """In a container of its own a worker finds another process under the number of the learner's."""
+    with (tmp_path / "other").open("wb") as file:
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        with pytest.raises(OSError, match=r"is .*/other here, not the learner's /memfd:mine"):
+            seen({"path": path, "size": 4096, "name": "/memfd:mine (deleted)"}, CPU)
+    assert (tmp_path / "other").stat().st_size == 0
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_many_exchanges_leave_nothing_behind(shares: bool) -> None:
+    channel, servers = Channel(CPU, HOST, largest=3000, shares=shares), [Server("a"), Server("b")]
+    held: list[tuple[int, int]] = []
+    for number in range(30):
+        servers[1].fails_after = 3 if number % 3 == 1 else None  # a broken group is made anew
+        await give(sending(channel, tensors(number)), servers)
+        held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    assert max(held[-6:]) <= max(held[:6])
+    channel.close()
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+async def test_learners_that_have_other_weights_by_now_are_no_fault_of_the_server(shares: bool) -> None:
+    channel, server = Channel(CPU, HOST, largest=3000, shares=shares), Server("a")
 
     async def send() -> None:
         raise EngineUnavailable("weights 3 have changed")
@@ -178,6 +306,9 @@ class Noted:
     def plans(self, engines: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         self.passes.append([engine[0]["name"] for engine in engines])
         return [{} for _ in engines]
+
+    def missing(self, what: str) -> int:
+        return 0
 
     def stop(self, why: str) -> None: ...
 
@@ -212,6 +343,28 @@ async def test_one_pass_serves_all_that_were_given_the_weights_however_late_they
     assert sorted(map(sorted, noted.passes)) == [["a", "b", "c"]]
     await engine("d")
     assert noted.passes[1:] == [["d"]]
+
+
+async def test_a_server_that_hangs_before_it_is_paused_is_not_waited_for_until_a_fleet_gives_both_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The patience of both began at one time, so one server that was stopped took all others out with it."""
+    monkeypatch.setattr(sending_module, "TOGETHER_SECONDS", 0.05)
+    noted, is_paused = Noted(), asyncio.Event()
+    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
+
+    async def engine(name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
+        with sender.expecting() as send:
+            if ready:
+                await ready.wait()
+            return await send(taken, [{"name": name}])
+
+    hangs = asyncio.create_task(engine("a", is_paused))
+    assert await engine("b") == [{}]
+    assert noted.passes == [["b"]] and not hangs.done()
+    is_paused.set()
+    assert await hangs == [{}]
+    assert noted.passes == [["b"], ["a"]]
 
 
 async def test_who_leaves_without_asking_is_not_waited_for() -> None:
@@ -255,3 +408,156 @@ async def test_who_is_no_longer_waited_for_does_not_hold_the_others_up() -> None
     assert begun.is_set() and not asking.done()
     hanging.cancel()
     assert await asking == [{}]
+
+
+async def test_who_asked_and_is_given_up_then_is_not_sent_to() -> None:
+    """Its server may be begun anew by the time that the others are there."""
+    noted, late = Noted(), asyncio.Event()
+    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
+
+    async def engine(name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
+        with sender.expecting() as send:
+            if ready:
+                await ready.wait()
+            return await send(taken, [{"name": name}])
+
+    given_up, other = asyncio.create_task(engine("a")), asyncio.create_task(engine("b", late))
+    await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    again = asyncio.create_task(engine("a, begun anew"))
+    late.set()
+    assert await asyncio.gather(other, again) == [[{}], [{}]]
+    assert noted.passes == [["b", "a, begun anew"]] or noted.passes == [["a, begun anew", "b"]]
+
+
+async def test_an_engine_that_is_given_weights_twice_takes_them_twice(tmp_path: Path) -> None:
+    """A fleet whose engines are all out gives weights to one that is just begun anew with them; the first exchange
+    waited for the second, and the second for the first."""
+    noted = Noted()
+    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
+    weights = Weights(
+        version=3, folder=str(tmp_path), canary=(Canary(token_ids=(1, 2), logprobs=(-1.0,)),), sender=sender
+    )
+    async with StandIn() as server, asyncio.timeout(60):
+        engine = VllmEngine(server.url, vocab_size=VOCAB)
+        await engine.restart(None)
+        given = [asyncio.create_task(engine.load_weights(weights)) for _ in range(2)]
+        await asyncio.gather(*given)
+        assert len(noted.passes) == 2 and engine.load().policy_version == 3
+        await engine.close()
+
+
+async def test_an_engine_that_is_closed_while_it_waits_for_the_others_is_unavailable(tmp_path: Path) -> None:
+    """Its client raised what ended the run."""
+    noted = Noted()
+    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
+    weights = Weights(
+        version=3, folder=str(tmp_path), canary=(Canary(token_ids=(1, 2), logprobs=(-1.0,)),), sender=sender
+    )
+    async with StandIn() as server, asyncio.timeout(60):
+        engine = VllmEngine(server.url, vocab_size=VOCAB)
+        await engine.restart(None)
+        with sender.expecting():
+            given = asyncio.create_task(engine.load_weights(weights))
+            await server.asked_for("/pause")
+            await asyncio.sleep(0.1)
+            await engine.close()
+        with pytest.raises(EngineUnavailable, match="asked /collective_rpc after its engine was closed"):
+            await given
+
+
+class Scripted(Noted):
+    """Its workers wait for weights once they are called; one exchange at a time, and none is stopped by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.why, self.called, self.under_way = "", 0, False
+
+    def plans(self, engines: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        assert not self.under_way
+        self.under_way, self.why, self.called = True, "", 0
+        self.over = asyncio.get_running_loop().create_future()
+        return [{"over": self.over} for _ in super().plans(engines)]
+
+    def missing(self, what: str) -> int:
+        self.check()
+        return len(self.passes[-1]) - self.called
+
+    def check(self) -> None:
+        if self.why:
+            raise EngineUnavailable(self.why)
+
+    def stop(self, why: str) -> None:
+        assert self.under_way, "an exchange that is over was stopped"
+        self.why = why
+
+    def give_up(self, why: str) -> None:
+        self.end({"refused": why})
+
+    def end(self, said: dict[str, Any]) -> None:
+        assert self.under_way
+        self.under_way = False
+        self.over.set_result(said)
+
+
+async def ticks(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_whatever_fails_or_is_given_up_whenever_nobody_waits_for_ever(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, channel, turn = random.Random(seed), Scripted(), asyncio.Lock()
+    monkeypatch.setattr(sending_module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(sending_module, "TOGETHER_SECONDS", chance.choice((0.0, 15.0)))
+    changed = chance.random() < 0.2
+
+    async def send() -> None:
+        for _ in range(chance.randrange(6)):
+            await ticks(1)
+            channel.check()
+        if changed:
+            raise EngineUnavailable("weights have changed")
+        channel.end({})
+
+    senders = [Sending(cast(Any, channel), send, turn) for _ in range(2)]
+
+    async def call(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+        await ticks(chance.randrange(4))
+        if chance.random() < 0.15:
+            raise EngineUnavailable("lost before it began")
+        channel.called += plan["over"] is channel.over
+        if chance.random() < 0.1:
+            await asyncio.Event().wait()
+        said = await asyncio.shield(plan["over"])
+        await ticks(chance.randrange(3))
+        if chance.random() < 0.15:
+            raise EngineUnavailable("lost after it ended")
+        return [said]
+
+    async def engine(name: str) -> list[dict[str, Any]]:
+        await ticks(chance.randrange(12))
+        with chance.choice(senders).expecting() as sent:
+            await ticks(chance.randrange(4))
+            if chance.random() < 0.15:
+                raise EngineUnavailable("not paused")
+            return await sent(call, [{"name": name}])
+
+    engines = [asyncio.create_task(engine(str(n))) for n in range(6)]
+    for given_up in chance.sample(engines, chance.randrange(4)):
+        await ticks(chance.randrange(10))
+        given_up.cancel()
+    done, hanging = await asyncio.wait(engines, timeout=0.2)
+    for task in hanging:  # a fleet gives them up
+        task.cancel()
+    done, hanging = await asyncio.wait(engines, timeout=10)
+    assert not hanging and not turn.locked() and not channel.under_way
+    assert not any(sender._expected or sender._passes for sender in senders)
+    for task in done:
+        assert task.cancelled() or isinstance(task.exception(), EngineUnavailable | None)
+    sent = [name for each in channel.passes for name in each]
+    assert max(map(sent.count, sent), default=0) <= 2
+    assert {str(n) for n, task in enumerate(engines) if not task.cancelled() and not task.exception()} <= set(sent)

@@ -84,9 +84,36 @@ async def test_a_server_takes_weights_that_are_sent_past_any_file(
             assert found.logprobs == pytest.approx(ours, abs=1e-3)
         with torch.no_grad():
             policy.parameters[0].mul_(1.5)
-        with pytest.raises(EngineUnavailable, match=r"weights 7 of .* were refused: .* have changed"):
+        with pytest.raises(EngineUnavailable, match=r"weights 7 in .* were refused: .* have changed"):
             await engine.load_weights(weights)
         assert [span.version for span in (await ask(engine, "after")).version_spans] == [7]
+
+
+async def test_a_server_whose_weights_broke_off_takes_them_whole_the_next_time(
+    engine: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: Any = SimpleNamespace(vocab_size=VOCAB)
+    policy = Policy(qwen(2), known, template_named("compact"))
+    channel, put, left = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor), Channel.put, [9]
+
+    def breaks_off(self: Channel, name: str, tensor: torch.Tensor) -> None:
+        put(self, name, tensor)
+        self._flush()
+        left[0] -= 1
+        if not left[0]:
+            self.stop("another engine failed")
+
+    monkeypatch.setattr(Channel, "put", breaks_off)
+    with closing(PublishedWeights(tmp_path, None, channel=channel)) as published:
+        published.publish(policy)
+        policy.version = 6
+        with torch.no_grad():
+            policy.parameters[0].mul_(1.5)
+        weights = published.publish(policy)
+        with pytest.raises(EngineUnavailable, match=r"weights 6 in .* were taken in part: .*another engine failed"):
+            await engine.load_weights(weights)
+        await engine.load_weights(weights)
+        assert [span.version for span in (await ask(engine)).version_spans] == [6]
 
 
 async def test_a_server_merges_adapters_into_the_model_that_it_reads_itself(engine: VllmEngine, tmp_path: Path) -> None:

@@ -145,6 +145,20 @@ def test_what_is_sent_is_what_would_be_published(tmp_path: Path, made: Callable[
     assert max(each.nbytes for each in sent.values()) <= mine.largest_tensor
 
 
+def test_the_largest_tensor_is_that_of_the_layout_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some families' folders hold as one what the model has in parts (q, k, v); the buffer was too small for it."""
+    as_published = Policy._as_published
+
+    def fused(self: Policy, tensors: Any, model: Any) -> dict[str, torch.Tensor]:
+        found = as_published(self, tensors, model)
+        wide = [found.pop(name) for name in list(found) if found[name].ndim > 1]
+        return {**found, **({"fused": torch.cat([each.flatten() for each in wide])[None]} if wide else {})}
+
+    monkeypatch.setattr(Policy, "_as_published", fused)
+    mine = policy()
+    assert mine.largest_tensor == 4 * sum(each.numel() for each in mine.parameters if each.ndim > 1)
+
+
 def test_weights_that_have_changed_since_are_not_sent(tmp_path: Path) -> None:
     mine = policy()
     weights = mine.publish(tmp_path, sent=True)

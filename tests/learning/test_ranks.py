@@ -6,6 +6,7 @@ import signal
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.policy import Policy, save_state, weights_of
+from rocstar.learning.policy import Policy, Put, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
@@ -91,8 +92,14 @@ def close(metrics: list[dict[str, float]], others: list[dict[str, float]]) -> bo
     return all(mine == pytest.approx(other, abs=1e-5) for mine, other in zip(metrics, others, strict=True))
 
 
-def refuse(name: str, tensor: torch.Tensor) -> None:
-    raise EngineUnavailable("no worker takes them")
+def refused(name: str) -> Put:
+    """A `put` that takes no tensor of that name."""
+
+    def put(this: str, tensor: torch.Tensor) -> None:
+        if this == name:
+            raise EngineUnavailable("no worker takes them")
+
+    return put
 
 
 def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
@@ -115,8 +122,9 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
         both._policy.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
         assert sent.keys() == published.tensors.keys()
         assert all(torch.equal(sent[name], each) for name, each in published.tensors.items())
-        with pytest.raises(EngineUnavailable, match="no worker takes them"):
-            both._policy.send(refuse, weights)
+        for place in (0, len(sent) // 2, -1):
+            with pytest.raises(EngineUnavailable, match="no worker takes them"):
+                both._policy.send(refused(list(sent)[place]), weights)
         for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
@@ -133,6 +141,28 @@ def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(
     assert later._policy.version == 3
     assert len(load_file(tmp_path / "model" / "model.safetensors")) == len(published.tensors)
     assert close(course(later, range(3, 6)), whole[3:])
+
+
+def test_what_ranks_are_told_they_are_told_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner of the next stage was not made on the others while weights were sent in another thread."""
+    ranks, told, sends, done = Ranks(0, 2), [], threading.Event(), threading.Event()
+    monkeypatch.setattr(ranks, "share", told.append)
+
+    def send() -> None:
+        with ranks.told("policy", "send", (), {}):
+            sends.set()
+            done.wait(30)
+            told.append("sent")
+
+    threads = [threading.Thread(target=send), threading.Thread(target=ranks.make, args=(SimpleNamespace(role="new"),))]
+    threads[0].start()
+    sends.wait(30)
+    threads[1].start()
+    threads[1].join(0.1)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert told == [("policy", "send", (), {}), "sent", ("new", SimpleNamespace, (), {})]
 
 
 def test_weights_that_are_broken_on_another_rank_are_told_as_such(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ file on CPUs of one machine. All others are sent the buffer's bytes, by NCCL or 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import socket
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 SECONDS = timedelta(minutes=5)  # for the next tensors to come
+TAKEN = timedelta(minutes=1)  # for all workers to take what has come, less than a fleet waits for weights
 FOREVER = timedelta(days=30)  # of NCCL's own watchdog, which ends the process where it strikes
 
 
@@ -36,24 +38,23 @@ class Receiver:
 
     def tensors(self, plan: dict[str, Any], worker: int) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors of one exchange, by name; each is the caller's to keep. worker: number of this one on its server.
-        Raises RuntimeError where the learner says why no more
-        come, or is gone."""
-        store, rank = self._open(plan["address"]), plan["ranks"][worker]
-        if rank:
-            self._join(store, plan, rank)
+        Raises RuntimeError where the learner says why no more come, or is gone."""
         try:
-            yield from self._chunks(store, plan, rank)
+            yield from self._chunks(self._open(plan["address"]), plan, plan["ranks"][worker])
         finally:
             self._seen = None  # the learner wants its memory back
 
     def _chunks(self, store: Any, plan: dict[str, Any], rank: int) -> Iterator[tuple[str, torch.Tensor]]:
         for number in count():
             chunk = f"{plan['exchange']}/{number}"
+            store.add(f"{chunk}/awaited", 1)
             told = json.loads(store.get(chunk))
             if "stopped" in told:
                 raise RuntimeError(told["stopped"])
             if "size" not in told:
                 return
+            if rank:
+                self._join(store, plan, rank)
             flat = self._sent(told["size"]) if rank else self._shared(plan["buffer"])[: told["size"]].clone()
             if flat.is_cuda:
                 torch.cuda.synchronize(self._device)
@@ -76,7 +77,7 @@ class Receiver:
 
     def _sent(self, size: int) -> torch.Tensor:
         flat = torch.empty(size, dtype=torch.uint8, device=self._device)
-        self._group.broadcast(flat, 0, SECONDS).wait(SECONDS)
+        self._group.broadcast(flat, 0, TAKEN).wait(TAKEN)
         return flat
 
     def _shared(self, buffer: dict[str, Any]) -> torch.Tensor:
@@ -94,7 +95,7 @@ def joined(store: Any, name: str, rank: int, size: int, device: torch.device, ho
         return dist.ProcessGroupNCCL(own, rank, size, options)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=_address_towards(host))]
-    gloo._timeout = SECONDS
+    gloo._timeout = TAKEN
     return dist.ProcessGroupGloo(own, rank, size, gloo)
 
 
@@ -106,8 +107,10 @@ def memory_of(device: torch.device) -> str:
 
 
 def seen(buffer: dict[str, Any], device: torch.device) -> torch.Tensor:
-    """Another process's buffer."""
+    """Another process's buffer. Raises OSError where this one does not see it."""
     if "path" in buffer:
+        if (found := os.readlink(buffer["path"])) != buffer["name"]:
+            raise OSError(f"{buffer['path']} is {found} here, not the learner's {buffer['name']}")
         return torch.from_file(buffer["path"], shared=True, size=buffer["size"], dtype=torch.uint8)
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
