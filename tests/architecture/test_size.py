@@ -23,7 +23,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2143, 11),
     "data": (4618, 24),
     "dialogue": (1498, 10),
-    "engines": (4589, 24),
+    "engines": (4591, 24),
     "errors": (53, 1),
     "evaluation": (3649, 21),
     "faults": (660, 4),

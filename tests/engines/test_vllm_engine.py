@@ -92,6 +92,7 @@ async def test_a_server_takes_weights_that_are_sent_past_any_file(
 async def test_a_server_whose_weights_broke_off_takes_them_whole_the_next_time(
     engine: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which is at once. The canary rows prove it, though vLLM had begun to take them."""
     known: Any = SimpleNamespace(vocab_size=VOCAB)
     policy = Policy(qwen(2), known, template_named("compact"))
     channel, put, left = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor), Channel.put, [9]
@@ -110,9 +111,8 @@ async def test_a_server_whose_weights_broke_off_takes_them_whole_the_next_time(
         with torch.no_grad():
             policy.parameters[0].mul_(1.5)
         weights = published.publish(policy)
-        with pytest.raises(EngineUnavailable, match=r"weights 6 in .* were taken in part: .*another engine failed"):
-            await engine.load_weights(weights)
         await engine.load_weights(weights)
+        assert left[0] < 0, "it was sent them twice"
         assert [span.version for span in (await ask(engine)).version_spans] == [6]
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rocstar_vllm_receive import Receiver, memory_of  # type: ignore[import-not-found]  # beside it
 from safetensors import SafetensorError, safe_open
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -32,7 +31,8 @@ class RocstarWorker:
     device: torch.device
     rank: int
     rocstar_known: int | None = None
-    rocstar_receiver: Receiver | None = None
+    rocstar_receiver: Any = None
+    """Its end of weights that are sent (`rocstar_vllm_receive.Receiver`), which is beside this file in vLLM alone."""
 
     def rocstar_open(self, known: int, name: str = "") -> dict[str, Any]:
         """From now on no id from `known` on is drawn or takes probability. Returns what a client must know; to one that
@@ -40,8 +40,11 @@ class RocstarWorker:
         own = os.environ.get("ROCSTAR_SERVER_NAME", "")
         if name not in ("", own):
             return {"name": own}
+        from rocstar_vllm_receive import Receiver, memory_of  # type: ignore[import-not-found]
+
         if self.rocstar_known is None:
             self._rocstar_mask()
+        self.rocstar_receiver = self.rocstar_receiver or Receiver(self.device)
         self.rocstar_known = known
         config, scheduler = self.model_config, self.vllm_config.scheduler_config
         return {
@@ -70,7 +73,6 @@ class RocstarWorker:
     def rocstar_receive(self, plan: dict[str, Any]) -> dict[str, str]:
         """Take the weights that a learner sends, with which it goes on when this has begun on all workers. Returns as
         `rocstar_load`."""
-        self.rocstar_receiver = self.rocstar_receiver or Receiver(self.device)
         try:
             sent = self.rocstar_receiver.tensors(plan, self.rank)
             first = next(sent)
