@@ -58,7 +58,7 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
         ({"text": "1+1?"}, "the fields text do not fit any known layout"),
         ({"prompt": [*ASKED, {"role": "assistant", "content": "2"}], "label": "2"}, "got system, user, assistant"),
         ({"prompt": [], "label": "2"}, "got no messages"),
-        ({"prompt": ["1+1?"], "label": "2"}, "got None"),
+        ({"prompt": ["1+1?"], "label": "2"}, "got no messages"),
         ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'field "reward_model.ground_truth"'),
         ({"prompt": ASKED, "label": " "}, 'field "label": expected a text or a number, got an empty text'),
     ],
