@@ -457,10 +457,12 @@ class Fleet:
     def _standing(self) -> frozenset[str]:
         at_work = {member for member in self._members.values() if member.up and member.turns}
         standing = {member for member in at_work if member.progress() == member.seen}
+        if not standing:
+            return frozenset()  # as nearly always: a load is asked for at every request of an agent
         return frozenset(
             request_id
             for request_id, turn in self._turns.items()
-            if standing and (turn.member in standing if turn.member else standing == at_work)
+            if (turn.member in standing if turn.member else standing == at_work)
         )
 
     def _look_at_waiting(self) -> None:

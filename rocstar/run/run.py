@@ -129,7 +129,7 @@ class Run:
     async def give(self, weights: Weights, step: int) -> dict[str, float]:
         """Give the engines the weights after a step; `weights/*` metrics. Raises EngineUnavailable when none takes
         them, OSError."""
-        began = time.monotonic()
+        began = time.monotonic() - (self.published.seconds if self.published else 0.0)
         if self.calls:
             self.calls.written_by(weights, step)
         await self.engine.load_weights(weights)
@@ -137,8 +137,7 @@ class Run:
             self.engine.keep(self.published.publish(self.policy, sent=False))
         if not self.published:
             return {}
-        seconds = self.published.seconds + time.monotonic() - began
-        return {"weights/seconds": seconds, "weights/bytes": float(self.published.bytes)}
+        return {"weights/seconds": time.monotonic() - began, "weights/bytes": float(self.published.bytes)}
 
     def weights(self) -> Weights:
         """The current ones, for engines: those that are lost find them in a folder. Raises OSError, RunHalted."""

@@ -32,8 +32,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1783, 9),
     "protocols": (290, 1),
     "record": (2934, 17),
-    "rollout": (1848, 12),
-    "run": (4565, 24),
+    "rollout": (1850, 12),
+    "run": (4564, 24),
     "sandbox": (8628, 45),
     "serving": (781, 6),
     "support": (1931, 17),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 51_095}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 51_086}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

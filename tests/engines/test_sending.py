@@ -7,7 +7,8 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -322,19 +323,19 @@ async def taken(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [{}]
 
 
-Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
+async def given(sender: Sending, name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
+    """An engine that is given the weights now, and asks for them when it is ready."""
+    with sender.expecting() as send:
+        if ready:
+            await ready.wait()
+        return await send(taken, [{"name": name}])
 
 
 async def test_one_pass_serves_all_that_were_given_the_weights_however_late_they_ask() -> None:
     noted, late = Noted(), asyncio.Event()
     sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
 
-    async def engine(name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
-        with sender.expecting() as send:
-            if ready:
-                await ready.wait()
-            return await send(taken, [{"name": name}])
-
+    engine = partial(given, sender)
     asked = asyncio.gather(engine("a"), engine("b", late), engine("c"))
     await asyncio.sleep(0.01)
     assert noted.passes == []
@@ -353,12 +354,7 @@ async def test_a_server_that_hangs_before_it_is_paused_is_not_waited_for_until_a
     noted, is_paused = Noted(), asyncio.Event()
     sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
 
-    async def engine(name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
-        with sender.expecting() as send:
-            if ready:
-                await ready.wait()
-            return await send(taken, [{"name": name}])
-
+    engine = partial(given, sender)
     hangs = asyncio.create_task(engine("a", is_paused))
     assert await engine("b") == [{}]
     assert noted.passes == [["b"]] and not hangs.done()
@@ -415,12 +411,7 @@ async def test_who_asked_and_is_given_up_then_is_not_sent_to() -> None:
     noted, late = Noted(), asyncio.Event()
     sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
 
-    async def engine(name: str, ready: asyncio.Event | None = None) -> list[dict[str, Any]]:
-        with sender.expecting() as send:
-            if ready:
-                await ready.wait()
-            return await send(taken, [{"name": name}])
-
+    engine = partial(given, sender)
     given_up, other = asyncio.create_task(engine("a")), asyncio.create_task(engine("b", late))
     await asyncio.sleep(0.01)
     given_up.cancel()
