@@ -287,7 +287,8 @@ class Worker:
     def line(self) -> str:
         assert self.process.stdout is not None
         if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"a contestant ended; its words stand above: {' '.join(self.command)}")
+            code = self.process.wait()
+            raise SystemExit(f"a contestant ended with {code}; its words stand above: {' '.join(self.command)}")
         return line
 
 

@@ -6,8 +6,9 @@
 `plain`: 8 prompts x 8 attempts, 32 tokens and 128 new ones. `conversation`: three turns of 32 sampled tokens; the first
 two end with the same call of a tool that takes 50 ms, appended to what the model wrote on every side, and go on with
 its reply. Weights, tokenizer, prompts, template and call are the same; gradient checkpointing is off, no KL term, one
-update a step. TRL (1.16 or later) lives in an environment of its own: `pip install torch==2.13.0`, then `pip install
-trl`; its tool loop runs the calls of different attempts one after another, rocstar's at once.
+update a step; at 135M TRL learns in passes of 8 rows, because its pass over all 64 took more than 21 GB (rocstar
+chooses its passes itself). TRL (1.16 or later) lives in an environment of its own: `pip install torch==2.13.0`, then
+`pip install trl`; its tool loop runs the calls of different attempts one after another, rocstar's at once.
 
 Every contestant is a process that stays; they take turns step by step after one step to warm up. `--against` adds
 rocstar of another checkout. Prints medians and ranges of wall and CPU seconds and the ratio to TRL, round by round;
@@ -33,6 +34,7 @@ from frame import ROOT, Worker, by_turns, parser, qwen3, report, spent, spread
 PROMPT_TOKENS, NEW_TOKENS, TURN_TOKENS, PROMPTS, ATTEMPTS = 32, 128, 32, 8, 8
 TOOL_SECONDS = 0.05
 SIZES = {"3.7M": (2048, 256, 4, 4, 2, 768), "135M": (49152, 576, 30, 9, 3, 1536)}  # as frame.qwen3 takes them
+TRL_ROWS = {"3.7M": PROMPTS * ATTEMPTS, "135M": 8}  # of one pass of its update
 CALL = '<tool_call>\n{"name": "wait_and_add", "arguments": {"a": 1}}\n</tool_call>'
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -46,7 +48,7 @@ def main() -> None:
     figures: dict[str, Any] = {"rounds": options.rounds}
     for kind in [options.only] if options.only else ["plain", "conversation"]:
         with tempfile.TemporaryDirectory() as folder:
-            write_case(Path(folder), calls=2 if kind == "conversation" else 0, size=SIZES[options.size])
+            write_case(Path(folder), calls=2 if kind == "conversation" else 0, size=options.size)
             figures[kind] = compared(contestants(options, folder), options.rounds)
         for name, columns in figures[kind].items():
             print(kind, name, *(f"{column} {value}" for column, value in columns.items()), sep="  ", flush=True)
@@ -120,14 +122,14 @@ def reply(tool_text: str) -> str:
     return f"\n{START}user\n<tool_response>\n{tool_text}\n</tool_response>{STOP}\n{START}assistant\n"
 
 
-def write_case(folder: Path, calls: int, size: tuple[int, int, int, int, int, int]) -> None:
+def write_case(folder: Path, calls: int, size: str) -> None:
     """Model, tokenizer, questions of exactly PROMPT_TOKENS tokens with their template, and the call."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     tokenizer = write_tokenizer(folder)
     stop = tokenizer.token_to_id(STOP)
-    qwen3(*size, max_position_embeddings=1024, eos_token_id=stop).save_pretrained(folder)
+    qwen3(*SIZES[size], max_position_embeddings=1024, eos_token_id=stop).save_pretrained(folder)
     questions = []
     for number in range(PROMPTS):
         question = str(number)
@@ -139,6 +141,7 @@ def write_case(folder: Path, calls: int, size: tuple[int, int, int, int, int, in
     case = {
         "questions": questions,
         "attempts": ATTEMPTS,
+        "trl_rows": TRL_ROWS[size],
         "calls": calls,
         "call_ids": call_ids,
         "stop": stop,

@@ -84,7 +84,8 @@ def main() -> None:
 def settings(case: dict[str, Any], folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=len(case["questions"]) * case["attempts"],
+        per_device_train_batch_size=case["trl_rows"],
+        gradient_accumulation_steps=len(case["questions"]) * case["attempts"] // case["trl_rows"],
         num_generations=case["attempts"],
         max_completion_length=case["response_tokens"],
         learning_rate=1e-6,
