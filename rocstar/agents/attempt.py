@@ -22,18 +22,7 @@ from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Stop,
-    ToolCall,
-    Trajectory,
-    Turn,
-    seed_for,
-    spans_of,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = 1.5  # after it was given up: the fleet has looked at its engines by then, so what they do is new
