@@ -112,15 +112,14 @@ class GatewayAgent:
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
-        attempt, began = client.attempt, time.monotonic()
+        attempt = client.attempt
+        attempt.ends = time.monotonic() + self._seconds
         running = asyncio.ensure_future(self._runs(client))
         asyncio._unregister_task(running)  # `asyncio.run` waits for what is registered, however long that takes
         try:
-            while not running.done() and (rest := self._seconds - (time.monotonic() - began - attempt.answering)) > 0:
-                if attempt.asking:  # its time stands still
-                    await asyncio.wait([running, *attempt.asking], return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.wait([running], timeout=rest)
+            while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
+                timeout = None if attempt.since else rest  # its time stands still while it is answered
+                await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not (ended := running.done()):
                 attempt.late(self._seconds)
         finally:
