@@ -52,6 +52,7 @@ ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
+Specs = tuple[ToolSpec, ...]
 NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
 
 
@@ -72,13 +73,13 @@ def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
 
 
 @cache
-def listed(name: str) -> tuple[ToolSpec, ...]:
+def listed(name: str) -> Specs:
     """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
     for package in ("mcp", "client"):  # it logs there what is raised and told here
         logging.getLogger(package).setLevel(logging.CRITICAL)
     server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
-    async def asked() -> tuple[ToolSpec, ...]:
+    async def asked() -> Specs:
         try:
             async with server.connected() as connection:
                 return await connection.specs()
@@ -112,9 +113,7 @@ class McpTool:
 class _Server:
     """A server, through restarts."""
 
-    def __init__(
-        self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None
-    ) -> None:
+    def __init__(self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: Specs | None) -> None:
         """specs: what it has to list; None: whatever. Raises ConfigError."""
         kind, _, place = name.partition(":")
         self.said, place = f"sandbox.tools = {name!r}", place.strip()
@@ -210,7 +209,7 @@ class _Connection:
         except Exception:  # as above
             return False
 
-    async def specs(self) -> tuple[ToolSpec, ...]:
+    async def specs(self) -> Specs:
         """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
         page = await self._client.list_tools()
         tools = [*page.tools]
