@@ -120,8 +120,7 @@ class GatewayAgent:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
                 timeout = None if attempt.since else rest  # its time stands still while it is answered
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if not (ended := running.done()):
-                attempt.late(self._seconds)
+            attempt.is_late = not running.done()
         finally:
             if not running.done():
                 running.cancel()
@@ -135,10 +134,14 @@ class GatewayAgent:
         except (AgentFailed, Unavailable) as failed:  # perhaps an outage that it waited for past its time
             attempt.blame(failed)
             why = str(failed)
-        if ended:
+        if not attempt.is_late:
             return given, Stop.AGENT_FAILED if why else None, why
+        who = "environment" if attempt.in_environment else "agent"
         left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
-        return None, Stop.AGENT_TIMEOUT, f"the agent did not end within rollout.agent_seconds = {self._seconds:g}{left}"
+        why = f"the {who} did not end within rollout.agent_seconds = {self._seconds:g}{left}"
+        if attempt.in_environment and not attempt.refused:  # which kept the attempt waiting
+            attempt.blame(Unavailable(why))
+        return None, Stop.AGENT_TIMEOUT, why
 
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:
         """The attempt with the outcome of what its agent gave back."""

@@ -66,8 +66,8 @@ class AgentAttempt:
         self.fault: str | None = None
         self.broken: Exception | None = None
         """A mistake in engine or tool, to be raised."""
-        self.over = self.refused = self._is_late = False
-        """refused: by a limit of the run, the last request."""
+        self.over = self.refused = self.is_late = False
+        """refused: by a limit of the run, the last request. is_late: it did not end in time."""
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
 
@@ -100,12 +100,6 @@ class AgentAttempt:
             self.fault = self.fault or str(error)
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
-
-    def late(self, seconds: float) -> None:
-        """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
-        self._is_late = True
-        if self.in_environment and not self.refused:
-            self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
 
     async def end(self, seconds: float) -> None:
         """The agent has ended: nothing more is asked, and what it gave up is waited for, hardly longer than so many
@@ -247,7 +241,7 @@ class AgentAttempt:
         except asyncio.CancelledError:
             if asking.cancelled():
                 raise AttemptOver("the attempt has ended") from None
-            if asking in self.asking and not self._is_late:  # else the run breaks it off
+            if asking in self.asking and not self.is_late:  # else the run breaks it off
                 self.asking[asking] = time.monotonic()
                 asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking, request)
             raise
