@@ -22,7 +22,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -80,11 +80,8 @@ def listed(name: str) -> Specs:
     server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
     async def asked() -> Specs:
-        try:
-            async with server.connected() as connection:
-                return await connection.specs()
-        finally:
-            await server.close()
+        async with aclosing(server), server.connected() as connection:
+            return await connection.specs()
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
         return thread.submit(asyncio.run, asked()).result()
@@ -96,7 +93,7 @@ class McpTool:
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
         self.spec, self._server = spec, server
         if not server.is_shared:
-            self.close = server.close
+            self.close = server.aclose
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises Unavailable for an outage, see above."""
@@ -163,7 +160,7 @@ class _Server:
             if connection.retired and not connection.users:
                 connection.task.cancel()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self._is_closed = True
         for connection in self._connections:
             connection.task.cancel()
