@@ -26,7 +26,6 @@ from rocstar.sandbox.walls.folders import remove as remove
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
-SHARED_MEMORY = "/dev/shm"
 SETTINGS = ("/etc/hosts", "/etc/gitconfig", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
 """What `localhost` is, and what Git and Node do not start without where it is there and can't be read."""
 
@@ -79,10 +78,10 @@ def keep_files(home: str) -> None:
     """In a mount namespace of our own: nothing but `home` can be changed, be it a mode or a time, and no process is in
     sight. Landlock would let these pass. Shared memory lies in `home` too."""
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    for place in (home, SHARED_MEMORY):
+    for place in (home, rootfs.SHARED_MEMORY):
         linux.mount(home, place, flags=linux.MS_BIND)
     linux.make_read_only("/", devices=True)
-    for place in (home, SHARED_MEMORY):
+    for place in (home, rootfs.SHARED_MEMORY):
         rootfs.remount_read_only(place, without=linux.MS_RDONLY)
     linux.mount("tmpfs", "/proc", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k,mode=755")
 

@@ -254,13 +254,12 @@ class _Connection:
             async def read() -> None:
                 async with to_client:
                     async for line in stdout:
-                        message = None
                         with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                        if message is None or not (hasattr(message, "method") or str(message.id) in asked):
-                            self._garbled += 1
-                        else:
-                            await to_client.send(SessionMessage(message))
+                            if hasattr(message, "method") or str(message.id) in asked:
+                                await to_client.send(SessionMessage(message))
+                                continue
+                        self._garbled += 1
 
             async def read_errors() -> None:
                 while some := await stderr.read(4096):
