@@ -61,7 +61,7 @@ def options_in(source: str) -> dict[str, Any]:
 @contextmanager
 def faults_of(client: Client) -> Iterator[None]:
     """What an environment raises is a fault and never a reward, unless a limit of the run refused the last request. So
-    is the time it takes (`AgentAttempt.late`)."""
+    is the time it takes (`GatewayAgent`)."""
     client.attempt.in_environment = True
     try:
         yield

@@ -38,7 +38,7 @@ from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import walled
 from rocstar.support.plugins import begun_in_thread, check_call, is_function, load, raised_by
-from rocstar.support.processes import run_to_end, words_of
+from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
 
 END_SECONDS = 5.0  # for an agent to end once it is told to
@@ -102,50 +102,46 @@ class GatewayAgent:
         if attempt.broken:
             raise attempt.broken
         made = attempt.trajectory(index, stop, why, time.monotonic() - started)
-        if made.stop is Stop.ENVIRONMENT_FAILED:
+        if made.turns and given is not None and made.stop is not Stop.ENVIRONMENT_FAILED:
+            return await self._judged(roller, problem, made, given)
+        if made.turns or made.stop is not Stop.ANSWERED:  # or a limit refused its first request, or it failed
             return made
-        if made.turns:
-            return made if given is None else await self._judged(roller, problem, made, given)
-        if made.stop is not Stop.ANSWERED:  # a limit refused its first request, or it failed
-            return made
-        told = f"it gave back {given!r:.60} without an answer of the model"
-        if given is None:
-            told = "it ended without an answer of the model or of its own"
-        return replace(made, stop=Stop.AGENT_FAILED, fault=told)
+        gave = "ended" if given is None else f"gave back {given!r:.60}"
+        return replace(made, stop=Stop.AGENT_FAILED, fault=f"it {gave} without an answer of the model")
 
     async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
         """(what the agent gave back, why it ended otherwise than well, that in words). One that swallows its
         cancellation is left to itself after END_SECONDS: what it asks then is refused."""
-        attempt, began = client.attempt, time.monotonic()
+        attempt = client.attempt
+        attempt.ends = time.monotonic() + self._seconds
         running = asyncio.ensure_future(self._runs(client))
         asyncio._unregister_task(running)  # `asyncio.run` waits for what is registered, however long that takes
         try:
-            while not running.done() and (rest := self._seconds - (time.monotonic() - began - attempt.answering)) > 0:
-                if attempt.asking:  # its time stands still
-                    await asyncio.wait([running, *attempt.asking], return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.wait([running], timeout=rest)
-            if not (ended := running.done()):
-                attempt.late(self._seconds)
+            while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
+                timeout = None if attempt.since else rest  # its time stands still while it is answered
+                await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            attempt.is_late = not running.done()
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait([running], timeout=END_SECONDS)
                 running.add_done_callback(lambda late: late.cancelled() or late.exception())
-        if not ended:
-            late = running.exception() if running.done() and not running.cancelled() else None
-            if isinstance(late, Unavailable):  # an outage was what it waited for
-                attempt.blame(late)
-            left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
-            why = f"the agent did not end within rollout.agent_seconds = {self._seconds:g}{left}"
-            return None, Stop.AGENT_TIMEOUT, why
+        given = why = None
         try:
-            return _gift(running.result()), None, None
+            given = _gift(running.result()) if running.done() else None
         except asyncio.CancelledError:
-            return None, Stop.AGENT_FAILED, "the agent cancelled itself"
-        except (AgentFailed, Unavailable) as failed:
+            why = "the agent cancelled itself"
+        except (AgentFailed, Unavailable) as failed:  # perhaps an outage that it waited for past its time
             attempt.blame(failed)
-            return None, Stop.AGENT_FAILED, str(failed)
+            why = str(failed)
+        if not attempt.is_late:
+            return given, Stop.AGENT_FAILED if why else None, why
+        who = "environment" if attempt.in_environment else "agent"
+        left = "" if running.done() else f", nor {END_SECONDS:g} s after it was cancelled; it is left to itself"
+        why = f"the {who} did not end within rollout.agent_seconds = {self._seconds:g}{left}"
+        if attempt.in_environment and not attempt.refused:  # which kept the attempt waiting
+            attempt.blame(Unavailable(why))
+        return None, Stop.AGENT_TIMEOUT, why
 
     async def _judged(self, roller: Roller, problem: Problem, made: Trajectory, given: str | float) -> Trajectory:
         """The attempt with the outcome of what its agent gave back."""
@@ -242,10 +238,7 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     if code:
         told = (RAISED.findall(wrong) or [wrong.rpartition("\n")[2]])[-1][:200] or "it said nothing"
         hint = "; rollout.agent_reads says what it may read" if reads is not None and UNREAD.search(told) else ""
-        killed = ""
-        with suppress(ValueError):  # walls tell a signal as shells do
-            killed = f" ({signal.Signals(-code if code < 0 else code - 128).name})"
-        raise AgentFailed(f"{words[0]} ended with {code}{killed}: {told}{hint}")
+        raise AgentFailed(f"{words[0]} {how_ended(code)}: {told}{hint}")
     return _printed(said.rpartition("\n")[2])
 
 
@@ -258,7 +251,8 @@ async def _walled(
         behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
         answering = asyncio.create_task(_answered(ours, gateway))
         try:
-            ended = await run_to_end(*behind, given=given, env=environment, pass_fds=[theirs.fileno()])
+            passed = {"env": environment, "pass_fds": [theirs.fileno()]}
+            ended = await run_to_end(*behind, given=given, ends=signal.SIGTERM, **passed)
         finally:
             theirs.shutdown(socket.SHUT_RDWR)  # what was sent is still there, and nothing more will come
             is_built = await asyncio.shield(answering)
@@ -268,25 +262,23 @@ async def _walled(
 
 
 async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
-    """Have the gateway answer where its socket comes from behind the walls, until the processes there have ended.
-    False: no walls were built."""
+    """Have the gateway answer where its socket comes from behind the walls, until the other end is shut. False: no
+    walls were built."""
     with ours:
-        await _readable(ours.fileno())
-        _, sent, *_ = socket.recv_fds(ours, 1, 2)
-    if sent:
-        place, first = sent  # the latter a pidfd of the first process there, with which all others end
-        listening = await gateway.listen(socket.socket(fileno=place))
-        await _readable(first)
-        listening.close()
-        os.close(first)
+        await _readable(ours)
+        _, sent, *_ = socket.recv_fds(ours, 1, 1)
+        if sent:
+            listening = await gateway.listen(socket.socket(fileno=sent[0]))
+            await _readable(ours)
+            listening.close()
     return bool(sent)
 
 
-async def _readable(descriptor: int) -> None:
+async def _readable(place: socket.socket) -> None:
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
+    loop.add_reader(place, ready.set)
     await ready.wait()
-    loop.remove_reader(descriptor)
+    loop.remove_reader(place)
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:

@@ -22,18 +22,7 @@ from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Stop,
-    ToolCall,
-    Trajectory,
-    Turn,
-    seed_for,
-    spans_of,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = 1.5  # after it was given up: the fleet has looked at its engines by then, so what they do is new
@@ -60,31 +49,27 @@ class AgentAttempt:
         self._own = conversation.own_tools()
         self._tools = conversation.by_name(self._own)
         self._opening = conversation.ids(conversation.template.opening(problem.question, ()))
+        self._room = len(self._opening) + roller.limits.max_response_tokens
+        """Tokens of a conversation at most."""
         self._said = Conversations(conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
-        self.asking: set[asyncio.Task[Any]] = set()
-        """What the run is answering."""
-        self._given_up: dict[asyncio.Task[Any] | None, float] = {}
-        """Those that the agent no longer waits for, and since when."""
-        self._answered, self._since = 0.0, 0.0
+        self.asking: dict[asyncio.Task[Any], float] = {}
+        """What the run is answering, and since when the agent no longer waits for it; inf: it waits."""
+        self.ends, self.since = inf, 0.0
+        """When its own time is over, later by what the run took to answer it, but for what programs of its calls ran;
+        since when the run has been answering it, 0 while it does not."""
         self._resting: Thread | None = None
         """The conversation that engines keep, while no completion is under way."""
         self.stop = Stop.ANSWERED
         self.fault: str | None = None
         self.broken: Exception | None = None
         """A mistake in engine or tool, to be raised."""
-        self.over = self.refused = self._is_late = False
-        """refused: by a limit of the run, the last request."""
+        self.over = self.refused = self.is_late = False
+        """refused: by a limit of the run, the last request. is_late: it did not end in time."""
         self.in_environment = False
         """Whether an environment that others wrote makes it."""
-
-    @property
-    def answering(self) -> float:
-        """Seconds so far in which the run was answering it, which are not the agent's; those that a program of a call
-        ran are."""
-        return self._answered + (time.monotonic() - self._since if self.asking else 0.0)
 
     async def complete(self, chat: Chat, most: int | None = None, stops: Sequence[str] = ()) -> Answer:
         """The model's answer. most: tokens of it; None: as many as there is room for. stops: it ends before the first
@@ -116,19 +101,13 @@ class AgentAttempt:
         elif not isinstance(error, DataError | AttemptOver | AgentFailed):
             self.broken = self.broken or error
 
-    def late(self, seconds: float) -> None:
-        """It did not end in time: a fault where an environment kept it waiting, and no limit of the run."""
-        self._is_late = True
-        if self.in_environment and not self.refused:
-            self.fault = self.fault or f"the environment did not answer within rollout.agent_seconds = {seconds:g}"
-
     async def end(self, seconds: float) -> None:
         """The agent has ended: nothing more is asked, and what it gave up is waited for, hardly longer than so many
         seconds."""
         self.over = True
         if self.asking:
             await asyncio.sleep(LOOK_SECONDS)  # a program's end may be known before that of its connections
-        left = list(filter(None, self._given_up))
+        left = [asking for asking, given_up in self.asking.items() if given_up < inf]
         if left and (await asyncio.wait(left, timeout=FIRST_LOOK_SECONDS + seconds))[1]:
             told = f"what the agent gave up neither went on nor ended within rollout.agent_seconds = {seconds:g}"
             self.blame(Unavailable(told))
@@ -166,11 +145,6 @@ class AgentAttempt:
     def _refuse_late(self) -> None:
         if self.over:
             raise AttemptOver("the attempt has ended")
-
-    @property
-    def _room(self) -> int:
-        """Tokens of a conversation at most."""
-        return len(self._opening) + self._roller.limits.max_response_tokens
 
     def _check(self, text: str) -> None:
         """Raises AttemptOver for a text that has no room, before it is encoded: the run stands still meanwhile."""
@@ -249,8 +223,8 @@ class AgentAttempt:
             self._refuse_late()
             sent = time.monotonic()
             result = await tool.run(asked, seed=seed_for(self._sampling.seed, asked.id))
-        self._answered -= result.run_seconds
-        if sent < self._given_up.get(asyncio.current_task(), inf) < time.monotonic() - result.run_seconds:
+        self.ends -= result.run_seconds
+        if (task := asyncio.current_task()) and sent < self.asking[task] < time.monotonic() - result.run_seconds:
             self.blame(Unavailable("a tool call was given up before its program ran"))
         self._said.ran(asked, result)
         return self._roller.conversation.feedback(result)
@@ -259,16 +233,16 @@ class AgentAttempt:
         """Wait for work that `close` breaks off. Where the agent gives it up it goes on until it is known why. What it
         raises is blamed. request: its id for engines."""
         asking = asyncio.create_task(work)
-        self._since = self._since if self.asking else time.monotonic()
-        self.asking.add(asking)
+        self.since = self.since or time.monotonic()
+        self.asking[asking] = inf
         asking.add_done_callback(self._held_no_more)
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             if asking.cancelled():
                 raise AttemptOver("the attempt has ended") from None
-            if not self._is_late:  # else the run breaks it off
-                self._given_up[asking] = time.monotonic()
+            if asking in self.asking and not self.is_late:  # else the run breaks it off
+                self.asking[asking] = time.monotonic()
                 asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking, request)
             raise
 
@@ -280,10 +254,9 @@ class AgentAttempt:
             asking.cancel()
 
     def _held_no_more(self, asking: asyncio.Task[Any]) -> None:
-        before = self.answering
-        self.asking.discard(asking)
-        self._given_up.pop(asking, None)
-        self._answered = self._answered if self.asking else before
+        del self.asking[asking]
+        if not self.asking:
+            self.ends, self.since = self.ends + time.monotonic() - self.since, 0.0
         error = None if asking.cancelled() else asking.exception()
         if isinstance(error, Exception) and not (asking.cancelling() and isinstance(error, Unavailable)):
             self.blame(error)  # but an outage that `close` brings about
@@ -293,7 +266,7 @@ class AgentAttempt:
         try:
             await asyncio.sleep(LOOK_SECONDS)  # by then it is known here that a client has gone
         finally:
-            if (task := asyncio.current_task()) and (task in self._given_up or task.cancelling()):
+            if (task := asyncio.current_task()) and (self.asking[task] < inf or task.cancelling()):
                 self.blame(Unavailable(told))
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:

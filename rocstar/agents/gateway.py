@@ -25,16 +25,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import (
-    body_of,
-    event_of,
-    key_in,
-    models_of,
-    object_in,
-    quiet_server,
-    refusal,
-    while_wanted,
-)
+from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal, while_wanted
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost

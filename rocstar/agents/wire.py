@@ -75,19 +75,19 @@ def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, 
     return chat, limit, tuple(stops)
 
 
-def _rows(part: Any) -> list[Any]:
-    """What an item of a responses input, or a block of Anthropic's other than a text, is in chat completions."""
-    match part:
-        case {"type": "function_call" | "tool_use", "name": name}:
+def _rows(part: Any, role: str = "") -> list[Any]:
+    """What an item of a responses input, or a block of Anthropic's under a role, is in chat completions."""
+    match role, part:
+        case "" | Role.ASSISTANT, {"type": "function_call" | "tool_use", "name": name}:
             called = {"name": name, "arguments": part.get("arguments", part.get("input"))}
             return [{"role": "assistant", "content": "", "tool_calls": [{"function": called}]}]
-        case {"type": "function_call_output" | "tool_result"}:
+        case "" | Role.USER, {"type": "function_call_output" | "tool_result"}:
             return [{"role": "tool", "content": part.get("output", part.get("content")) or ""}]
-        case {"type": "reasoning" | "thinking" | "redacted_thinking"}:
+        case "" | Role.ASSISTANT, {"type": "reasoning" | "thinking" | "redacted_thinking"}:
             return []
-        case {"role": _, "content": _} if part.get("type", "message") == "message":
+        case "", {"role": _, "content": _} if part.get("type", "message") == "message":
             return [part]
-    raise DataError(f"{part!r:.60} is not obeyed here")
+    raise DataError(f"{role or 'input'} holds {part!r:.60}, which is not obeyed here")
 
 
 def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
@@ -198,13 +198,6 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
     yield found["status"], {"response": found}
 
 
-BLOCKS: Mapping[str, tuple[str, ...]] = {
-    Role.USER: ("text", "tool_result"),
-    Role.ASSISTANT: ("text", "tool_use", "thinking", "redacted_thinking"),
-}
-"""Types of blocks by the role of their message."""
-
-
 def read_messages(body: Body) -> Asked:
     """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
@@ -217,16 +210,17 @@ def read_messages(body: Body) -> Asked:
 def _of_blocks(message: Any) -> list[Any]:
     """A message as chat completions have it: its texts, calls and results apart; a user's words come after results."""
     given: Body = message if isinstance(message, Mapping) else {}
-    role, content = str(given.get("role")), given.get("content")
-    if role not in BLOCKS:
+    role, content = given.get("role"), given.get("content")
+    if role not in (Role.USER, Role.ASSISTANT):
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")
+    texts, rows = list[Any](), list[Any]()
     for block in blocks:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind not in BLOCKS[role]:
-            raise DataError(f"content of role {role} holds a block of type {kind!r}, which is not obeyed here")
-    texts = [block for block in blocks if block["type"] == "text"]
-    rows = [row for block in blocks if block["type"] != "text" for row in _rows(block)]
+        match block:
+            case {"type": "text"}:
+                texts.append(block)
+            case _:
+                rows += _rows(block, role)
     said = [{"role": role, "content": texts}] if texts or not rows else []
     return [*rows, *said] if role == Role.USER else [*said, *rows]
 

@@ -5,7 +5,6 @@ The sandbox is started before anything loads torch, while this process is still 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from rocstar.errors import RocstarError, RunHalted
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.child import child_command, child_environment
 from rocstar.support.exits import need
+from rocstar.support.processes import how_ended
 
 if TYPE_CHECKING:
     from rocstar.config.places import ClusterSection, SandboxSection
@@ -84,10 +84,9 @@ class RankProcess(subprocess.Popen[bytes]):
 
     def ended(self, seconds: float) -> str | None:
         try:
-            code = self.wait(timeout=seconds)
+            return how_ended(self.wait(timeout=seconds))
         except subprocess.TimeoutExpired:
             return None
-        return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
 
     def end(self) -> None:
         self.kill()

@@ -31,6 +31,7 @@ from rocstar.engines.base import NOTHING, Earlier
 from rocstar.errors import ConfigError, EngineUnavailable, RocstarError
 from rocstar.protocols import Engine, NewestWeights, SleepingEngine
 from rocstar.support.child import child_command, child_environment
+from rocstar.support.processes import how_ended
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
@@ -253,8 +254,7 @@ class ProcessEngine:
             while True:
                 self._hear(decode_from_child(await read_frame(reader)))
         except (EOFError, OSError):
-            code = await _ending(process)
-            self._ended = f"ended with {f'exit code {code}' if code >= 0 else signal.Signals(-code).name}"
+            self._ended = how_ended(await _ending(process))
         except (ValueError, DecodeError) as error:
             process.kill()
             self._ended = f"sent what is no message ({error})"

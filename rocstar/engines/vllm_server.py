@@ -22,6 +22,7 @@ import httpx
 from rocstar.engines.memory import cache_bytes
 from rocstar.engines.process import visible
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.support.processes import how_ended
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 START_SECONDS = 600.0  # until it answers; 20 to 60 are usual on two quiet cores
@@ -160,7 +161,7 @@ class VllmServer:
                 if (code := self._process.poll()) is not None:
                     lines = settings.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
                     said = "\n".join((f"the end of {settings.log} says", *lines))
-                    raise EngineUnavailable(f"vLLM ended with exit code {code} as it started: {said}")
+                    raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {said}")
                 if waited > START_SECONDS:
                     raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")
                 if waited - told >= TELL_SECONDS:

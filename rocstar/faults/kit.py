@@ -192,7 +192,8 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
         engine = FaultyServer(at["engine"], programs)
         async with engine, FaultyServer(at["tools"], programs) as tools:
             told = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
-            struck = told.struck or engine.struck or tools.struck or seam == "reward"  # which only words can show
+            spoilt = (at["engine"] and engine.asked) or (at["tools"] and tools.asked)
+            struck = told.struck or bool(spoilt) or seam == "reward"  # which only words can show
             return replace(told, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
 
     return trainer

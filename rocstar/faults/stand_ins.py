@@ -97,8 +97,6 @@ class FaultyServer:
         self.url, self._misdeed, self._programs = "", misdeed, programs
         self.asked = self.shown = 0
         """Requests for work so far, and prompts that held something else in place of the last program's output."""
-        self.struck = False
-        """Whether it has misbehaved."""
         http = Route("/{path:path}", self._http, methods=["GET", "POST"])
         app = Starlette(routes=[WebSocketRoute("/v1/frames", self._frames), http])
         # A connection that we close while its client rests would be a fault that nobody injected.
@@ -129,8 +127,7 @@ class FaultyServer:
     async def _strikes(self) -> str:
         """What is done wrong in this request for work; some of it is done when this returns."""
         self.asked += 1
-        misdeed, self._misdeed = self._misdeed, "stands-still" if self._misdeed == "stands-still" else ""
-        self.struck = self.struck or bool(misdeed)
+        misdeed = self._misdeed if self.asked == 1 or self._misdeed == "stands-still" else ""
         if misdeed == "gone":
             self._end()
         if misdeed == "refuses":

@@ -21,11 +21,11 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from rocstar.sandbox.walls import folders, landlock, linux, plans, rootfs
+from rocstar.sandbox.walls import landlock, linux, plans, rootfs
+from rocstar.sandbox.walls.folders import remove as remove
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
-SHARED_MEMORY = "/dev/shm"
 SETTINGS = ("/etc/hosts", "/etc/gitconfig", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
 """What `localhost` is, and what Git and Node do not start without where it is there and can't be read."""
 
@@ -66,37 +66,33 @@ def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
         gateway.bind(("127.0.0.1", port))
         gateway.listen(socket.SOMAXCONN)
         follow_child()
-        first = os.pidfd_open(os.getpid())  # of the namespace: it collects what others leave, and ends as their last
-        follow_child()
+        follow_child()  # by the first of the namespace, which collects what others leave, and ends as their last
         linux.drop_bounding_set()
         landlock.confine((*rootfs.sources(), *readable), home, network=True)
         if failed := plans.confine(private_files=False, own_files=False, slot=None, network=True):
             raise OSError(", ".join(failed))
-        socket.send_fds(run, [b"."], [gateway.fileno(), first])
+        socket.send_fds(run, [b"."], [gateway.fileno()])
 
 
 def keep_files(home: str) -> None:
     """In a mount namespace of our own: nothing but `home` can be changed, be it a mode or a time, and no process is in
     sight. Landlock would let these pass. Shared memory lies in `home` too."""
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    for place in (home, SHARED_MEMORY):
+    for place in (home, rootfs.SHARED_MEMORY):
         linux.mount(home, place, flags=linux.MS_BIND)
     linux.make_read_only("/", devices=True)
-    for place in (home, SHARED_MEMORY):
+    for place in (home, rootfs.SHARED_MEMORY):
         rootfs.remount_read_only(place, without=linux.MS_RDONLY)
     linux.mount("tmpfs", "/proc", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k,mode=755")
 
 
-def remove(home: str) -> None:
-    """With whatever a program made of it. Raises OSError."""
-    folders.remove(home)
-
-
 def follow_child() -> None:
-    """Go on in a child that ends with us; here, end as it does."""
+    """Go on in a child that ends with us; here, end as it does, also when SIGTERM asks for it: no sooner than all that
+    is in the child's namespace."""
     if not (child := os.fork()):
         linux.die_with_parent(signal.SIGKILL)
         return
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     while (ended := os.wait())[0] != child:
         pass
     code = os.waitstatus_to_exitcode(ended[1])

@@ -1,4 +1,5 @@
-"""Programs of the user's own: the words of a command, and a process that is ended with all that it has started."""
+"""Programs of the user's own: the words of a command, and a process that is ended with all that it has started. Also
+how any process has ended, in words."""
 
 from __future__ import annotations
 
@@ -53,6 +54,13 @@ async def run_to_end(*words: str, given: bytes = b"", **settings: Any) -> tuple[
         async with process_group(*words, stdin=stdin, stdout=stdout, stderr=stderr, **settings) as process:
             code = await process.wait()
         return code, _end_of(stdout), _end_of(stderr)
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words: `ended with exit code 1`, `ended with SIGKILL`; shells tell the latter as 137."""
+    with suppress(ValueError):
+        return f"ended with {signal.Signals(-code if code < 0 else code - 128).name}"
+    return f"ended with exit code {code}"
 
 
 def _end_of(file: IO[bytes]) -> str:

@@ -22,7 +22,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -52,6 +52,7 @@ ENDED = "the server was ended: what earlier calls left there is gone\n"
 END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
 CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
+Specs = tuple[ToolSpec, ...]
 NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
 
 
@@ -72,18 +73,15 @@ def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
 
 
 @cache
-def listed(name: str) -> tuple[ToolSpec, ...]:
+def listed(name: str) -> Specs:
     """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
     for package in ("mcp", "client"):  # it logs there what is raised and told here
         logging.getLogger(package).setLevel(logging.CRITICAL)
     server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
-    async def asked() -> tuple[ToolSpec, ...]:
-        try:
-            async with server.connected() as connection:
-                return await connection.specs()
-        finally:
-            await server.close()
+    async def asked() -> Specs:
+        async with aclosing(server), server.connected() as connection:
+            return await connection.specs()
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
         return thread.submit(asyncio.run, asked()).result()
@@ -95,7 +93,7 @@ class McpTool:
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
         self.spec, self._server = spec, server
         if not server.is_shared:
-            self.close = server.close
+            self.close = server.aclose
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises Unavailable for an outage, see above."""
@@ -112,9 +110,7 @@ class McpTool:
 class _Server:
     """A server, through restarts."""
 
-    def __init__(
-        self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: tuple[ToolSpec, ...] | None
-    ) -> None:
+    def __init__(self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: Specs | None) -> None:
         """specs: what it has to list; None: whatever. Raises ConfigError."""
         kind, _, place = name.partition(":")
         self.said, place = f"sandbox.tools = {name!r}", place.strip()
@@ -164,7 +160,7 @@ class _Server:
             if connection.retired and not connection.users:
                 connection.task.cancel()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self._is_closed = True
         for connection in self._connections:
             connection.task.cancel()
@@ -210,7 +206,7 @@ class _Connection:
         except Exception:  # as above
             return False
 
-    async def specs(self) -> tuple[ToolSpec, ...]:
+    async def specs(self) -> Specs:
         """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
         page = await self._client.list_tools()
         tools = [*page.tools]
@@ -258,13 +254,12 @@ class _Connection:
             async def read() -> None:
                 async with to_client:
                     async for line in stdout:
-                        message = None
                         with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                        if message is None or not (hasattr(message, "method") or str(message.id) in asked):
-                            self._garbled += 1
-                        else:
-                            await to_client.send(SessionMessage(message))
+                            if hasattr(message, "method") or str(message.id) in asked:
+                                await to_client.send(SessionMessage(message))
+                                continue
+                        self._garbled += 1
 
             async def read_errors() -> None:
                 while some := await stderr.read(4096):

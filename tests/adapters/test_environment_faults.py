@@ -70,7 +70,7 @@ async def test_what_an_environment_raises_is_a_fault(error: BaseException) -> No
 async def test_an_environment_that_does_not_answer_in_time_is_a_fault(ends: Callable[[Client], Awaitable[Any]]) -> None:
     found = await made(ends, seconds=0.5)
     assert found.stop is Stop.ENVIRONMENT_FAILED and found.outcome is None
-    assert found.fault == "the environment did not answer within rollout.agent_seconds = 0.5"
+    assert found.fault == "the environment did not end within rollout.agent_seconds = 0.5"
 
 
 async def test_the_time_that_a_model_takes_to_answer_is_none_of_the_environments() -> None:

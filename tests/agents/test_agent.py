@@ -83,7 +83,7 @@ async def test_what_is_given_back_without_an_answer_of_the_model_is_the_agents_f
 async def test_an_agent_that_ends_without_any_answer_has_failed() -> None:
     found = await made(agent_named("true", seconds=20.0, at_once=1, right_above=0.5), [])
     assert found.stop is Stop.AGENT_FAILED and not found.turns
-    assert found.fault == "it ended without an answer of the model or of its own"
+    assert found.fault == "it ended without an answer of the model"
 
 
 async def test_an_outage_that_ends_an_agent_after_its_time_is_a_fault(tmp_path: Path) -> None:
@@ -407,12 +407,12 @@ async def test_a_program_that_cannot_be_started_is_a_fault_and_no_reward(tmp_pat
 async def test_a_program_that_fails_says_its_last_line(tmp_path: Path) -> None:
     found = await made(program(tmp_path, "raise ValueError('no luck')\n"), [ANSWER])
     assert found.stop is Stop.AGENT_FAILED and found.fault
-    assert found.fault.endswith("ended with 1: ValueError: no luck")
+    assert found.fault.endswith("ended with exit code 1: ValueError: no luck")
 
 
 async def test_a_program_that_a_signal_ends_says_which(tmp_path: Path) -> None:
     found = await made(program(tmp_path, "os.kill(os.getpid(), 9)\n"), [ANSWER])
-    assert found.stop is Stop.AGENT_FAILED and str(found.fault).endswith("ended with -9 (SIGKILL): it said nothing")
+    assert found.stop is Stop.AGENT_FAILED and str(found.fault).endswith("ended with SIGKILL: it said nothing")
 
 
 async def test_nothing_of_a_program_is_left_behind(tmp_path: Path) -> None:

@@ -229,9 +229,9 @@ async def test_a_program_that_the_walls_hide_is_the_agents_failure(tmp_path: Pat
 async def test_a_failure_is_told_by_its_first_line_and_with_what_the_program_may_read(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
     found = await made(program(tmp_path, "raise KeyError('first line') from ValueError('one\\n  two')\n"))
-    assert str(found.fault).endswith("ended with 1: KeyError: 'first line'")
+    assert str(found.fault).endswith("ended with exit code 1: KeyError: 'first line'")
     found = await made(program(tmp_path, "raise ValueError('one\\n  two')\n"))
-    assert str(found.fault).endswith("ended with 1: ValueError: one")
+    assert str(found.fault).endswith("ended with exit code 1: ValueError: one")
     found = await made(program(tmp_path, "import neighbour\n"))
     assert "No module named 'neighbour'; rollout.agent_reads says what it may read" in str(found.fault)
 
