@@ -126,6 +126,7 @@ class GatewayAgent:
                 running.cancel()
                 await asyncio.wait([running], timeout=END_SECONDS)
                 running.add_done_callback(lambda late: late.cancelled() or late.exception())
+                running._log_destroy_pending = False  # type: ignore[attr-defined]  # `why` tells it
         given = why = None
         try:
             given = _gift(running.result()) if running.done() else None
