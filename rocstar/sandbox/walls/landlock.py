@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Sequence
 
 from rocstar.sandbox.walls import linux
@@ -63,18 +64,13 @@ def create(files: int, network: int, scopes: int) -> int:
     return linux.syscall(linux.LANDLOCK_CREATE_RULESET, attributes, size, ctypes.c_uint(0), what="landlock ruleset")
 
 
-class PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
-
-
 def allow(ruleset: int, path: str, access: int) -> None:
     """A path that does not exist needs no rule."""
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    rule = PathBeneath(access, parent)
-    arguments = ctypes.c_int(ruleset), ctypes.c_int(PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint(0)
+    rule = ctypes.c_char_p(struct.pack("=Qi", access, parent))  # the kernel's landlock_path_beneath_attr
+    arguments = ctypes.c_int(ruleset), ctypes.c_int(PATH_BENEATH), rule, ctypes.c_uint(0)
     linux.syscall(linux.LANDLOCK_ADD_RULE, *arguments, what=f"landlock rule for {path}")
     os.close(parent)
