@@ -16,7 +16,6 @@ from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.cluster.here import Machines
-from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_channel import Channel
@@ -55,7 +54,7 @@ from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.plugins import code_of
+from rocstar.support.plugins import HASH, code_of
 from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
 from rocstar.support.weights import hash_of, refuse_other_base
@@ -97,7 +96,7 @@ async def opened_run(
         if checkpoints.newest is not None:
             policy.restore(checkpoints.newest)
             policy.version = checkpoints.progress.policy_version
-        _tell_surroundings(recipe, policy, folder, screen, checkpoints.progress.step)
+        _tell_surroundings(material, policy, folder, screen, checkpoints.progress.step)
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
@@ -186,14 +185,15 @@ def _same_inputs(material: Material, folder: RunFolder) -> None:
     write_json(folder.problems, {**noted, **found})
 
 
-def _tell_surroundings(recipe: Recipe, policy: Policy, folder: RunFolder, screen: Screen, step: int) -> None:
+def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, screen: Screen, step: int) -> None:
     """Keep what else figures depend on, and tell what of it is not what it was where the run computed last."""
+    recipe = material.recipe
     now = {
         "versions": versions(),
         "git": git_state() or {},
         "code": code_of(recipe.resolved(), recipe.run.modules),
         "computes": {**policy.computes, "learners": policy.ranks.size},
-        "settings": {folder.resolved.name: hash_of([folder.resolved])},  # by hand; others are noted as they are given
+        "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
     }
     if changed := note_surroundings(folder, now, step):
         screen.note(

@@ -34,6 +34,7 @@ from rocstar.errors import ConfigError, RocstarError
 MAX_RAISED = 200  # characters of what an error of theirs says
 NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
+HASH = 16  # digits that are shown to a person
 OURS = Path(__file__).resolve().parents[1]
 PathLike = str | Path
 T = TypeVar("T")
@@ -197,7 +198,7 @@ def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
         for name in accumulate(place.split("."), "{}.{}".format):  # the packages around it, too
             file = _file_of(name, searched)
             if file is not None and file not in found and not file.is_relative_to(OURS):
-                found[file] = hashlib.sha256(file.read_bytes()).hexdigest()
+                found[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:HASH]
                 left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(file)]
     homes = {file: next(filter(file.is_relative_to, roots), file.parent) for file in found}
     return {str(file.relative_to(homes[file])): found[file] for file in sorted(found)}

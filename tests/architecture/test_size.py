@@ -21,33 +21,33 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cli": (3339, 23),
     "cluster": (788, 8),
     "config": (2143, 11),
-    "data": (4618, 24),
+    "data": (4611, 24),
     "dialogue": (1498, 10),
     "engines": (4591, 24),
     "errors": (53, 1),
-    "evaluation": (3649, 21),
+    "evaluation": (3657, 21),
     "faults": (660, 4),
     "forecast": (1970, 9),
-    "learning": (3304, 19),
-    "parts": (1783, 9),
+    "learning": (3309, 19),
+    "parts": (1799, 9),
     "protocols": (290, 1),
-    "record": (2934, 17),
+    "record": (2937, 17),
     "rollout": (1850, 12),
-    "run": (4564, 24),
+    "run": (4593, 24),
     "sandbox": (8628, 45),
     "serving": (781, 6),
-    "support": (1931, 17),
+    "support": (2009, 17),
     "tools": (949, 7),
     "train": (209, 1),
     "types": (603, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 592, 4166
+CLASSES, FUNCTIONS = 592, 4173
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 51_086}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_384, "tests/**/*.py": 51_199}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
