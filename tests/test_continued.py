@@ -12,7 +12,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, fill_branch
 from rocstar.record.show import show_run
-from rocstar.run.continued import continued, is_reopened, made_again, record
+from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record
 from rocstar.support.screen import changed_setting
 
 RL: dict[str, Any] = {"kind": "rl", "steps": 4}
@@ -138,6 +138,26 @@ def test_a_branch_from_before_a_change_has_it_from_its_own_first_step_on(run: Ru
         fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
     )
     assert fresh.changes == [{"step": 4, "setting": "stage.one.steps", "was": 4, "now": 9}]
+
+
+def test_what_else_figures_depend_on_is_kept_and_a_change_of_it_is_a_change_of_the_run(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    now = {"versions": run.identity["versions"], "code": {"a.py": "1", "b.py": "2"}, "computes": {"dtype": "float32"}}
+    assert note_surroundings(run, now, 0) == [] == run.changes
+    later = {**now, "code": {"a.py": "3", "b.py": "2", "c.py": "4"}}
+    assert note_surroundings(run, later, 4) == ["code.a.py"] and note_surroundings(run, later, 4) == []
+    assert run.changes == [{"step": 4, "setting": "code.a.py", "was": "1", "now": "3"}]
+    made = continued(run, 4, ["stage.one.steps=9"], flag="--branch", own="run.name=")
+    branch = RunFolder.create(
+        made.recipe,
+        tmp_path / "branches",
+        ["rocstar"],
+        fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
+    )
+    assert note_surroundings(branch, now, 4) == ["code.a.py"]
+    assert note_surroundings(run, {**now, "computes": {"dtype": "bfloat16"}}, 4) == ["code.a.py", "computes.dtype"]
+    assert [row["setting"] for row in run.changes] == ["computes.dtype"], "the code is as it was"
 
 
 def test_steps_after_the_last_checkpoint_are_named_as_made_again(run: RunFolder) -> None:

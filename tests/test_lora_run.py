@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,26 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
         assert said.code == 0, said.told
     said = Command.start(whole, "eval", f"tiny@{adapter_alone}", "--data", "test.jsonl", "--json").wait()
     assert said.code == 0 and json.loads(said.out)["problems"] == 2, said.told
+
+
+def test_a_base_that_was_replaced_before_the_first_checkpoint_is_noticed(base: tuple[str, ...], tmp_path: Path) -> None:
+    """The run has evaluated the old one already (`before`); it is killed as it begins to learn."""
+    folder = workplace(tmp_path / "w")
+    model = shutil.copytree(base[0].removeprefix("model.path="), folder / "model")
+    alone = ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0", "model.lora_rank=4")
+    ended = Command.start(folder, "train", "tiny.toml", f"model.path={model}", *base[2:], *alone).wait()
+    assert ended.code == 0, ended.told
+    run = folder / "runs" / "tiny"
+    (run / "summary.json").unlink(), shutil.rmtree(run / "checkpoints" / "step=000001")
+    weights, text = model / "model.safetensors", model / "tokenizer_config.json"
+    for file, part in ((weights, "weights"), (text, "tokenizer and config")):
+        kept = file.read_bytes()
+        file.write_bytes(kept[:-1] + b" " if file is text else kept[:-4] + b"\0\0\0\0")
+        refused = Command.start(folder, "train", "--resume", "tiny").wait()
+        assert refused.code == 2 and f"({part} of model.path)" in refused.told, refused.told
+        file.write_bytes(kept)
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0, ended.told
 
 
 @pytest.mark.parametrize(

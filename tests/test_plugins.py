@@ -17,7 +17,7 @@ from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import prompt_tokens
 from rocstar.protocols import Advantage, PolicyLoss, PolicyTokens, Resampler
 from rocstar.rollout.episode import run_episode
-from rocstar.support.plugins import check_call, is_reference, load, named
+from rocstar.support.plugins import check_call, code_of, is_reference, load, named
 from rocstar.types import Choice, Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
 from tests.scripted import ScriptedEngine, ScriptedTool
@@ -67,6 +67,27 @@ def test_the_first_folder_comes_first_and_the_current_one_is_searched_for_files(
     monkeypatch.chdir(modules)
     assert load("plug_same:where", folders=[modules / "b", modules / "a"])() == "b"
     assert load("plug_here.py:where", folders=[modules / "a"])() == "here"
+
+
+def test_code_that_settings_name_is_known_by_its_hash_with_what_it_imports(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within functions too, with packages around it; a program may be for another Python."""
+    write(modules / "plug_score.py", "def score():\n    from plug_near import value\n    import json\n    return value")
+    write(modules / "plug_near.py", "value = 7")
+    write(modules / "plug_parts" / "__init__.py", "")
+    write(modules / "plug_parts" / "tool.py", "from .core import Tool")
+    write(modules / "plug_parts" / "core.py", "import plug_parts.tool")
+    write(modules / "plug_unread.py", "")
+    write(modules / "here" / "agent.py", "print 'hello'")
+    monkeypatch.chdir(modules / "here")
+    settings = {"a": "plug_score.py:score", "b": ["python", "plug_parts.tool:Tool", "mcp:python agent.py"], "c": 1}
+    before = code_of({**settings, "url": "http://host:80", "d": "rocstar.adapters.roc:x"}, [modules])
+    parts = ("__init__.py", "core.py", "tool.py")
+    assert set(before) == {"here/agent.py", "plug_near.py", "plug_score.py", *(f"plug_parts/{part}" for part in parts)}
+    write(modules / "plug_near.py", "value = 8")
+    after = code_of(settings, [modules])
+    assert {name for name in before if before[name] != after[name]} == {"plug_near.py"}
 
 
 @pytest.mark.parametrize(

@@ -396,6 +396,25 @@ def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path
     assert found and all(value in (0.0, 0.5, 1.0) for value in found)  # of two problems
 
 
+def test_a_reward_that_was_changed_before_the_run_goes_on_is_told_and_kept(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = workplace(tmp_path / "w")
+    file, alone = folder / "rewards.py", ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
+    file.write_text(REWARDS)
+    given = (*start, "evaluate.verifier=rewards.py:graded", *alone)
+    ended = Command.start(folder, "train", "tiny.toml", *given).wait()
+    assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
+    file.write_text(REWARDS.replace("0.5", "0.25"))
+    ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
+    assert ended.code == 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
+    assert "the evaluations differ in code.rewards.py" in ended.told, "before and after"
+    changes = json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
+    assert [(row["step"], row["setting"]) for row in changes] == [(1, "stage.stage1.steps"), (1, "code.rewards.py")]
+    ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=3").wait()
+    assert ended.code == 0 and "code.rewards.py: not what" not in ended.told, ended.told
+
+
 def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_the_case(tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w")
     (folder / "rewards.py").write_text(REWARDS)

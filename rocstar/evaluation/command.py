@@ -6,7 +6,6 @@ kill, asks only for what is missing. The caller prints results, they are saved h
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -29,16 +28,18 @@ from rocstar.evaluation.kinds import ProblemSet, read_benchmark, read_file
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.spec import ENDPOINT_KEY, JUDGE_KEY, OPTIONS, EvalSpec
 from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, settings_in_force
+from rocstar.parts.modelfolder import identity_of
 from rocstar.record.atomic import plain
 from rocstar.record.evaluations import RESULT, label_of, model_folder
-from rocstar.record.folder import numbered
+from rocstar.record.folder import numbered, read_json
 from rocstar.rollout.collect import Roller
 from rocstar.support.chat_http import check_address
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.support.weights import fingerprint_of
 
 PARALLEL = 32  # requests at once to an endpoint
+HOLDS = "holds"
+"""Of a setup: what the model's folder holds. Not in the evaluation's name, which is the same for a folder."""
 OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
               "rollout.template", "rollout.environment", "rollout.top_k")  # fmt: skip
 """How keys begin that say something about weights of ours, or about their conversation."""
@@ -69,8 +70,8 @@ class PlannedEvaluation:
         """The newest finished result, if it was made by the same versions of everything."""
         if not self.finished:
             return None
-        result: Mapping[str, Any] = json.loads((self.finished[-1] / RESULT).read_text())
-        same = all(result["setup"].get(name) == plain(self.setup[name]) for name in CIRCUMSTANCES)
+        result = read_json(self.finished[-1] / RESULT)
+        same = all(result["setup"].get(name) == plain(self.setup.get(name)) for name in (*CIRCUMSTANCES, HOLDS))
         return result if same else None
 
 
@@ -184,7 +185,9 @@ def _planned(spec: EvalSpec, asked: ProblemSet) -> PlannedEvaluation:
     )
     if asked.kind.needs_judge and spec.judge is not None:
         setup["judge"] = {"endpoint": spec.judge.rstrip("/"), "model": spec.judge_model}
-    known = ("model", "step") if subject.run else ()  # the folder of a run says them
+    if isinstance(subject, LocalModel):
+        setup[HOLDS] = identity_of(subject.model)
+    known = (HOLDS, "model", "step") if subject.run else (HOLDS,)  # the folder of a run says the others
     places = _places(spec, subject, name_of(setup, asked.stem, known=known))
     finished: list[Path] = []
     while ((folder := next(places)) / RESULT).exists():
@@ -254,8 +257,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     """Its figures: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and the
     benchmark's own; docs/evaluation.md says where they are kept. Raises RunHalted past the fault budget."""
     subject, asked = planned.subject, planned.asked
-    held = fingerprint_of(subject.model) if isinstance(subject, LocalModel) else ""  # a folder may have had others
-    with Recall(planned.folder, name_of({**planned.setup, "weights": held}, asked.stem)) as recall:
+    with Recall(planned.folder, name_of(planned.setup, asked.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
         with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))
@@ -327,7 +329,9 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
 
 def _tell_kept(made: Evaluation, planned: PlannedEvaluation, screen: Screen) -> None:
     if planned.finished:
-        screen.note(f"the same evaluation was made before, in {planned.finished[0]}; this one is kept beside it")
+        held = read_json(planned.finished[0] / RESULT)["setup"].get(HOLDS)
+        other = ", of other weights or with another tokenizer" if held not in (None, planned.setup.get(HOLDS)) else ""
+        screen.note(f"the same evaluation was made before{other}, in {planned.finished[0]}; this one is kept beside it")
     if missing := made.result["environment_failed"]:
         attempts = made.result["attempts"]
         screen.note(

@@ -21,7 +21,8 @@ from rocstar.record.folder import read_json
 from rocstar.record.rollouts import attempt_rows
 from rocstar.types import Verdict
 
-SUBJECT = ("model", "step", "engine", "versions", "git", "seed", "greedy", "sandbox.slots", "sandbox.min_isolation")
+SUBJECT = ("model", "step", "holds", "engine", "versions", "git", "seed", "greedy", "sandbox.slots",
+           "sandbox.min_isolation")  # fmt: skip
 """Fields of `setup` that say who was evaluated, where, when and what else was measured. All others must agree."""
 OF_DATA = ("data.problems", "data.problems_sha256")
 """The fields of `setup.data` that must agree: the same problems may lie in another file."""

@@ -26,7 +26,7 @@ from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.rollout.collect import verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import Note
-from rocstar.support.plugins import is_reference
+from rocstar.support.plugins import code_of, is_reference
 from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def setup_of(
     rollout: the limits in force. model, step: whose weights, and after how many steps of its run (0 for a plain model).
     data: where the problems came from. engine: what computes, such as `device` and `dtype`."""
     in_force = recipe.rollout.model_copy(update=rollout.model_dump())
+    named = (recipe.evaluate.verifier, in_force.environment, in_force.agent, recipe.sandbox.tools)
+    code = code_of(named, recipe.run.modules)
     return {
         "model": model,
         "step": step,
@@ -138,6 +140,7 @@ def setup_of(
         "verifier": recipe.evaluate.verifier,
         **in_force.model_dump(include=UNUSUAL, exclude_defaults=True),
         **({"right_above": recipe.evaluate.right_above} if is_reference(recipe.evaluate.verifier) else {}),
+        **({"code": code} if code else {}),
         "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
         "engine": dict(engine),
         "versions": versions(),

@@ -129,6 +129,11 @@ class Policy:
         return cls(nothing, nothing, nothing, section, ranks=ranks)
 
     @property
+    def computes(self) -> dict[str, str]:
+        """On what kind of device its passes run, and in which dtype."""
+        return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
 

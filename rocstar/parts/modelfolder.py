@@ -28,7 +28,14 @@ from rocstar.support.layers import (
     named_keys,
     refuse_quantised,
 )
-from rocstar.support.weights import fingerprint_of, foreign, layout_of_folder, refuse_other_base
+from rocstar.support.weights import (
+    fingerprint_of,
+    foreign,
+    hash_of,
+    layout_of_folder,
+    refuse_changed,
+    refuse_other_base,
+)
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -55,7 +62,9 @@ class ModelFacts:
 
 def find_model(name: str) -> Path:
     """The folder of a model: `name` itself, what a GGUF file or an adapter's folder holds, or what the hub holds under
-    that id. Raises ConfigError, also for weights that are not all there."""
+    that id. Raises ConfigError, also for weights that are not all there; DataError for the model of a checkpoint that
+    is not as it was written."""
+    refuse_changed(Path(name).parent, f"{Path(name).name}/")
     folder = _found(name)
     _refuse_broken(folder)
     return folder
@@ -83,6 +92,13 @@ def _found(name: str) -> Path:
             f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
             "there is a network and give its folder"
         ) from None
+
+
+def identity_of(folder: Path) -> dict[str, str]:
+    """Which model a folder holds, by a hash of its weights and one of the files that say how it is built and how text
+    becomes tokens. Raises OSError."""
+    texts = {file for pattern in (*TOKENIZER, "*config.json") for file in folder.glob(pattern)}
+    return {"weights": fingerprint_of(folder), "tokenizer and config": hash_of(sorted(texts))}
 
 
 def is_gguf(path: Path) -> bool:

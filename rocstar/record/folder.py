@@ -37,6 +37,8 @@ SHOWN_NAMES = 5  # of runs, in a message
 NAME_BYTES = 240  # what file systems take, less what is put after a name
 HELD_OUT = "held out"
 """Beside the names of stages in problems.json."""
+SURROUNDINGS = ("threads", "versions", "git", "code", "computes")
+"""Keys of run.json whose values figures depend on: a branch begins with those of its run."""
 RUNS = Path("runs")
 """Where runs lie unless a recipe's `run.folder` says otherwise."""
 
@@ -56,7 +58,7 @@ class RunFolder:
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
         self.problems = self.path / "problems.json"
-        """A hash of the problems of each stage, and of those held out."""
+        """Hashes of the problems of each stage, of those held out and of benchmarks, and of what `model.path` holds."""
         self.summary = self.path / "summary.json"
         """Written once, when the run is over."""
         self.end_request = self.path / "end_stage"
@@ -435,9 +437,10 @@ def fill_branch(
         if path.stem in begun:
             share(path, fresh.path / path.relative_to(source.path))
     problems = read_json(source.problems)
-    write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
-    threads = {name: source.identity[name] for name in ("threads",) if name in source.identity}
-    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **threads}
+    # a stage's name has no space
+    write_json(fresh.problems, {name: problems[name] for name in problems if name in begun or " " in name})
+    kept = {name: source.identity[name] for name in SURROUNDINGS if name in source.identity}
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **kept}
 
 
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:

@@ -4,7 +4,7 @@ checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
                    model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
     learner/       fp32 weights that are trained and optimizer state
-    state.json     Progress; of `carried` whether there is any; `bytes` of each file of the two folders
+    state.json     Progress; of `carried` whether there is any; `bytes` and `hashes` of each file of the two folders
     carried.json   what the last step left to the next one, with rollout.carry_over
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder, write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.rollout.carry import Carried
+from rocstar.support.weights import marks_of, put_back, refuse_changed
 from rocstar.types import Problem
 
 Learner = SftLearner | GrpoLearner
@@ -95,7 +96,7 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
         policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
         carries = progress.carried != Carried()
-        state = asdict(replace(progress, carried=Carried())) | {"carried": carries, "bytes": _sizes(fresh)}
+        state = asdict(replace(progress, carried=Carried())) | {"carried": carries, **marks_of(fresh)}
         write_json(fresh / "state.json", state)
         if carries:
             write_atomic(fresh / "carried.json", _dumped(progress.carried).encode())
@@ -107,28 +108,11 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
             state, carried = read_json(path / "state.json"), path / "carried.json"
-            _check_sizes(path, state.pop("bytes", {}))  # older ones do not say them
-            carries = state.get("carried", carried.is_file())  # nor this
-            return Progress(**state | {"carried": _read_carried(carried) if carries else Carried()}), path
+            refuse_changed(path)
+            carries = state.get("carried", carried.is_file())  # older ones do not say it
+            done = {name: state[name] for name in state if name not in ("bytes", "hashes")}
+            return Progress(**done | {"carried": _read_carried(carried) if carries else Carried()}), path
     return None
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
-
-
-def _check_sizes(checkpoint: Path, written: Mapping[str, int]) -> None:
-    """Raises DataError for a file that was cut or lost after it was written."""
-    there = _sizes(checkpoint)
-    for name, size in written.items():
-        if there.get(name) != size:
-            found = f"has {there[name]} bytes, and {size} were written" if name in there else "is not there any more"
-            raise DataError(f"{checkpoint / name} {found}; {_elsewhere(checkpoint)}")
-
-
-def _elsewhere(checkpoint: Path) -> str:
-    """What to do about a broken one."""
-    return f"put it back from a copy, or move the folder {checkpoint.name} away to go on from the checkpoint before it"
 
 
 def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
@@ -153,7 +137,7 @@ def _read_carried(file: Path) -> Carried:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise DataError(
             f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); "
-            f"{_elsewhere(file.parent)}"
+            f"{put_back(file.parent)}"
         ) from None
 
 

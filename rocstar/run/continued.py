@@ -2,12 +2,13 @@
 and the record of it. The stage under way may have more steps and other settings, later ones may be anything, and new
 ones may be added; what is over stays as it was made.
 
-run.json keeps `changes`, a row `{step, setting, was, now}` for each setting that holds from a step on. Settings that
-only say where a run computes are not among them: they hold for one start."""
+run.json keeps `changes`, a row `{step, setting, was, now}` for each setting that holds from a step on, and for what
+else figures depend on where it was another one from a step on. Settings that only say where a run computes are not
+among them: they hold for one start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +94,21 @@ def record(run: RunFolder, made: Continued) -> None:
             noted = read_json(run.problems)
             write_json(run.problems, {name: noted[name] for name in noted if name not in made.anew})
         # The settings last: a kill before them leaves a run that is asked to change once more.
-        write_json(run.path / "run.json", {**run.identity, "changes": list(made.changes)})
+        write_json(run.path / "run.json", {**run.identity, "changes": list(made.changes), "settings": {}})
         write_json(run.resolved, made.recipe.resolved())
+
+
+def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:
+    """Keep in run.json what figures depend on besides settings and problems; what of it changed after `step`."""
+    identity = run.identity
+    was = dict(flat({name: identity.get(name) or {} for name in now}))
+    fresh = [
+        {"step": step, "setting": name, "was": was[name], "now": value}
+        for name, value in flat(now)
+        if was.get(name, value) != value
+    ]
+    write_json(run.path / "run.json", {**identity, **now, "changes": _merged([*run.changes, *fresh])})
+    return [row["setting"] for row in fresh]
 
 
 def made_again(run: RunFolder, step: int) -> str:

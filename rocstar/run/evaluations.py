@@ -98,8 +98,7 @@ async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> No
 
 def _where(run: Run) -> dict[str, Any]:
     """Whose weights are evaluated, after how many steps, and what computes them."""
-    engine = {"device": run.policy.device.type, "dtype": str(run.policy.dtype).removeprefix("torch.")}
-    return {"model": run.folder.name, "step": run.progress.step, "engine": engine}
+    return {"model": run.folder.name, "step": run.progress.step, "engine": run.policy.computes}
 
 
 async def _ask(

@@ -240,11 +240,18 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 
 def fingerprint(material: Material) -> dict[str, str]:
-    """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
-    asked = {f"benchmark {benchmark.name}": benchmark.source.problems for benchmark in material.benchmarks}
-    parts = {**material.problems, HELD_OUT: material.heldout, **asked}
-    texts = {name: json.dumps([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    """Of the problems of each stage, of those held out and of benchmarks a hash of ids and answers, in order, which is
+    all that older runs have, and after it one of what else a reward may read, and of how a benchmark is asked."""
+    sources = {f"benchmark {benchmark.name}": benchmark.source for benchmark in material.benchmarks}
+    asked = {name: source.problems for name, source in sources.items()}
+    found = {}
+    for name, problems in {**material.problems, HELD_OUT: material.heldout, **asked}.items():
+        more = [[p.question, p.source, dict(p.metadata)] for p in problems]
+        told = sources[name].protocol.model_dump() if name in sources else None
+        kinds = json.dumps([more, told], skipkeys=True, default=lambda value: type(value).__name__)
+        texts = json.dumps([[p.id, p.answer] for p in problems]), kinds
+        found[name] = "".join(hashlib.sha256(text.encode()).hexdigest() for text in texts)
+    return found
 
 
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:

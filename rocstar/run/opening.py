@@ -26,14 +26,16 @@ from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use
 from rocstar.learning.policy import ADAPTER_FOLDER, Policy
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
+from rocstar.parts.modelfolder import identity_of
 from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.identity import git_state, versions
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, with_problems
-from rocstar.run.continued import is_reopened, made_again
+from rocstar.run.continued import is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
     cramped,
@@ -52,9 +54,10 @@ from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
+from rocstar.support.plugins import HASH, code_of
 from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.support.weights import refuse_other_base
+from rocstar.support.weights import hash_of, refuse_other_base
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -65,7 +68,7 @@ async def opened_run(
 ) -> AsyncIterator[Run]:
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
-        _same_problems(material, folder)
+        _same_inputs(material, folder)
         watch = Watch()
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
@@ -93,6 +96,7 @@ async def opened_run(
         if checkpoints.newest is not None:
             policy.restore(checkpoints.newest)
             policy.version = checkpoints.progress.policy_version
+        _tell_surroundings(material, policy, folder, screen, checkpoints.progress.step)
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
@@ -164,17 +168,38 @@ def _tell_isolation(sandbox: SandboxClient, tracker: RunTracker, screen: Screen)
         )
 
 
-def _same_problems(material: Material, folder: RunFolder) -> None:
+def _same_inputs(material: Material, folder: RunFolder) -> None:
     """Note what a run learns from; refuse to go on with something else. (A branch notes the stages that had begun.)"""
-    found = fingerprint(material)
+    found, model = fingerprint(material), material.pretrained
+    held = identity_of(model.facts.folder) if model else {}
+    if folder.checkpoint_steps() and not material.recipe.model.lora_rank:
+        held.pop("weights", None)  # the checkpoint has its own
+    found |= {f"{part} of model.path": mark for part, mark in held.items()}
     noted = read_json(folder.problems) if folder.problems.exists() else {}
-    changed = [name for name in found if noted.get(name, found[name]) != found[name]]
+    changed = [name for name in found if not found[name].startswith(noted.get(name, ""))]
     if changed:
         raise ConfigError(
-            f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
-            "start a new run"
+            f"what run {folder.name} began with is something else by now ({', '.join(changed)}); put its files back as "
+            "they were, or start a new run"
         )
     write_json(folder.problems, {**noted, **found})
+
+
+def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, screen: Screen, step: int) -> None:
+    """Keep what else figures depend on, and tell what of it is not what it was where the run computed last."""
+    recipe = material.recipe
+    now = {
+        "versions": versions(),
+        "git": git_state() or {},
+        "code": code_of(recipe.resolved(), recipe.run.modules),
+        "computes": {**policy.computes, "learners": policy.ranks.size},
+        "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
+    }
+    if changed := note_surroundings(folder, now, step):
+        screen.note(
+            f"{', '.join(changed)}: not what it was when the run computed last, so its figures after step {step} are "
+            "not those of a run that went on unchanged; for those stop it, put that back and resume it again"
+        )
 
 
 def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> Checkpoints:
@@ -265,8 +290,8 @@ def _processes(
     settings = EngineSettings(
         folder=weights.folder,
         version=weights.version,
-        device=policy.device.type,
-        dtype=str(policy.dtype).removeprefix("torch."),
+        device=policy.computes["device"],
+        dtype=policy.computes["dtype"],
         rows=recipe.rollout.engine_rows,
         positions=positions,
         kv_tokens=recipe.rollout.kv_tokens,

@@ -10,8 +10,12 @@ raises while it is imported is kept as the cause.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import inspect
+import json
+import re
 import sys
 import threading
 import traceback
@@ -20,6 +24,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -27,6 +32,10 @@ from typing import Any, TypeVar
 from rocstar.errors import ConfigError, RocstarError
 
 MAX_RAISED = 200  # characters of what an error of theirs says
+NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
+"""A file of Python, or the module of a reference, in the text of settings."""
+HASH = 16  # digits that are shown to a person
+OURS = Path(__file__).resolve().parents[1]
 PathLike = str | Path
 T = TypeVar("T")
 
@@ -174,6 +183,40 @@ def _callable_in(module: ModuleType, name: str, said: str) -> Any:
 
 def _searched(folders: Sequence[Path]) -> str:
     return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks"
+
+
+def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
+    """A hash of each file of the user's own that these settings name, in a reference or in a command, and of those that
+    it imports from its own folder, `folders` or the current one; by its path there. What is installed and not named is
+    left out. Source: ours."""
+    roots = [*(Path(folder).resolve() for folder in folders), Path.cwd()]
+    named = NAMED.findall(json.dumps(settings, ensure_ascii=False))
+    left = [(place, [*roots, *map(Path, sys.path)]) for place in named if place != "mcp"]
+    found: dict[Path, str] = {}
+    while left:
+        place, searched = left.pop()
+        for name in accumulate(place.split("."), "{}.{}".format):  # the packages around it, too
+            file = _file_of(name, searched)
+            if file is not None and file not in found and not file.is_relative_to(OURS):
+                found[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:HASH]
+                left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(file)]
+    homes = {file: next(filter(file.is_relative_to, roots), file.parent) for file in found}
+    return {str(file.relative_to(homes[file])): found[file] for file in sorted(found)}
+
+
+def _file_of(place: str, folders: Sequence[Path]) -> Path | None:
+    path = place.replace(".", "/")
+    names = [place] if place.endswith(".py") else [f"{path}.py", f"{path}/__init__.py"]
+    return next((file.resolve() for folder in folders for name in names if (file := folder / name).is_file()), None)
+
+
+def _imported_by(file: Path) -> Iterator[str]:
+    """Names of what a file may import at any time."""
+    with suppress(SyntaxError, ValueError):  # a program for another Python
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                before = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
+                yield from (before + alias.name for alias in node.names)
 
 
 def begun_in_thread(call: Callable[[], Any], name: str) -> Future[Any]:

@@ -1,5 +1,5 @@
-"""What the files of weights in a model folder hold, by their headers alone, which weights they are, and what of them a
-model has no use for. Loads no torch."""
+"""What the files of weights in a model folder hold, by their headers alone, which weights they are, what of them a
+model has no use for, and whether a checkpoint is as it was written. Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 """One of them holds all weights, or an index beside its shards says which holds what; as transformers chooses."""
@@ -32,13 +33,19 @@ def layout_of_folder(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """A hash of evenly spaced parts of a folder's weights: training changes nearly every number. Raises OSError."""
+    """`hash_of` a folder's weights."""
+    return hash_of(_files(folder))
+
+
+def hash_of(files: Iterable[Path]) -> str:
+    """A hash of files, of weights by evenly spaced parts: training changes nearly every number. Raises OSError."""
     told = hashlib.sha256()
-    for file in _files(folder):
+    for file in files:
+        whole = file.suffix not in (".safetensors", ".bin", ".distcp")
         with file.open("rb") as opened:
-            for number in range(SAMPLES):
+            for number in range(1 if whole else SAMPLES):
                 opened.seek(file.stat().st_size * number // SAMPLES)
-                told.update(opened.read(SAMPLE_BYTES))
+                told.update(opened.read(-1 if whole else SAMPLE_BYTES))
     return told.hexdigest()
 
 
@@ -47,6 +54,34 @@ def refuse_other_base(adapter: Path, base: Path) -> None:
     note = adapter / BASE_NOTE
     if note.is_file() and note.read_text() != fingerprint_of(base):
         raise ConfigError(f"{adapter} is an adapter of weights that {base} does not hold any more; put them back")
+
+
+def marks_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """What state.json says of the files of a checkpoint, by their names: the `bytes` and the `hashes`."""
+    files = {str(file.relative_to(checkpoint)): file for file in checkpoint.rglob("*") if file.is_file()}
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    return {"bytes": sizes, "hashes": {name: hash_of([file]) for name, file in files.items()}}
+
+
+def refuse_changed(checkpoint: Path, part: str = "") -> None:
+    """Raises DataError for a file of a checkpoint whose name begins with `part` and that was cut, lost or replaced
+    since it was written; nothing for any other folder. Older checkpoints have no marks, or sizes alone."""
+    marks: dict[str, Any] = {"bytes": {}, "hashes": {}}
+    with suppress(OSError, ValueError, TypeError):
+        marks |= json.loads((checkpoint / "state.json").read_bytes())
+    for name, size in marks["bytes"].items():
+        file, mark = checkpoint / name, marks["hashes"].get(name)
+        there = file.stat().st_size if file.is_file() else None
+        if not name.startswith(part) or (there == size and mark in (None, mark and hash_of([file]))):
+            continue
+        found = "is another file than was written" if there == size else f"has {there} bytes, and {size} were written"
+        found = "is not there any more" if there is None else found
+        raise DataError(f"{file} {found}; {put_back(checkpoint)}")
+
+
+def put_back(checkpoint: Path) -> str:
+    """What to do about a broken one."""
+    return f"put it back from a copy, or move the folder {checkpoint.name} away to go on from the checkpoint before it"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -65,14 +65,29 @@ def test_answers_of_weights_that_a_folder_held_before_are_not_taken_for_those_it
 ) -> None:
     """The evaluation is killed before its result is written, once under the same weights and once under others."""
     shutil.copytree(model_folder, workplace / "mine")
-    file, told = workplace / "mine" / "model.safetensors", []
-    for scale in (1.0, 1.0, 1.1):
+    file, text, told = workplace / "mine" / "model.safetensors", workplace / "mine" / "tokenizer.json", []
+    for scale, more in ((1.0, ""), (1.0, ""), (1.1, ""), (1.0, ""), (1.0, "\n")):
         save_file({name: value * scale for name, value in load_file(file).items()}, file, {"format": "pt"})
+        text.write_text(text.read_text() + more)
         with monkeypatch.context() as killed:
             killed.setattr("rocstar.evaluation.evaluate.write_attempts", Mock(side_effect=KeyboardInterrupt))
             cli.run(["eval", "mine", "--data", "gsm8k/test.jsonl", *FEW])
         told.append("answers are there from an earlier start" in capsys.readouterr().err)
-    assert told == [False, True, False]
+    assert told == [False, True, False, True, False]
+
+
+def test_an_evaluation_of_a_folder_says_what_it_held_and_one_of_another_tokenizer_is_told(
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model_folder, workplace / "mine")
+    first, _ = evaluated(capsys, "mine", "gsm8k/test.jsonl")
+    (workplace / "mine" / "tokenizer.json").open("a").write("\n")
+    second, told = evaluated(capsys, "mine", "gsm8k/test.jsonl")
+    assert "made before, of other weights or with another tokenizer, in " in told
+    held, holds = (
+        json.loads((Path(one["saved"]) / "result.json").read_text())["setup"]["holds"] for one in (first, second)
+    )
+    assert held["weights"] == holds["weights"] and held["tokenizer and config"] != holds["tokenizer and config"]
 
 
 def test_a_log_for_inspect_has_the_model_and_the_messages_that_were_sent(

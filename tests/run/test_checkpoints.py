@@ -18,6 +18,7 @@ from rocstar.errors import DataError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
+from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup
 from rocstar.run.checkpoints import Progress, latest, prune, save, with_problems
@@ -97,6 +98,20 @@ def test_a_file_that_was_cut_or_lost_since_it_was_written_is_named(folder: RunFo
         latest(folder)
     shutil.rmtree(folder.checkpoint(2))
     assert (found := latest(folder)) and found[0].step == 1
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_a_file_of_the_model_that_another_took_the_place_of_is_named(folder: RunFolder, name: str) -> None:
+    """By a run that goes on and by whoever asks the checkpoint, also where the other has as many bytes."""
+    saved(folder, 1)
+    file = folder.checkpoint(1) / "model" / name
+    find_model(str(file.parent))
+    file.write_bytes(file.read_bytes().swapcase())
+    told = rf"model/{name} is another file than was written; put it back"
+    with pytest.raises(DataError, match=told):
+        latest(folder)
+    with pytest.raises(DataError, match=told):
+        find_model(str(file.parent))
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:

@@ -125,14 +125,16 @@ def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch
         material(COLD, cluster={"learners": 8})
 
 
-def test_other_answers_are_other_problems(tmp_path: Path) -> None:
+def test_other_answers_and_other_columns_are_other_problems(tmp_path: Path) -> None:
+    """A reward may read the columns; runs begun before that was known noted the first hash alone."""
     cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
     found = []
-    for answer in ("2", "2", "999"):
-        write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer})
-        found.append(fingerprint(material(cold, RL, data=data)))
-    assert found[0] == found[1] != found[2]
+    for answer, level in (("2", 1), ("2", 1), ("999", 1), ("2", 3)):
+        write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer, "level": level})
+        found.append(fingerprint(material(cold, RL, data=data))["rl"])
+    assert found[0] == found[1] and len(set(found)) == 3
+    assert found[3].startswith(found[0][:64]) and not found[2].startswith(found[0][:64])
 
 
 def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from rocstar.dialogue.template import CHAT
 from rocstar.dialogue.tokenizer_files import found_file
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
+from rocstar.support.weights import hash_of
 
 ROWS, REFUSED, DATASHEET = "rows.jsonl", "refused.jsonl", "datasheet.json"
 SCHEMA_VERSION = 1
@@ -294,11 +295,12 @@ def _datasheet(
     """Where each row went, by source and reason, with the hashes that let it be checked: plain JSON values. Nothing in
     it depends on when or where it was made, but file names are as the recipe has them. Raises DataError."""
     tokenizer = recipe.mix.tokenizer
+    files = [file for name in TOKENIZER_FILES if tokenizer and (file := found_file(Path(tokenizer), name))]
     return {
         "schema_version": SCHEMA_VERSION,
         "recipe_sha256": hashlib.sha256(recipe.model_dump_json().encode()).hexdigest(),
         "recipe": recipe.model_dump(mode="json"),
-        "tokenizer_sha256": _tokenizer_sha256(Path(tokenizer)) if tokenizer else None,
+        "tokenizer_sha256": hash_of(files) if tokenizer else None,
         "rows": sum(share.taken for share in taken.values()),
         "rows_sha256": rows_sha256,
         "sources": [_source_row(source, counts[source.name], taken[source.name], store) for source in recipe.source],
@@ -326,12 +328,3 @@ def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: R
 
 def _sha256(path: str | Path) -> str | None:
     return (fingerprint(path) or (None,))[0]
-
-
-def _tokenizer_sha256(folder: Path) -> str:
-    """SHA-256 over the tokenizer's files as they are on disk."""
-    digest = hashlib.sha256()
-    for name in TOKENIZER_FILES:
-        if found := found_file(folder, name):
-            digest.update(found.name.encode() + b"\0" + found.read_bytes())
-    return digest.hexdigest()
