@@ -15,7 +15,7 @@ from rocstar.types import Demonstration, Status
 NAMES = list(FAMILIES)
 
 
-def plans(mix: str, count: int = 270, seed: int = 1) -> list[DemonstrationPlan]:
+def plans(mix: str, count: int = 120, seed: int = 1) -> list[DemonstrationPlan]:
     return plan_demonstrations(arithmetic_problems(NAMES, count, 0), mix, seed)
 
 
