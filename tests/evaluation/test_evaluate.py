@@ -80,7 +80,7 @@ async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Pat
 
 
 async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_share_is_said(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = {1: Verdict.UNDECIDED, 2: Verdict.UNDECIDED, 3: Verdict.WRONG}
     judge = ScriptedVerifier(lambda problem, trajectory: verdicts.get(int(problem.answer), Verdict.RIGHT))
@@ -89,15 +89,9 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
         figure = made.result[name]
         assert (figure["value"], figure["n"], figure["undecided"]) == (17 / 20, 20, 2 / 20)
         assert "missing" not in figure
-    assert made.result["undecided"] == 2
+    assert made.result["undecided"] == 2 and made.result["longest_prompt_tokens"] > 0
     Screen().figures(made.result)
     assert "20, 10.0% undecided" in capsys.readouterr().out
-
-
-async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:
-    made = await evaluated(calling(of_problem(3)), greedy=True)
-    assert "missing" not in made.result["accuracy"] and "missing" not in made.result["greedy"]
-    assert made.result["longest_prompt_tokens"] > 0
     made.write(tmp_path / "e", 0)
     assert {file.name for file in (tmp_path / "e").iterdir()} == {"samples.parquet", "greedy.parquet", "result.json"}
 
