@@ -48,13 +48,6 @@ async def evaluated(made: Roller, budget: float = 0.05, **protocol: Any) -> Eval
     return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP)
 
 
-async def test_a_dying_sandbox_is_no_result(tmp_path: Path) -> None:
-    with pytest.raises(RunHalted) as halted:
-        await evaluated(calling(lambda session: True, Dead({})))
-    told = str(halted.value)
-    assert "20 of the 20 attempts" in told and "run.fault_budget 5%" in told and "the sandbox host died" in told
-
-
 async def test_greedy_attempts_have_the_same_budget() -> None:
     seen: set[str] = set()
 
@@ -64,7 +57,7 @@ async def test_greedy_attempts_have_the_same_budget() -> None:
         seen.add(session)
         return again
 
-    with pytest.raises(RunHalted, match="20 of the 20"):
+    with pytest.raises(RunHalted, match=r"20 of the 20 attempts.*run\.fault_budget 5%.*the sandbox host died"):
         await evaluated(calling(greedy_only, Dead({})), greedy=True)
 
 

@@ -54,11 +54,6 @@ def test_attempts_need_not_be_as_many_on_every_problem() -> None:
     assert found.difference.value == pytest.approx((2 / 3 - 1 / 2 + 1) / 2)
 
 
-def test_subjects_without_a_problem_in_common_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
-        compare_paired({"p": [True]}, {"q": [True]})
-
-
 def simulated(rng: random.Random, problems: int, attempts: int, gain: float) -> tuple[dict[str, list[bool]], ...]:
     chances = [rng.uniform(0.2, 0.6) for _ in range(problems)]
     return tuple(
