@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.analysis.screen import _tokens, number
+from rocstar.analysis.screen import number
 from rocstar.analysis.sources import find_source
 from rocstar.cli.main import run
+from rocstar.evaluation.contamination import trained_questions
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.types import Choice, Penalty, Reason
@@ -122,17 +122,6 @@ def test_a_number_past_a_million_millions_is_shown_by_its_power_of_ten() -> None
     assert [number(value, 3) for value in (1e300, -2.5e13, 1234.5, None)] == ["1e+300", "-2.5e+13", "1,234.500", "-"]
 
 
-def test_no_text_of_tokens_is_on_the_screen() -> None:
-    counts = {"attempts": 1, "entropy": 0.5, "temperature": 1.0, "step": 3}
-    tokens = {
-        "by_step": [defaultdict(int, counts)],
-        "words": {"forking": {"wait": 4}},
-        "examples": {"forking": {"tokens": [{"text": "RAW"}]}},
-    }
-    shown = "\n".join(_tokens(tokens))
-    assert "--json" in shown and "wait" not in shown and "RAW" not in shown
-
-
 def test_a_run_that_kept_no_attempts_shows_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = made_run(tmp_path)
     for step in (1, 2):
@@ -153,19 +142,13 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     assert (note["questions"], note["same"], note["trained_questions"]) == (2, 1, 1)
 
 
-def test_training_after_the_evaluated_step_is_no_contamination(tmp_path: Path) -> None:
-    from rocstar.evaluation.contamination import trained_questions
-
+def test_training_up_to_the_evaluated_step_counts_and_files_stand_for_attempts_that_were_not_kept(
+    tmp_path: Path,
+) -> None:
     made = made_run(tmp_path)
     written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
     assert set(trained_questions(made, 1)) == {"What is p?"}
     assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
-
-
-def test_training_files_stand_for_attempts_that_were_not_kept(tmp_path: Path) -> None:
-    from rocstar.evaluation.contamination import trained_questions
-
-    made = made_run(tmp_path)
     for step in (1, 2):
         made.rollout_file(step).unlink()
     (tmp_path / "train.jsonl").write_text('{"question": "What is q?", "answer": "1"}\n')
