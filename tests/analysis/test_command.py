@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.analysis.screen import number
+from rocstar.analysis.screen import _tokens, number
 from rocstar.analysis.sources import find_source
 from rocstar.cli.main import run
 from rocstar.evaluation.contamination import trained_questions
@@ -120,6 +121,17 @@ def test_what_roc_chose_and_what_is_suspicious_is_shown_by_step(
 
 def test_a_number_past_a_million_millions_is_shown_by_its_power_of_ten() -> None:
     assert [number(value, 3) for value in (1e300, -2.5e13, 1234.5, None)] == ["1e+300", "-2.5e+13", "1,234.500", "-"]
+
+
+def test_no_text_of_tokens_is_on_the_screen() -> None:
+    counts = {"attempts": 1, "entropy": 0.5, "temperature": 1.0, "step": 3}
+    tokens = {
+        "by_step": [defaultdict(int, counts)],
+        "words": {"forking": {"wait": 4}},
+        "examples": {"forking": {"tokens": [{"text": "RAW"}]}},
+    }
+    shown = "\n".join(_tokens(tokens))
+    assert "--json" in shown and "wait" not in shown and "RAW" not in shown
 
 
 def test_a_run_that_kept_no_attempts_shows_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

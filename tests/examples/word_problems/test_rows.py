@@ -170,3 +170,10 @@ def test_demonstrations_and_problems_come_in_the_number_asked_for(train: list[wp
     assert sum(len(demo.turns) == 2 for demo in demos) / 400 == pytest.approx(0.25, abs=0.08)
     problems = training_problems(rows, 300, numbers="digits", variation=Variation(), seed=0)
     assert len({problem.id for problem in problems}) > 250
+
+
+@needs_data
+def test_a_held_out_part_of_the_size_that_was_measured(train: list[wp.WordProblem]) -> None:
+    rest, dev = wp.held_out(wp.consistent(train), 150, seed=0)
+    assert len(dev) == 150
+    assert 2900 < len(rest) < 2980
