@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,21 +78,31 @@ def child(*arguments: str, python: str = "") -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+def loaded(verbs: Sequence[Sequence[str]], modules: set[str]) -> tuple[str, str]:
+    """Which of these modules the verbs load, one after another in one process, and what they say to stderr."""
+    code = f"import sys; from rocstar.cli import main\nfor verb in {list(map(list, verbs))}: main.run(verb)\n"
+    done = child(python=f"{code}print({modules} & set(sys.modules))")
+    return done.stdout, done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "rich", "transformers", "pyarrow", "sympy", "asyncio"}
-    # Recent versions of typer read the arguments of a verb with pydantic.
-    heavy |= set() if arguments[0] == "train" else {"pydantic"}
-    code = "import sys; from rocstar.cli import main; main.run(sys.argv[1:])\n"
-    code += f"print({heavy} & set(sys.modules), file=sys.stderr)"
-    done = child(*arguments, python=code)
-    assert done.stderr == "set()\n"
-    assert "rocstar" in done.stdout
+    out, told = loaded([["--help"], ["--version"]], heavy | {"pydantic"})
+    assert (told, out.splitlines()[-1]) == ("", "set()") and "rocstar" in out
+    out, told = loaded([["train", "--help"]], heavy)  # recent versions of typer read a verb's arguments with pydantic
+    assert (told, out.splitlines()[-1]) == ("", "set()")
 
 
-def test_every_verb_explains_itself() -> None:
-    for verb in (["train"], ["sft"], ["eval"], ["chat"], ["runs", "list"], ["runs", "show"], ["sandbox", "exec"]):
-        assert cli.run([*verb, "--help"]) == exits.OK
+def test_what_cannot_be_asked_is_told_before_torch_is_loaded() -> None:
+    Path("odd.jsonl").write_text('{"height": 1, "width": 2}\n')
+    at = ["eval", "some", "--endpoint", "http://127.0.0.1:9/v1"]
+    missing = [["eval", "nosuch", "--data", "t.jsonl"], ["chat", "nosuch"], ["serve", "nosuch"]]
+    data = [["--data", "odd.jsonl"], ["--data", "absent.jsonl"], ["--benchmark", "aime24", "--data-folder", "absent"]]
+    out, told = loaded([*missing, *([*at, *given] for given in data)], {"torch", "transformers"})
+    assert out == "set()\n"
+    sentences = ['no field "question"', "absent.jsonl does not exist", "absent is not a folder"]
+    expected = [*["rocstar: there is no run nosuch"] * 3, *sentences]
+    assert all(said in line for said, line in zip(expected, told.splitlines(), strict=True)), told
 
 
 def test_training_prints_the_table_of_the_run(
@@ -109,7 +119,9 @@ def test_training_prints_the_table_of_the_run(
     assert "# override: 'rollout.max_turns=2'" in Path("runs/tiny/config.toml").read_text()
 
 
-def test_json_is_one_object_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_on_stdout_and_runs_are_listed_where_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     train_with(monkeypatch, finish)
     assert cli.run(["train", "tiny.toml", "--json"]) == exits.OK
     trained = json.loads(capsys.readouterr().out)
@@ -118,6 +130,17 @@ def test_json_is_one_object_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert trained["summary"]["accuracy_after"]["interval"] == [0.96, 0.99]
     assert cli.run(["runs", "list", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out) == {"runs": [trained]}
+    assert cli.run(["train", "tiny.toml"]) == exits.OK
+    assert cli.run(["runs", "list"]) == exits.OK
+    listed = capsys.readouterr().out
+    assert "tiny-2" in listed and "98.0%" in listed
+    for verb, place in (("train", "elsewhere"), ("sft", "there")):
+        assert cli.run([verb, "tiny.toml", "--runs", place]) == exits.OK
+        assert Path(place, "tiny", "run.json").is_file()
+    capsys.readouterr()
+    assert cli.run(["runs", "list", "--runs", "nowhere"]) == exits.OK
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.strip() == "there are no runs in nowhere"
 
 
 def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,16 +206,12 @@ def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
     assert f"so each step takes all {there} and makes {there * 8} attempts" in told
 
 
-def test_a_plan_counts_the_problems_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
-    plans = [planned(f"rollout.problems_per_step={asked}", capsys=capsys) for asked in (40, 2000)]
-    assert plans[0][0] == plans[1][0]
-    assert "each step takes all 40" in plans[1][1]
-
-
-def test_a_plan_counts_what_the_recipe_says_where_problems_are_not_there_yet(
+def test_a_plan_counts_the_problems_that_are_there_or_what_the_recipe_says_where_none_are_yet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     absent = ("data.source='files'", "data.train_files=['train.jsonl']", "evaluate.problems=0")
+    all_of_40, more = (planned(f"rollout.problems_per_step={asked}", capsys=capsys) for asked in (40, 2000))
+    assert all_of_40[0] == more[0] and "each step takes all 40" in more[1]
     few, many = (planned(f"rollout.problems_per_step={asked}", *absent, capsys=capsys) for asked in (40, 80))
     assert "train.jsonl does not exist" in many[1]
     assert many[0]["stages"][1]["tokens"] > 1.5 * few[0]["stages"][1]["tokens"]
@@ -331,37 +350,6 @@ def test_a_run_that_cannot_start_for_want_of_torch_leaves_no_folder(
     assert cli.run([verb, "tiny.toml", "--dry-run"]) == exits.OK
 
 
-def test_a_folder_without_runs_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["runs", "list", "--runs", "nowhere"]) == exits.OK
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.strip() == "there are no runs in nowhere"
-
-
-def test_runs_says_where_a_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_with(monkeypatch, finish)
-    for verb, place in (("train", "elsewhere"), ("sft", "there")):
-        assert cli.run([verb, "tiny.toml", "--runs", place]) == exits.OK
-        assert Path(place, "tiny", "run.json").is_file()
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["--data", "odd.jsonl"], 'no field "question"'),
-        (["--data", "absent.jsonl"], "absent.jsonl does not exist"),
-        (["--benchmark", "aime24", "--data-folder", "absent"], "absent is not a folder"),
-    ],
-)
-def test_data_that_cannot_be_asked_is_told_before_torch_is_loaded(given: list[str], sentence: str) -> None:
-    Path("odd.jsonl").write_text('{"height": 1, "width": 2}\n')
-    code = "import sys; from rocstar.cli import main; code = main.run(sys.argv[1:])\n"
-    code += "print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
-    done = child("eval", "some", "--endpoint", "http://127.0.0.1:9/v1", *given, python=code)
-    assert (done.returncode, done.stdout) == (exits.USAGE, "set()\n")
-    assert sentence in done.stderr
-
-
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -372,17 +360,11 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, erro
         cli.run(["train", "tiny.toml"])
 
 
-def test_traceback_shows_where_an_error_came_from() -> None:
-    plain, traced = child("train", "nope.toml"), child("train", "nope.toml", "--traceback")
-    assert plain.returncode == exits.USAGE
-    assert plain.stderr.startswith("rocstar: there is no recipe nope.toml") and plain.stderr.count("\n") == 1
-    assert "Traceback" in traced.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["train"], "give a recipe first"),
+        (["train", "nope.toml"], "rocstar: there is no recipe nope.toml"),
         (["train", "--resume", "last"], "there is no run last in runs"),
         (["runs", "show", "x"], "there is no run x in runs"),
         (["trian"], "rocstar: no such command 'trian'"),
@@ -395,6 +377,11 @@ def test_a_mistake_on_the_command_line_is_exit_code_2(
     assert cli.run(arguments) == exits.USAGE
     assert sentence in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_traceback_shows_where_an_error_came_from() -> None:
+    traced = child("train", "nope.toml", "--traceback")
+    assert traced.returncode and "Traceback" in traced.stderr and "there is no recipe nope.toml" in traced.stderr
 
 
 def test_sft_without_such_a_stage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -437,23 +424,6 @@ def test_an_evaluation_is_a_table_or_one_object(
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
 
 
-@pytest.mark.parametrize("verb", ["eval nosuch --data t.jsonl", "chat nosuch", "serve nosuch"])
-def test_a_model_that_is_not_there_is_refused_before_torch_is_loaded(verb: str) -> None:
-    code = "import sys; from rocstar.cli import main; main.run(sys.argv[1:]); print('torch' in sys.modules)"
-    done = child(*verb.split(), python=code)
-    assert done.stderr.startswith("rocstar: there is no run nosuch") and done.stdout.strip() == "False"
-
-
-def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    train_with(monkeypatch, finish)
-    for _ in range(2):
-        assert cli.run(["train", "tiny.toml"]) == exits.OK
-    capsys.readouterr()
-    assert cli.run(["runs", "list"]) == exits.OK
-    listed = capsys.readouterr().out
-    assert "tiny-2" in listed and "98.0%" in listed
-
-
 def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,10 +446,8 @@ def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["--version"], ["runs", "list"], ["train", "tiny.toml", "--dry-run"]])
-def test_a_full_disk_under_stdout_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
-    train_with(monkeypatch, finish)
-    assert cli.run(["train", "tiny.toml"]) == exits.OK  # so that there is something to list
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "tiny.toml", "--dry-run"]])
+def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> None:
     command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)

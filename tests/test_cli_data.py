@@ -83,14 +83,10 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert run(["data", "check", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
-
-
-def test_data_check_says_how_many_bad_rows_it_does_not_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = folder / "rows.jsonl"
-    file.write_text(file.read_text() + "".join(f'{{"question": "q", "answer": [{n}]}}\n' for n in range(8)))
+    file.write_text(file.read_text() + "".join(f'{{"question": "q", "answer": [{n}]}}\n' for n in range(7)))
     assert run(["data", "check", str(file)]) == 2
-    told = capsys.readouterr().out
-    assert told.count('field "answer"') == 5 and told.count("and 3 more") == 1
+    shown = capsys.readouterr().out
+    assert shown.count('field "answer"') == 4 and shown.count("and 3 more") == 1, "five are shown"
 
 
 def test_data_check_tells_of_references_that_are_right_backwards(
@@ -110,7 +106,6 @@ def test_data_check_tells_of_references_that_are_right_backwards(
     ("name", "template", "tokens"),
     [
         ("model", THINKING, ("<|im_start|>", "<|im_end|>")),
-        ("compact", THINKING, ("<|im_start|>", "<|im_end|>")),
         ("model", LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
     ],
 )
@@ -129,19 +124,15 @@ def test_special_tokens_of_the_model_are_marked(
     assert "\nHow many legs do two cats have?«" in prompt
 
 
-@pytest.mark.parametrize("row", [{"question": "1 + 1?", "solution": "2"}, {"question": "1 + 1?", "ground_truth": "2"}])
-def test_data_check_refuses_what_training_refuses(
-    folder: Path, row: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "rows.jsonl"
-    file.write_text(json.dumps(row) + "\n")
+    file.write_text(json.dumps({"question": "1 + 1?", "solution": "2"}) + "\n")
     with pytest.raises(DataError) as refused:
         load_problems(file)
     assert run(["data", "check", str(file)]) == 2
     assert str(refused.value)[:100] in capsys.readouterr().out
-    column = next(name for name in row if name != "question")
-    assert len(load_problems(file, answer=column)) == 1
-    assert run(["data", "check", str(file), f"data.columns.answer={column}"]) == 0
+    assert len(load_problems(file, answer="solution")) == 1
+    assert run(["data", "check", str(file), "data.columns.answer=solution"]) == 0
 
 
 def test_data_check_takes_columns_template_and_turns_of_a_recipe(

@@ -41,19 +41,13 @@ def test_the_page_has_the_signatures_and_fields_that_code_of_ones_own_gets() -> 
         assert re.findall(rf"^\| `{name}\.(\w+)` \|", page, re.MULTILINE) == [one.name for one in fields(kind)]
 
 
-def test_only_a_colon_makes_a_reference() -> None:
+def test_a_module_beside_the_recipe_a_dotted_one_and_a_file_are_found(modules: Path) -> None:
     assert is_reference("mine:Tool") and not is_reference("python")
-
-
-def test_a_module_beside_the_recipe_is_found_and_may_import_its_neighbours(modules: Path) -> None:
     write(modules / "plug_neighbour.py", "value = 7")
     write(modules / "plug_mine.py", "from plug_neighbour import value\ndef score():\n    return value")
-    assert load("plug_mine:score", folders=[modules])() == 7
-
-
-def test_a_dotted_module_and_a_file_are_found(modules: Path) -> None:
     write(modules / "plug_package" / "inner.py", "class Tool:\n    pass")
     write(modules / "scores" / "plug_reward.py", "def score():\n    return 1")
+    assert load("plug_mine:score", folders=[modules])() == 7
     assert load("plug_package.inner:Tool", folders=[modules]).__name__ == "Tool"
     assert load("scores/plug_reward.py:score", folders=[modules])() == 1
 
@@ -126,13 +120,7 @@ def test_every_failure_is_one_sentence_that_names_the_setting(modules: Path, ref
     assert message.startswith(f"evaluate.verifier = {reference!r}")
     assert said in message
     assert "\n" not in message
-
-
-def test_an_error_in_the_users_code_is_kept_as_the_cause(modules: Path) -> None:
-    write(modules / "plug_raises.py", "1 / 0")
-    with pytest.raises(ConfigError) as refused:
-        load("plug_raises:score", folders=[modules])
-    assert isinstance(refused.value.__cause__, ZeroDivisionError)
+    assert ("ZeroDivisionError" in said) == isinstance(refused.value.__cause__, ZeroDivisionError)
 
 
 def test_a_module_that_another_of_its_name_hides_is_refused_rather_than_mistaken(modules: Path) -> None:
@@ -164,6 +152,13 @@ def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
         named("plug_mine:slow", built_in, setting="x.y", takes=("text",), folders=[modules])
 
 
+def parts(modules: Path, environment: str) -> AttemptParts:
+    recipe: Any = SimpleNamespace(
+        run=SimpleNamespace(modules=[modules]), rollout=SimpleNamespace(environment=environment)
+    )
+    return AttemptParts(recipe)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -175,11 +170,9 @@ def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
 def test_an_environment_that_raises_or_is_none_is_told_in_one_sentence(modules: Path, made: str, said: str) -> None:
     world = "class World:\n    opening = budget = reply = close = lambda self: 1 / 0"
     write(modules / "plug_world.py", f"{world}\ndef world(problem, conversation, limits, seed): return {made}")
-    run, rollout = SimpleNamespace(modules=[modules]), SimpleNamespace(environment="plug_world:world")
-    recipe: Any = SimpleNamespace(run=run, rollout=rollout)
     nobody: Any = None
     with pytest.raises(ConfigError) as refused:
-        prompt_tokens(nobody, nobody, AttemptParts(recipe).environment)
+        prompt_tokens(nobody, nobody, parts(modules, "plug_world:world").environment)
     assert str(refused.value) == f"rollout.environment{said}"
 
 
@@ -205,9 +198,7 @@ async def test_an_environment_that_raises_in_an_attempt_is_a_fault_that_names_it
 ) -> None:
     """It ended the run as a fault of rocstar itself."""
     write(modules / "plug_world.py", WORLD.format(method=method, does=does))
-    run, rollout = SimpleNamespace(modules=[modules]), SimpleNamespace(environment="plug_world:World")
-    recipe: Any = SimpleNamespace(run=run, rollout=rollout)
-    made = AttemptParts(recipe).environment(PROBLEM, conversation(ScriptedTool({})), limits(), 0)
+    made = parts(modules, "plug_world:World").environment(PROBLEM, conversation(ScriptedTool({})), limits(), 0)
     engine, sampling = ScriptedEngine(CODEC, [ANSWER]), Sampling(max_new_tokens=1)
     attempt = await run_episode(engine, made, PROBLEM, index=0, sampling=sampling, session_id="s")
     assert (attempt.stop, attempt.outcome) == (Stop.ENVIRONMENT_FAILED, None)

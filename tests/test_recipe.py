@@ -129,25 +129,20 @@ def test_extends_is_relative_to_the_file_and_may_be_a_chain(folder: Path) -> Non
     assert (recipe.run.seed, recipe.run.name, len(recipe.stage)) == (7, "parent", 3)
 
 
-def test_a_circle_is_refused_with_its_files(folder: Path) -> None:
+def test_a_circle_is_refused_with_its_files_and_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
     (folder / "a.toml").write_text('extends = "b.toml"')
     (folder / "b.toml").write_text('extends = "a.toml"')
     assert re.search(r"a\.toml -> .*b\.toml -> .*a\.toml: .*circle", complaint("a.toml"))
+    (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
+    assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
 
 
-def test_an_override_reaches_the_base_and_every_stage(folder: Path) -> None:
+def test_an_override_reaches_the_base_and_every_stage_or_one_stage_and_later_ones_win(folder: Path) -> None:
     recipe = load_recipe("parent.toml", ["rollout.max_turns=5", "run.seed=3"])
-    assert recipe.rollout.max_turns == 5
-    assert stage(recipe, "stage1").rollout.max_turns == 5
-    assert recipe.run.seed == 3
-
-
-def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> None:
-    recipe = load_recipe(
-        "parent.toml", ["rollout.max_turns=5", "stage.stage1.rollout.max_turns=7", "stage.stage1.steps=1"]
-    )
-    assert stage(recipe, "stage1").rollout.max_turns == 7
-    assert stage(recipe, "stage1").steps == 1
+    assert recipe.rollout.max_turns == stage(recipe, "stage1").rollout.max_turns == 5 and recipe.run.seed == 3
+    of_a_stage = ["rollout.max_turns=5", "stage.stage1.rollout.max_turns=7", "stage.stage1.steps=1"]
+    recipe = load_recipe("parent.toml", of_a_stage)
+    assert (stage(recipe, "stage1").rollout.max_turns, stage(recipe, "stage1").steps) == (7, 1)
     assert recipe.rollout.max_turns == 5
 
 
@@ -160,19 +155,11 @@ def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> 
         ("run.name=2024", "run", "name", "2024"),
         ("run.name=a b = c", "run", "name", "a b = c"),
         ("run.save_rollouts=false", "run", "save_rollouts", False),
-        ("rollout.temperature=1", "rollout", "temperature", 1.0),
         ("data.max_problems=none", "data", "max_problems", None),
-        ("resample.method=uniform", "resample", "method", "uniform"),
-        ("model.path=models/x", "model", "path", "models/x"),
     ],
 )
 def test_override_values_are_toml_else_text(folder: Path, override: str, section: str, key: str, value: object) -> None:
     assert load_recipe("parent.toml", ["data.source=files", override]).model_dump()[section][key] == value
-
-
-def test_one_text_is_a_list_of_one_in_a_file_too(folder: Path) -> None:
-    (folder / "one.toml").write_text('[data]\nsource = "files"\ntrain_files = "a.jsonl"\n')
-    assert load_recipe("one.toml").data.train_files == ["a.jsonl"]
 
 
 def test_the_resolved_recipe_survives_json(folder: Path) -> None:
@@ -279,6 +266,8 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[[engine]]\nname='e'\nkind='vllm'\nurl='http://a'\ncount=2\n", 1, ["url names one server that runs already"]),
         ("[[engine]]\nname='e'\nkind='torch'\ncount=0\n", 4, ["engine.e.count = 0", "greater than or equal to 1"]),
         ("[[engine]]\nname='e'\nkind='torch'\nconut=2\n", 4, ["unknown key engine.e.conut", "did you mean count?"]),
+        ("[[stage]]\nname='a'\nkind='sftt'\nsteps=1\n", 1, ["stage.a.kind is unknown; set it to one of 'sft', 'rl'"]),
+        ("[[stage]]\nname = 'a'\nsteps = 1\n", 1, ["stage.a.kind is missing; set it to one of 'sft', 'rl'"]),
         ("extends = 3\n", 1, ["extends takes one file name"]),
         ("\nextends = 'parnt.toml'\n", 2, ["parnt.toml", "did you mean parent.toml"]),
     ],
@@ -290,42 +279,29 @@ def test_a_mistake_in_a_file_names_file_line_and_key(folder: Path, body: str, li
     assert all(part in message for part in parts), message
 
 
-def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
-    (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
-    assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
+RL = "[[stage]]\nname='w'\nkind='rl'\nsteps=1\n"
+SENT = "[cluster]\nweights='sent'\n"
+LORA = "[[stage]]\nname='w'\nkind='sft'\nsteps=1\nsft.optimizer='muon'\n[model]\nlora_rank=8\n"
+VLLM = "[[engine]]\nname='v'\nkind='vllm'\n"
 
 
 @pytest.mark.parametrize(
-    ("rest", "told"),
+    ("body", "told"),
     [
-        ("", "cluster.weights 'sent' is for vLLM servers that the run starts"),
-        ("[[engine]]\nname='v'\nkind='vllm'\nurl='http://127.0.0.1:1'\n", "without a url"),
-        ("[[engine]]\nname='v'\nkind='vllm'\n[[engine]]\nname='t'\nkind='torch'\n", "have only .* of kind 'vllm'"),
-        ("[model]\npath='x'\nlora_rank=8\n[[engine]]\nname='v'\nkind='vllm'\n", "adapters are a small file"),
+        (f"{SENT}{RL}", "cluster.weights 'sent' is for vLLM servers that the run starts"),
+        (f"{SENT}{VLLM}url='http://127.0.0.1:1'\n{RL}", "without a url"),
+        (f"{SENT}{VLLM}[[engine]]\nname='t'\nkind='torch'\n{RL}", "have only .* of kind 'vllm'"),
+        (f"{SENT}[model]\npath='x'\nlora_rank=8\n{VLLM}{RL}", "adapters are a small file"),
+        (LORA, "model.lora_rank 8 trains adapters .* set model.path"),
+        (f"{LORA}path='x'\n", "muon' of stage w .* set it to 'adamw'"),
+        (f"{VLLM}[rollout]\ntop_p=0.9\n", "top_p must be 1 and top_k 0 for engines of kind 'vllm'"),
+        (f"{RL}[resample]\ndrop_void_turns=true\n[rollout]\nmax_turns=1\n",
+         "drop_void_turns looks for turns without a call, and rollout.max_turns 1 leaves no turn"),
     ],
-)
-def test_weights_are_not_sent_to_engines_that_cannot_take_them(folder: Path, rest: str, told: str) -> None:
-    stage = "[[stage]]\nname='w'\nkind='rl'\nsteps=1\n"
-    (folder / "bad.toml").write_text(f"[cluster]\nweights='sent'\n{rest}{stage}")
+)  # fmt: skip
+def test_settings_that_cannot_be_held_together_are_refused(folder: Path, body: str, told: str) -> None:
+    (folder / "bad.toml").write_text(body)
     assert re.search(told, complaint("bad.toml"))
-
-
-@pytest.mark.parametrize(
-    ("model", "told"),
-    [
-        ("", "model.lora_rank 8 trains adapters .* set model.path"),
-        ("path='x'\n", "muon' of stage w .* set it to 'adamw'"),
-    ],
-)
-def test_adapters_are_refused_where_nothing_could_learn_by_them(folder: Path, model: str, told: str) -> None:
-    stage = "[[stage]]\nname='w'\nkind='sft'\nsteps=1\nsft.optimizer='muon'\n"
-    (folder / "bad.toml").write_text(f"[model]\nlora_rank=8\n{model}{stage}")
-    assert re.search(told, complaint("bad.toml"))
-
-
-def test_truncation_is_refused_where_vllm_would_draw(folder: Path) -> None:
-    (folder / "bad.toml").write_text("[[engine]]\nname='e'\nkind='vllm'\n[rollout]\ntop_p=0.9\n")
-    assert "top_p must be 1 and top_k 0 for engines of kind 'vllm'" in complaint("bad.toml")
 
 
 def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(folder: Path) -> None:
@@ -378,19 +354,6 @@ def test_a_stage_refuses_what_holds_for_the_whole_run(folder: Path, key: str) ->
     assert f"set it in [{name.partition('.')[0]}]" in told
 
 
-def test_a_stage_refuses_the_sections_of_the_other_kind(folder: Path) -> None:
-    assert "learning" in complaint("parent.toml", "stage.sft.learning.learning_rate=1e-3")
-    assert "sft belongs to a stage of another kind ('sft')" in complaint("parent.toml", "stage.stage1.sft.batch_rows=3")
-
-
-@pytest.mark.parametrize("kind", ["'sftt'", "3"])
-def test_a_stage_of_no_kind_is_refused(folder: Path, kind: str) -> None:
-    (folder / "bad.toml").write_text(f"[[stage]]\nname = 'a'\nkind = {kind}\nsteps = 1\n")
-    assert "stage.a.kind is unknown; set it to one of 'sft', 'rl'" in complaint("bad.toml")
-    (folder / "bad.toml").write_text("[[stage]]\nname = 'a'\nsteps = 1\n")
-    assert "stage.a.kind is missing; set it to one of 'sft', 'rl'" in complaint("bad.toml")
-
-
 def sections(model: type[Section]) -> dict[str, type[Section]]:
     return {name: f.annotation for name, f in model.model_fields.items() if isinstance(f.annotation, type)}
 
@@ -411,11 +374,6 @@ def test_what_a_stage_may_change_is_a_part_of_the_base(kind: str) -> None:
 )  # fmt: skip
 def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -> None:
     assert complaint("parent.toml", override).startswith(f"override {override!r}: ")
-
-
-def test_void_turns_are_looked_for_where_turns_may_call_tools(folder: Path) -> None:
-    told = complaint("parent.toml", "resample.drop_void_turns=true", "rollout.max_turns=1")
-    assert "resample.drop_void_turns looks for turns without a call, and rollout.max_turns 1 leaves no turn" in told
 
 
 def test_stale_tokens_are_weighed_unless_the_recipe_says_otherwise(folder: Path) -> None:
@@ -489,9 +447,6 @@ def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:
     (folder / "recipes" / "quickstart.toml").write_text("")
     assert "did you mean recipes/quickstart.toml?" in complaint("quickstart.tml")
     assert "give the path of a TOML recipe" in complaint("zzzzzz/qqqqq.toml")
-
-
-def test_a_folder_or_bytes_instead_of_a_recipe_end_in_a_sentence(folder: Path) -> None:
     assert "cannot be read" in complaint(folder)
     (folder / "latin.toml").write_bytes(b"# caf\xe9\n")
     assert "not UTF-8" in complaint("latin.toml")
@@ -505,24 +460,6 @@ def test_stages_need_brackets_and_names_of_their_own(folder: Path) -> None:
     ]:
         (folder / "bad.toml").write_text(body)
         assert part in complaint("bad.toml")
-
-
-def test_the_recipes_of_the_page_load(folder: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
-    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    base, elsewhere, child = (block for block in blocks if not block.startswith("[["))
-    (folder / "base.toml").write_text(base)
-    (folder / "child.toml").write_text(child)
-    (folder / "elsewhere.toml").write_text(elsewhere)
-    assert len(load_recipe("elsewhere.toml").sandbox.urls) == 2
-    recipe = load_recipe("child.toml")
-    assert [(s.name, s.steps) for s in recipe.stage] == [
-        ("cold_start", 450),
-        ("stage1", 20),
-        ("stage2", 40),
-        ("stage3", 10),
-    ]
-    assert all(f"| `{section}` |" in page for section in Recipe.model_fields if section != "stage")
 
 
 @pytest.mark.parametrize("key", ["slots=3", "preload=numpy"])

@@ -180,22 +180,18 @@ async def played(url: str, *replies: str) -> Trajectory:
     return await attempted("openenv:play", Problem(id=f"{3:016x}", question="", answer="", source=source), *replies)
 
 
-def refused(adapter: Any, **options: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
-    return str(caught.value)
+def heldout(adapter: Any, **options: Any) -> Problem:
+    """The held-out problem."""
+    made = adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=1)
+    (problem,) = made.heldout()
+    assert isinstance(problem, Problem)
+    return problem
 
 
 def taskset_problem(file: Path, text: str, options: Mapping[str, Any] = QUICK) -> Problem:
     """The held-out problem of a taskset that a file defines."""
     file.write_text(text)
-    data = DataSection(source="its:Problems", options={"taskset": {"id": file.stem}, **options})
-    (problem,) = verifiers.TasksetProblems(data, tool_name="python", seed=0, heldout=1).heldout()
-    return problem
-
-
-def turns_of(rows: Sequence[dict[str, Any]]) -> int:
-    return max(len(row["text"]) for row in rows)
+    return heldout(verifiers.TasksetProblems, taskset={"id": file.stem}, **options)
 
 
 @pytest.mark.slow
@@ -228,11 +224,36 @@ async def test_tools_of_a_verifiers_environment_answer_the_model(options: dict[s
 
 
 @pytest.mark.slow
-async def test_an_episode_of_verifiers_that_nobody_scored_is_a_fault(tmp_path: Path) -> None:
-    problem = taskset_problem(tmp_path / "unscored_v1.py", UNSCORED)
-    made = await attempted("verifiers:solve", problem, "It is \\boxed{7}.")
+@pytest.mark.parametrize(
+    ("agent", "adapter", "options", "told"),
+    [
+        (
+            "verifiers:solve",
+            verifiers.TasksetProblems,
+            {"taskset": {"id": "unscored_v1"}, **QUICK},
+            "it left a trace unscored",
+        ),
+        (
+            "verifiers:solve",
+            verifiers.TasksetProblems,
+            {"taskset": {"id": "wrong_v1"}, **QUICK},
+            "its rewards come to nan",
+        ),
+        (
+            "inspect_tasks:solve",
+            inspect_tasks.Samples,
+            {"task": "wrong_v1:no_number"},
+            "the score 'very good' is no number or letter",
+        ),
+    ],
+)
+async def test_an_episode_that_nobody_scored_or_whose_reward_is_no_number_is_a_fault_of_the_environment(
+    agent: str, adapter: Any, options: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "unscored_v1.py").write_text(UNSCORED)
+    made = await attempted(agent, heldout(adapter, **options), "It is \\boxed{7}.")
     assert made.stop is Stop.ENVIRONMENT_FAILED and not made.outcome
-    assert made.fault == "the environment failed: ValueError: it left a trace unscored"
+    assert made.fault == f"the environment failed: ValueError: {told}"
 
 
 @pytest.mark.slow
@@ -247,7 +268,7 @@ def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(
         "rollout.agent=rocstar.adapters.inspect_tasks:solve",
         "rollout.max_response_tokens=160",
     )
-    assert turns_of(rows) > 1 and {row["reward"] for row in rows} == {0.0, 1.0}
+    assert max(len(row["text"]) for row in rows) > 1 and {row["reward"] for row in rows} == {0.0, 1.0}
     for row in rows:
         assert row["reward"] == float(f"\\boxed{{{int(row['question'].split()[1]) + 3}}}" in row["text"][-1])
 
@@ -288,36 +309,41 @@ def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_fac
     assert {row["verdict"] for row in rows} <= {"right", "wrong"} and {row["reward"] for row in rows} <= {0.0, 1.0}
 
 
-def test_what_is_no_verifiers_environment_is_refused() -> None:
-    assert "no verifiers environment: taskset 'nowhere' not found" in refused(
-        verifiers.TasksetProblems, taskset={"id": "nowhere"}
-    )
-    assert "verifiers environment" in refused(verifiers.TasksetProblems, taskset={"id": "sums_v1", "speed": 3})
-    assert "verifiers environment" in refused(verifiers.TasksetProblems, tasks=3)
-    bash = {"harness": {"id": "bash"}}
-    told = refused(verifiers.TasksetProblems, taskset={"id": "sums_v1"}, agent=bash)
-    assert "bash would run the model's programs on this machine; name a agent.runtime for it" in told
-
-
-def test_several_agents_of_which_none_is_fixed_are_refused() -> None:
-    told = refused(verifiers.TasksetProblems, id="agentic-judge", taskset={"id": "sums_v1"})
-    assert "have no client of their own; leave one so" in told
+@pytest.mark.parametrize(
+    ("adapter", "options", "told"),
+    [
+        (verifiers.TasksetProblems, {"taskset": {"id": "nowhere"}}, "no verifiers environment: taskset 'nowhere' not"),
+        (verifiers.TasksetProblems, {"taskset": {"id": "sums_v1", "speed": 3}}, "verifiers environment"),
+        (verifiers.TasksetProblems, {"tasks": 3}, "verifiers environment"),
+        (
+            verifiers.TasksetProblems,
+            {"taskset": {"id": "sums_v1"}, "agent": {"harness": {"id": "bash"}}},
+            "bash would run the model's programs on this machine; name a agent.runtime for it",
+        ),
+        (
+            verifiers.TasksetProblems,
+            {"id": "agentic-judge", "taskset": {"id": "sums_v1"}},
+            "have no client of their own; leave one so",
+        ),
+        (inspect_tasks.Samples, {"task": "nowhere:sums"}, "there is no module nowhere"),
+        (inspect_tasks.Samples, {"task": "wrong_v1:unscored"}, "has no scorer"),
+        (inspect_tasks.Samples, {"task": "wrong_v1:walled"}, "sets sandbox, which rollout.agent can't keep"),
+        (inspect_tasks.Samples, {"task": "wrong_v1:no_task"}, "gave a int"),
+        (inspect_tasks.Samples, {"task": "sums:sums", "arguments": {"size": 3}}, "unexpected keyword argument 'size'"),
+        (inspect_tasks.Samples, {"tusk": "sums:sums"}, "did you mean data.options.task?"),
+        (openenv.Seeds, {"url": "http://127.0.0.1:1"}, "is no OpenEnv server"),
+        (openenv.Seeds, {"url": "echo"}, "is no OpenEnv server"),
+    ],
+)
+def test_what_is_no_environment_is_refused(adapter: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        adapter(DataSection(source="its:Problems", options=options), tool_name="python", seed=0, heldout=2)
+    assert told in str(caught.value)
 
 
 def test_a_taskset_without_a_harness_is_played_by_one_that_runs_no_programs() -> None:
     config = verifiers._config('verifiers {"taskset": {"id": "sums_v1"}}')
     assert config.agent.harness.id == "null" and config.agent.runtime.type == "subprocess"
-
-
-def test_what_is_no_task_of_inspect_ai_is_refused() -> None:
-    assert "there is no module nowhere" in refused(inspect_tasks.Samples, task="nowhere:sums")
-    assert "has no scorer" in refused(inspect_tasks.Samples, task="wrong_v1:unscored")
-    assert "sets sandbox, which rollout.agent can't keep" in refused(inspect_tasks.Samples, task="wrong_v1:walled")
-    assert "gave a int" in refused(inspect_tasks.Samples, task="wrong_v1:no_task")
-    assert "unexpected keyword argument 'size'" in refused(
-        inspect_tasks.Samples, task="sums:sums", arguments={"size": 3}
-    )
-    assert "did you mean data.options.task?" in refused(inspect_tasks.Samples, tusk="sums:sums")
 
 
 def test_samples_that_share_a_question_are_told_apart_by_choices_target_and_id() -> None:
@@ -358,46 +384,9 @@ def test_each_server_keeps_its_places() -> None:
     assert places[0] is places[2] and places[0] is not places[1]
 
 
-def test_a_server_that_is_not_there_is_refused() -> None:
-    assert "is no OpenEnv server" in refused(openenv.Seeds, url="http://127.0.0.1:1")
-    assert "is no OpenEnv server" in refused(openenv.Seeds, url="echo")
-
-
 def test_answers_become_actions_and_observations_messages() -> None:
     assert openenv.action_of("left", "move") == {"move": "left"}
     assert openenv.action_of('{"x": 3}', None) == {"x": 3}
     assert openenv.action_of("[3]", None) == openenv.action_of("[3", None) | {"": "[3]"}
     assert openenv.shown({"text": "hello", "done": False, "reward": 0.0, "metadata": {}}) == "hello"
     assert openenv.shown({"text": "hello", "length": 5}) == '{"text": "hello", "length": 5}'
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            (
-                "data.source=rocstar.adapters.inspect_tasks:Samples",
-                "data.options.task=wrong_v1:no_number",
-                "rollout.agent=rocstar.adapters.inspect_tasks:solve",
-            ),
-            "ValueError: the score 'very good' is no number or letter",
-        ),
-        (
-            (
-                "data.source=rocstar.adapters.verifiers:TasksetProblems",
-                "data.options.taskset.id=wrong_v1",
-                "data.options.agent.harness.id=quick",
-                "rollout.agent=rocstar.adapters.verifiers:solve",
-            ),
-            "the environment failed: ValueError: its rewards come to nan",
-        ),
-    ],
-)
-def test_a_reward_that_is_no_number_is_a_fault_of_the_environment(
-    settings: Sequence[str], told: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    place = workplace(tmp_path / "place")
-    given = begun(tmp_path_factory.getbasetemp())
-    ended = Command.start(place, "train", "tiny.toml", *given, *BRIEF, *settings).wait()
-    assert ended.code == 1 and told in ended.told, ended.told

@@ -1,15 +1,11 @@
 """Our rewards called as TRL and verl call theirs: keyword arguments, column lists, the module loaded by path."""
 
 import asyncio
-import importlib.util
-import inspect
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rocstar.adapters import rewards as adapters
-from rocstar.adapters.rewards import TrlReward, compute_score, compute_scores, shared_grader
+from rocstar.adapters.rewards import TrlReward, compute_scores, shared_grader
 from rocstar.answers.cases import completion_text
 from rocstar.answers.grade import Grader
 from rocstar.errors import DataError
@@ -68,20 +64,6 @@ async def test_it_works_inside_a_running_event_loop() -> None:
     assert TrlReward()(completions=[r"\boxed{x+1}"], answer=["1+x"]) == [1.0]
 
 
-def test_verl_loads_the_module_by_path_and_calls_it_per_sample() -> None:
-    spec = importlib.util.spec_from_file_location("custom_module", Path(str(adapters.__file__)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    score = module.compute_score(
-        data_source="math",
-        solution_str=r"<answer>\boxed{\frac12}</answer>",
-        ground_truth="0.5",
-        extra_info={"index": 3},
-    )
-    assert score == {"score": 1.0, "acc": True, "pred": r"\frac12", "method": "number", "undecided": False}
-
-
 def test_verl_gets_the_same_keys_for_every_sample_of_a_batch() -> None:
     scores = compute_scores(
         data_sources=["math"] * 3,
@@ -92,12 +74,6 @@ def test_verl_gets_the_same_keys_for_every_sample_of_a_batch() -> None:
     assert [score["score"] for score in scores] == [1.0, 0.0, 0.0]
     assert [score["undecided"] for score in scores] == [False, False, True]
     assert len({tuple(score) for score in scores}) == 1
-
-
-def test_signatures_are_those_that_the_libraries_call() -> None:
-    assert list(inspect.signature(compute_score).parameters)[:4] == [
-        "data_source", "solution_str", "ground_truth", "extra_info"]  # fmt: skip
-    assert "completions" in inspect.signature(TrlReward()).parameters
 
 
 def test_a_grader_may_be_shared_with_others() -> None:

@@ -45,7 +45,7 @@ def trainer(kind: str, level: str, limit: float, logprobs: torch.Tensor) -> Any:
     return own
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
 @pytest.mark.parametrize("limit", [0.0, 0.05])
 @pytest.mark.parametrize(("name", "kind", "level", "mean"), SAME)
 def test_loss_and_gradient_are_those_of_trl(

@@ -43,7 +43,7 @@ def test_verl_loads_our_reward_from_its_settings_and_calls_it() -> None:
     assert reward is not None
     given = {"data_source": "math", "ground_truth": r"\frac{1}{2}", "extra_info": {"num_turns": 2}}
     right = reward(solution_str=r"So \boxed{0.5}.", **given)
-    assert (right["score"], right["acc"], right["undecided"]) == (1.0, True, False)
+    assert right == {"score": 1.0, "acc": True, "pred": "0.5", "method": "number", "undecided": False}
     assert reward(solution_str=r"So \boxed{0.4}.", **given)["score"] == 0.0
 
 
@@ -131,7 +131,7 @@ def test_a_batch_of_verl_is_filtered_before_its_advantages() -> None:
     failed = [0, 0, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0]
     batch = batch_of(rewards, uids, row=list(range(12)), **{CALLS: [4] * 12, FAILED: failed})
     clean = 0
-    for step in range(60):
+    for step in range(30):
         kept, reasons = roc_filter(batch, 4, seed=1, step=step)
         assert [is_kept(reason) for reason in reasons].count(True) == len(kept) == 4
         assert reasons[8:] == [Reason.DROPPED_EQUAL_REWARDS] * 4
@@ -141,7 +141,7 @@ def test_a_batch_of_verl_is_filtered_before_its_advantages() -> None:
             kept.batch["token_level_rewards"], kept.batch["response_mask"], kept.non_tensor_batch["uid"]
         )
         assert advantages.sum().abs() < 1e-4 and advantages.abs().sum() > 1
-    assert clean > 110  # of 120: two clean successes against two whose calls all failed, 1/0.01 against 1/1.01
+    assert clean > 53  # of 60: two clean successes against two whose calls all failed, 1/0.01 against 1/1.01
 
 
 def test_rows_without_a_verdict_or_with_an_outage_leave() -> None:

@@ -31,7 +31,7 @@ AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_are_those_of_verl(name: str, spread: float) -> None:
     low, high = AS_THEY_ARE.get(name, (0.2, 0.28))

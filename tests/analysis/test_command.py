@@ -13,6 +13,7 @@ import pytest
 from rocstar.analysis.screen import _tokens, number
 from rocstar.analysis.sources import find_source
 from rocstar.cli.main import run
+from rocstar.evaluation.contamination import trained_questions
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.types import Choice, Penalty, Reason
@@ -153,19 +154,13 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     assert (note["questions"], note["same"], note["trained_questions"]) == (2, 1, 1)
 
 
-def test_training_after_the_evaluated_step_is_no_contamination(tmp_path: Path) -> None:
-    from rocstar.evaluation.contamination import trained_questions
-
+def test_training_up_to_the_evaluated_step_counts_and_files_stand_for_attempts_that_were_not_kept(
+    tmp_path: Path,
+) -> None:
     made = made_run(tmp_path)
     written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
     assert set(trained_questions(made, 1)) == {"What is p?"}
     assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
-
-
-def test_training_files_stand_for_attempts_that_were_not_kept(tmp_path: Path) -> None:
-    from rocstar.evaluation.contamination import trained_questions
-
-    made = made_run(tmp_path)
     for step in (1, 2):
         made.rollout_file(step).unlink()
     (tmp_path / "train.jsonl").write_text('{"question": "What is q?", "answer": "1"}\n')

@@ -41,16 +41,15 @@ def test_calls_in_openai_messages_get_their_replies_in_order(tmp_path: Path) -> 
     assert attempt.right is True and attempt.problem == "line 1"
 
 
-def test_arguments_that_are_no_json_are_kept_as_they_are(tmp_path: Path) -> None:
-    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "print(1"}}]}
-    (attempt,) = read(tmp_path, {"messages": [asked, replies("SyntaxError: never closed")]})
-    assert [(call.text, call.error) for call in attempt.calls] == [("print(1", "SyntaxError")]
+NO_JSON = {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "print(1"}}]}
 
 
 @pytest.mark.parametrize(
     ("messages", "errors"),
     [
         ([asks("a"), replies(5)], [None]),
+        ([{**asks("a"), "content": [{"type": "reasoning", "summary": []}]}, replies("NameError: a")], ["NameError"]),
+        ([NO_JSON, replies("SyntaxError: never closed")], ["SyntaxError"]),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, replies("")], [None]),
         ([{"role": "system", "content": [{"type": "text"}]}, asks("a"), replies("1")], [None]),
         ([asks("a"), {**replies("boom"), "error": "yes"}], [None]),
@@ -96,9 +95,3 @@ def test_a_message_of_another_shape_names_its_line(tmp_path: Path) -> None:
     asked = {"role": "assistant", "tool_calls": ["print(1)"]}
     with pytest.raises(DataError, match=r"line 2 holds messages of another shape: .*no JSON"):
         read(tmp_path, {"messages": [asks("a")]}, {"messages": [asked, replies("1")]})
-
-
-def test_a_part_of_reasoning_that_holds_none_is_no_obstacle(tmp_path: Path) -> None:
-    asked = {**asks("a"), "content": [{"type": "reasoning", "summary": []}]}
-    (attempt,) = read(tmp_path, {"messages": [asked, replies("NameError: a")]})
-    assert [call.error for call in attempt.calls] == ["NameError"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
-from rocstar.analysis.tally import LEVELS, AfterFailure, AttemptCounts, after_errors, level_of, right_after
+from rocstar.analysis.tally import LEVELS, AttemptCounts, after_errors, level_of, right_after
 from rocstar.errors import DataError
 from rocstar.types import Choice, Penalty, Reason, Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
@@ -16,33 +17,21 @@ from tests.analysis.rows import attempt, turn, written
 FAILS = "NameError: name 'x' is not defined\n"
 
 
-def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[AfterFailure]:
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([(0, "x", "NameError"), (1, "x=1", None)], ["REPAIRED"]),
+        ([(0, "print( x )", "NameError"), (1, "print(\n x )", "NameError")], ["REPEATED", "GAVE_UP"]),
+        ([(0, "x", "NameError"), (1, "y", "NameError")], ["FAILED_AGAIN", "GAVE_UP"]),
+        ([(0, "x", "NameError"), (0, "1", None)], ["GAVE_UP"]),  # a call of the same turn answers nothing
+    ],
+)
+def test_what_comes_after_a_failed_call_is_told_by_the_next_turns_call(calls: Any, found: list[str]) -> None:
     made = tuple(CallFacts(turn=place, text=text, error=error) for place, text, error in calls)
-    return [
-        what for _, what in after_errors(Attempt(step=0, problem="p", right=None, cut=cut, tokens=None, calls=made))
-    ]
-
-
-def test_another_call_that_works_is_a_repair() -> None:
-    assert after((0, "x", "NameError"), (1, "x=1", None)) == [AfterFailure.REPAIRED]
-
-
-def test_the_same_call_again_is_a_repetition_whatever_its_spaces() -> None:
-    assert after((0, "print( x )", "NameError"), (1, "print(\n x )", "NameError")) == [
-        AfterFailure.REPEATED,
-        AfterFailure.GAVE_UP,
-    ]
-
-
-def test_another_call_that_fails_is_a_further_failure() -> None:
-    assert after((0, "x", "NameError"), (1, "y", "NameError"), cut=True) == [
-        AfterFailure.FAILED_AGAIN,
-        AfterFailure.CUT,
-    ]
-
-
-def test_a_call_of_the_same_turn_answers_nothing() -> None:
-    assert after((0, "x", "NameError"), (0, "1", None)) == [AfterFailure.GAVE_UP]
+    whole = Attempt(step=0, problem="p", right=None, cut=False, tokens=None, calls=made)
+    assert [what.name for _, what in after_errors(whole)] == found
+    cut = replace(whole, cut=True)
+    assert [what.name for _, what in after_errors(cut)] == [name.replace("GAVE_UP", "CUT") for name in found]
 
 
 def test_reasons_and_penalties_are_counted_and_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:
@@ -92,8 +81,6 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
 
 
 def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     failed = attempt([turn("1")], right=None, stop=Stop.ENVIRONMENT_FAILED)
     failed = replace(failed, trajectory=replace(failed.trajectory, fault="the sandbox died"))
     file = written(tmp_path / "a.parquet", [failed, attempt([turn(None)])])

@@ -111,8 +111,8 @@ def test_nested_answer_tags_make_one_block() -> None:
      "answer\n", "answer is ", "final answer is ",
      "$", " ", "\n", "####", "A:"],
 )  # fmt: skip
-def test_a_megabyte_of_any_token_is_scanned_without_piling_up_work(unit: str) -> None:
-    text = "answer" + unit * (1_000_000 // len(unit))
+def test_a_long_text_of_any_token_is_scanned_without_piling_up_work(unit: str) -> None:
+    text = "answer" + unit * (200_000 // len(unit))  # by the square this would take hours
     assert strict_answer(text) is None
     found = lenient_answer(text)
     assert found is None or len(found) < 400

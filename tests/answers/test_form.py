@@ -1,26 +1,21 @@
+import pytest
+
 from rocstar.answers.verifier import format_facts
 from rocstar.types import FormatFacts
 
 
-def test_blocks_are_counted_over_all_turns() -> None:
-    facts = format_facts([r"<answer>\boxed{1}</answer>", "<answer>2</answer> <answer>3"])
-    assert facts == FormatFacts(answer_tags=2, reason_after_answer=False, boxed=True)
-
-
-def test_a_block_does_not_span_turns() -> None:
-    assert format_facts(["<answer>", "5</answer>"]).answer_tags == 0
-
-
-def test_reason_after_the_first_answer_is_seen_in_the_same_turn_and_in_later_ones() -> None:
-    assert format_facts(["<answer>1</answer><reason>but"]).reason_after_answer
-    assert format_facts(["<answer>1</answer>", "<reason>but"]).reason_after_answer
-
-
-def test_reason_before_the_answer_is_in_order() -> None:
-    assert not format_facts(["<reason>so</reason><answer>1</answer>"]).reason_after_answer
-    assert not format_facts(["</answer><reason>so</reason><answer>1</answer>"]).reason_after_answer
-    assert not format_facts(["<reason>so</reason>"]).reason_after_answer
-
-
-def test_nothing_written_has_no_form() -> None:
-    assert format_facts([]) == FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False)
+@pytest.mark.parametrize(
+    ("turns", "tags", "reason_after", "boxed"),
+    [
+        ([], 0, False, False),
+        ([r"<answer>\boxed{1}</answer>", "<answer>2</answer> <answer>3"], 2, False, True),
+        (["<answer>", "5</answer>"], 0, False, False),  # a block does not span turns
+        (["<answer>1</answer><reason>but"], 1, True, False),
+        (["<answer>1</answer>", "<reason>but"], 1, True, False),
+        (["<reason>so</reason><answer>1</answer>"], 1, False, False),
+        (["</answer><reason>so</reason><answer>1</answer>"], 1, False, False),
+        (["<reason>so</reason>"], 0, False, False),
+    ],
+)
+def test_the_form_is_counted_over_all_turns(turns: list[str], tags: int, reason_after: bool, boxed: bool) -> None:
+    assert format_facts(turns) == FormatFacts(answer_tags=tags, reason_after_answer=reason_after, boxed=boxed)

@@ -22,7 +22,7 @@ REFERENCES = (
 )
 # fmt: on
 """No hostile answer below is equal to one of them."""
-COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "300"))  # 5000 take two minutes of one core
+COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "100"))  # 5000 take two minutes of one core
 DEEP_EVERY = 50  # a parser of ambiguous grammar takes exponential time for them
 BROKEN = (
     "\\not {}",
@@ -137,9 +137,11 @@ async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
     return list(await grader.grade_each(pairs))
 
 
-@pytest.mark.parametrize(
-    "predicted", ["false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx"]
-)
-@pytest.mark.parametrize("gold", ["42", "\\frac{1}{2}", "x+1", "e^e", "true"])
-def test_an_answer_that_cannot_be_computed_is_wrong(gold: str, predicted: str, grader: Grader) -> None:
-    assert asyncio.run(grader.grade(gold, predicted)).verdict is Verdict.WRONG
+def test_an_answer_that_cannot_be_computed_is_wrong(grader: Grader) -> None:
+    uncomputed = ("false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx")
+    references = ("42", "\\frac{1}{2}", "x+1", "e^e", "true")
+    pairs = [Pair(gold=gold, predicted=text) for gold in references for text in uncomputed]
+    grades = asyncio.run(grader.grade_all(pairs))
+    assert [
+        (pair, grade) for pair, grade in zip(pairs, grades, strict=True) if grade.verdict is not Verdict.WRONG
+    ] == []

@@ -107,8 +107,10 @@ def test_one_threshold_holds_where_nobody_names_another() -> None:
     assert shown.default == RIGHT_ABOVE
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "huge"])
-@pytest.mark.parametrize("stop", [Stop.ANSWERED, Stop.MAX_TOKENS])
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [("nan", Stop.ANSWERED), ("nan", Stop.MAX_TOKENS), ("inf", Stop.ANSWERED), ("huge", Stop.MAX_TOKENS)],
+)
 async def test_a_reward_that_is_not_finite_is_a_fault_of_the_function_and_names_the_case(text: str, stop: Stop) -> None:
     found = await asked("moody", text, stop=stop)
     assert isinstance(found, VerifierUnavailable)

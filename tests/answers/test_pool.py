@@ -24,7 +24,7 @@ def pool_of(**settings: Any) -> DeadlinePool:
     return DeadlinePool(**settings)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool() -> Iterator[DeadlinePool]:
     pool = pool_of()
     yield pool

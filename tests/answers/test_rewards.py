@@ -5,52 +5,14 @@ from typing import Any
 import pytest
 
 from rocstar.answers.cases import Case
-from rocstar.answers.plugin import TRL, VERL, Scored, load_function, reward_of, score, signature_of
+from rocstar.answers.plugin import TRL, Scored, load_function, reward_of, score, signature_of
 from rocstar.errors import ConfigError
 
-CASES = [
-    Case(line=n, text=str(n), gold=str(2 * (n // 2)), columns={"answer": str(2 * (n // 2)), "level": n})
-    for n in range(4)
-]
 
-
-def scored(function: Any, cases: Sequence[Case] = CASES) -> list[Scored]:
+def scored(function: Any) -> list[Scored]:
+    """Of the texts 0 to 4."""
     reward = reward_of("a function", function)
-    return [score(reward, case) for case in cases]
-
-
-def batch_reward(prompts: Any, completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float | None]:
-    return [float(given == wanted) for given, wanted in zip(completions, answer, strict=True)]
-
-
-async def async_reward(completions: Sequence[str], level: Sequence[int], **_: Any) -> list[float | None]:
-    return [None if n == 0 else n / 2 for n in level]
-
-
-def sample_reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
-    return {"score": float(solution_str == ground_truth), "level": extra_info["level"]}
-
-
-def test_the_signature_is_known_by_its_parameters() -> None:
-    assert [signature_of(f) for f in (batch_reward, async_reward, sample_reward)] == [TRL, TRL, VERL]
-    with pytest.raises(ConfigError, match=r"\(x\)"):
-        signature_of(lambda x: x)
-
-
-def test_trl_functions_get_lists_of_one_and_columns() -> None:
-    assert [one.reward for one in scored(batch_reward)] == [1.0, 0.0, 1.0, 0.0]
-    assert [one.reward for one in scored(async_reward)] == [None, 0.5, 1.0, 1.5]
-
-
-def test_trl_functions_may_be_given_conversations() -> None:
-    def last_word(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
-        return [float(talk[-1]["content"]) for talk in completions]
-
-    assert [one.reward for one in scored(last_word)] == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_verl_functions_get_samples_with_extra_information() -> None:
-    assert [one.reward for one in scored(sample_reward)] == [1.0, 0.0, 1.0, 0.0]
+    return [score(reward, Case(line=n, text=str(n), gold="")) for n in range(5)]
 
 
 def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
@@ -63,7 +25,7 @@ def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
         return {"1": 1 / 0, "2": "much", "3": float("nan")}[solution_str] if solution_str != "0" else 1
 
     assert {one.error for one in scored(short_of_one)} == {"gave 0 rewards for 1 completion"}
-    found = scored(broken, [Case(line=n, text=str(n), gold="") for n in range(1, 5)])
+    found = scored(broken)[1:]
     assert [one.reward for one in found] == [None] * 4
     assert all(one.error for one in found) and "SystemExit" in found[-1].error
 
@@ -72,8 +34,7 @@ def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:
     def odd(completions: Sequence[str], **_: Any) -> list[Any]:
         return [{"0": 1 / (one != "2"), "3": "1"}.get(one, 0.5) for one in completions]
 
-    cases = [Case(line=n, text=str(n), gold="") for n in range(4)]
-    found = scored(odd, cases)
+    found = scored(odd)[:4]
     assert [one.reward for one in found] == [1.0, 0.5, None, None]
     assert "ZeroDivisionError" in found[2].error and found[3].error == "gave '1' instead of a number"
 

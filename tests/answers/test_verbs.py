@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_any_reward_function_is_set_beside_our_verdicts(cases: str, capsys: pyte
         assert [row["rocstar"] for row in shown["rows"]] == ["right", "wrong", "undecided"]
 
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"question": "1+1?", "answer": 2, "level": 1},
     {"question": "2+1?", "answer": 3, "level": 2},
     {"question": "1+2?", "answer": 3, "level": 3},
@@ -83,19 +84,15 @@ def paid(solution_str, extra_info, **_):
 """
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv", "verl.jsonl"])
+@pytest.mark.parametrize("form", ["jsonl", "verl.jsonl"])
 def test_a_reward_alone_is_tried_on_problems(
     modules: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.chdir(modules)
     (modules / "reward_of_a_test.py").write_text(REWARD)
-    file = modules / f"problems.{form}"
-    if form == "jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif form == "csv":
-        file.write_text("question,answer,level\n1+1?,2,1\n2+1?,3,2\n1+2?,3,3\n")
-    else:
-        made = [
+    rows = ROWS
+    if form == "verl.jsonl":
+        rows = [
             {
                 "data_source": "d",
                 "prompt": [{"role": "user", "content": row["question"]}],
@@ -104,9 +101,8 @@ def test_a_reward_alone_is_tried_on_problems(
             }
             for row in ROWS
         ]
-        file.write_text("".join(json.dumps(row) + "\n" for row in made))
-    level = "int(hard)" if form == "csv" else "hard"
-    (modules / "reward_of_a_test.py").write_text(REWARD.replace("hard <=", f"{level} <="))
+    file = modules / f"problems.{form}"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert cli.run(["reward", "test", "reward_of_a_test.py:within", "--data", str(file), "--json"]) == OK
     shown = json.loads(capsys.readouterr().out)
     assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,42 +18,43 @@ async def boxed(trajectory: Trajectory, answer: str = "5", **settings: Any) -> t
     return outcome.verdict, outcome.extracted, outcome.method
 
 
-async def test_lenient_takes_the_last_box_of_any_turn() -> None:
-    assert await boxed(attempt(turn(r"\boxed{4}"), turn(r"so \boxed{5}"))) == (RIGHT, "5", "integer")
-    assert await boxed(attempt(turn(r"\boxed{5}"), turn("done"))) == (RIGHT, "5", "integer")
+CALL = '<tool_call>{"name": "python", "arguments": {"code": "s = r\'<answer>\\\\boxed{5}</answer>\'"}}'
+FIVE, NONE = (RIGHT, "5", "integer"), (WRONG, None, "no_answer")
+CUT = attempt(turn(r"\boxed{5}"), stop=Stop.MAX_TOKENS)
+SAID = attempt(turn("the answer is 4"), turn("so the answer is 5."))
 
 
-async def test_an_announced_answer_counts_only_on_request() -> None:
-    said = attempt(turn("the answer is 4"), turn("so the answer is 5."))
-    assert await boxed(said) == (WRONG, None, "no_answer")
-    assert await boxed(said, phrases=True) == (RIGHT, "5", "integer")
-    assert await boxed(attempt(turn("the answer is 5"), turn("done")), phrases=True) == (WRONG, None, "no_answer")
+@pytest.mark.parametrize(
+    ("trajectory", "settings", "found"),
+    [
+        (attempt(turn(r"\boxed{4}"), turn(r"so \boxed{5}")), {}, FIVE),
+        (attempt(turn(r"\boxed{5}"), turn("done")), {}, FIVE),
+        (attempt(turn("print", printed(r"\boxed{5}")), turn("done")), {}, NONE),  # a tool cannot answer for the model
+        (attempt(turn(r"\boxed{4} or \boxed{5}")), {}, (WRONG, "4, 5", "not_a_number")),
+        (attempt(turn(rf"{CALL}</tool_call> so \boxed{{5}}")), {}, FIVE),  # beside a call
+        (SAID, {}, NONE),
+        (SAID, {"phrases": True}, FIVE),
+        (attempt(turn("the answer is 5"), turn("done")), {"phrases": True}, NONE),
+        (attempt(turn(r"<answer>\boxed{5}</answer>")), {"strict": True}, FIVE),
+        (attempt(turn(r"\boxed{5}")), {"strict": True}, NONE),
+        (attempt(turn(r"<answer>\boxed{5}</answer>"), turn("hm")), {"strict": True}, NONE),
+        (CUT, {"truncated": "graded"}, FIVE),
+        (replace(CUT, stop=Stop.MAX_TURNS), {"truncated": "graded"}, FIVE),
+        (attempt(turn(r"\boxed{5"), stop=Stop.MAX_TOKENS), {"truncated": "graded"}, NONE),
+    ],
+)
+async def test_the_last_box_of_any_turn_counts_and_more_or_less_on_request(
+    trajectory: Trajectory, settings: dict[str, Any], found: tuple[Verdict, str | None, str]
+) -> None:
+    assert await boxed(trajectory, **settings) == found
 
 
-async def test_two_boxes_joined_by_or_are_two_answers_and_not_one() -> None:
-    assert (await boxed(attempt(turn(r"\boxed{4} or \boxed{5}"))))[:2] == (WRONG, "4, 5")
-
-
-async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None:
-    assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>")), strict=True))[0] is RIGHT
-    assert await boxed(attempt(turn(r"\boxed{5}")), strict=True) == (WRONG, None, "no_answer")
-    assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>"), turn("hm")), strict=True))[0] is WRONG
-
-
-async def test_a_tool_cannot_answer_for_the_model() -> None:
-    assert await boxed(attempt(turn("print", printed(r"\boxed{5}")), turn("done"))) == (WRONG, None, "no_answer")
-
-
-@pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
-async def test_a_truncated_attempt_is_graded_only_on_request(stop: Stop) -> None:
-    assert await boxed(attempt(turn(r"\boxed{5}"), stop=stop), truncated="graded") == (RIGHT, "5", "integer")
-    assert await boxed(attempt(turn(r"\boxed{5"), stop=stop), truncated="graded") == (WRONG, None, "no_answer")
-
-
-async def test_a_truncated_attempt_keeps_the_facts_about_its_form() -> None:
-    cut = attempt(turn(r"<answer>\boxed{5}</answer><reason>"), stop=Stop.MAX_TOKENS)
-    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), cut)).format_facts
-    assert (facts.answer_tags, facts.reason_after_answer, facts.boxed) == (1, True, True)
+@pytest.mark.parametrize("text", [CALL + "</tool_call>", CALL, f"{CALL}</tool_call> then {CALL}"])
+async def test_a_box_in_the_code_of_a_call_is_no_answer(text: str) -> None:
+    for strict in (False, True):
+        assert await boxed(attempt(turn(text)), strict=strict) == NONE
+    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), attempt(turn(text)))).format_facts
+    assert (facts.answer_tags, facts.boxed) == (0, False)
 
 
 async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> None:
@@ -60,21 +62,6 @@ async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> N
     outcome = await verified(ToolOutputVerifier(Letters()), problem("5"), cut)
     graded = await verified(ToolOutputVerifier(Letters(), truncated="graded"), problem("5"), cut)
     assert (outcome.verdict, outcome.method, graded.verdict) == (WRONG, "truncated", RIGHT)
-
-
-CALL = '<tool_call>{"name": "python", "arguments": {"code": "s = r\'<answer>\\\\boxed{5}</answer>\'"}}'
-
-
-@pytest.mark.parametrize("text", [CALL + "</tool_call>", CALL, f"{CALL}</tool_call> then {CALL}"])
-async def test_a_box_in_the_code_of_a_call_is_no_answer(text: str) -> None:
-    for strict in (False, True):
-        assert await boxed(attempt(turn(text)), strict=strict) == (WRONG, None, "no_answer")
-    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), attempt(turn(text)))).format_facts
-    assert (facts.answer_tags, facts.boxed) == (0, False)
-
-
-async def test_what_stands_beside_a_call_is_read() -> None:
-    assert await boxed(attempt(turn(rf"{CALL}</tool_call> so \boxed{{6}}")), "6") == (RIGHT, "6", "integer")
 
 
 async def test_format_facts_come_from_what_the_assistant_wrote() -> None:

@@ -17,7 +17,7 @@ exactness: Any = load("rollout_exactness")
 
 @pytest.fixture(scope="module", params=["qwen", "qwen3_5"])
 def options(request: pytest.FixtureRequest) -> argparse.Namespace:
-    sizes = {"trajectories": 16, "rows": 4, "kv_tokens": 192, "at_once": 8, "seed": 1}
+    sizes = {"trajectories": 8, "rows": 4, "kv_tokens": 192, "at_once": 8, "seed": 1}
     return argparse.Namespace(**sizes, swaps=2, faults=1, kills=0, shape=request.param, deviation=1.5)
 
 

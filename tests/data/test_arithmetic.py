@@ -33,7 +33,7 @@ def draws(family: Family, count: int) -> list[Operands]:
 
 @every_family
 def test_right_programs_print_the_reference_answer(family: Family) -> None:
-    for operands in draws(family, 40):
+    for operands in draws(family, 12):
         assert {run_chain(chain, family, operands) for chain in family.right} == {str(family.solve(operands))}
 
 
@@ -74,9 +74,9 @@ def test_every_program_copies_each_operand_it_uses(family: Family) -> None:
 
 @every_family
 def test_no_single_number_answers_many_problems(family: Family) -> None:
-    answers = [problem.answer for problem in arithmetic_problems([family.name], 400, 0)]
+    answers = [problem.answer for problem in arithmetic_problems([family.name], 200, 0)]
     most_common = max(answers.count(answer) for answer in set(answers))
-    assert most_common <= 40
+    assert most_common <= 20
 
 
 def test_problems_are_distinct_take_turns_and_repeat_under_a_seed() -> None:

@@ -23,6 +23,9 @@ from tests.data_sft.support import WEATHER, built, calls, lines, result, says, u
 SOUND = {"messages": [user("Paris?"), calls(), result(), says()], "tools": [WEATHER]}
 
 
+NAMED = "[[source]]\nname = '{}'\nlayout = 'glaive'\nfiles = ['x']\n"
+
+
 def chats(*words: str) -> list[dict[str, Any]]:
     return [{"messages": [user(f"Say {word}"), says(word)]} for word in words]
 
@@ -93,8 +96,11 @@ def test_weights_share_the_mix_and_a_dry_source_is_told(tmp_path: Path) -> None:
 
 
 def test_a_row_that_two_sources_hold_counts_for_the_first(tmp_path: Path) -> None:
-    sheet = built(tmp_path / "out", source(tmp_path, "a", SOUND), source(tmp_path, "b", SOUND, *chats("x")))
+    sheet = built(
+        tmp_path / "out", source(tmp_path, "a", SOUND), source(tmp_path, "b", SOUND, *chats("x", "y"), limit=2)
+    )
     assert [s["built"] for s in sheet["sources"]] == [1, 1] and sheet["sources"][1]["refused"] == {"duplicate": 1}
+    assert (sheet["sources"][1]["rows_read"], sheet["rows"]) == (2, 2), "only so many rows of a file are read"
 
 
 def test_rows_longer_than_the_cap_are_refused_and_lengths_are_told(tmp_path: Path) -> None:
@@ -105,11 +111,6 @@ def test_rows_longer_than_the_cap_are_refused_and_lengths_are_told(tmp_path: Pat
     (counted,) = sheet["sources"]
     assert counted["refused"] == {"too_long": 1} and 0 < counted["tokens"]["p50"] <= counted["tokens"]["max"] <= 150
     assert sheet["tokenizer_sha256"]
-
-
-def test_only_so_many_rows_of_a_file_are_read(tmp_path: Path) -> None:
-    sheet = built(tmp_path / "out", source(tmp_path, "a", *chats(*"abc"), limit=2))
-    assert (sheet["sources"][0]["rows_read"], sheet["rows"]) == (2, 2)
 
 
 def test_json_lists_and_parquet_are_read_as_jsonl_is(tmp_path: Path) -> None:
@@ -147,26 +148,16 @@ def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> No
     [
         ("[mix]\nsede = 1\n", r"unknown key mix\.sede; did you mean mix\.seed\?"),
         ("[[source]]\nname = 'a'\nlayout = 'glaiv'\nfiles = ['x']\n", "nearest is 'glaive'"),
-        ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nwieght = 2\n", "did you mean weight"),
         ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nrewrite = ['response']\n", r"no \[endpoint\]"),
         ("[mix]\nmax_tokens = 5\n[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\n", r"needs mix\.tokenizer"),
         ("[mix]\n", "source"),
-        ("[mix\n", "not valid TOML"),
+        (NAMED.format("a") + "weight = 2\n" + NAMED.format("b"), "some sources have a weight"),
+        (NAMED.format("a") * 2, "number 2 is called 'a' like another"),
     ],
 )
 def test_a_recipe_that_is_wrong_is_told_with_its_key(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "r.toml").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
-        load(tmp_path / "r.toml", MixRecipe)
-
-
-def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
-    one = "[[source]]\nname = '{}'\nlayout = 'glaive'\nfiles = ['x']\n"
-    (tmp_path / "r.toml").write_text(one.format("a") + "weight = 2\n" + one.format("b"))
-    with pytest.raises(ConfigError, match="some sources have a weight"):
-        load(tmp_path / "r.toml", MixRecipe)
-    (tmp_path / "r.toml").write_text(one.format("a") * 2)
-    with pytest.raises(ConfigError, match="number 2 is called 'a' like another"):
         load(tmp_path / "r.toml", MixRecipe)
 
 

@@ -31,13 +31,14 @@ CALL_ROME = json.dumps({"name": "get_weather", "arguments": json.dumps({"city": 
 def test_sharegpt_turns_become_messages() -> None:
     row = turns(
         ("human", "Paris?"), ("gpt", "Let me look."), ("function_call", CALL_PARIS), ("observation", "rain"),
+        ("function_call", PLAIN_ROME), ("observation", ""),
         ("gpt", "It rains."), ("human", "Thanks."), ("gpt", "Welcome."), system="Be kind.",
     )  # fmt: skip
     conversation = read("sharegpt", row)
     assert conversation.messages[2].content == "Let me look."
     assert shown(conversation) == [
-        ("system", "Be kind."), ("user", "Paris?"), ("assistant", PARIS), ("tool", "rain"), ("assistant", "It rains."),
-        ("user", "Thanks."), ("assistant", "Welcome."),
+        ("system", "Be kind."), ("user", "Paris?"), ("assistant", PARIS), ("tool", "rain"), ("assistant", ROME),
+        ("tool", ""), ("assistant", "It rains."), ("user", "Thanks."), ("assistant", "Welcome."),
     ]  # fmt: skip
 
 
@@ -58,22 +59,6 @@ def test_several_calls_of_one_turn_are_paired_with_their_results(middle: list[tu
     conversation = read("sharegpt", turns(("human", "Both?"), *middle, ("gpt", "a and b")))
     assert shown(conversation) == [
         ("user", "Both?"), ("assistant", BOTH), ("tool", "a"), ("tool", "b"), ("assistant", "a and b"),
-    ]  # fmt: skip
-
-
-def test_apigen_mt_dialogues_of_many_calls_and_turns_are_read() -> None:
-    think = {"name": "think", "parameters": {"type": "object", "properties": {"thought": {"type": "string"}}}}
-    thought = json.dumps({"name": "think", "arguments": {"thought": "Rome is next."}})
-    row = turns(
-        ("human", "Both?"), ("function_call", CALL_PARIS), ("observation", '{"sky": "rain"}'),
-        ("function_call", thought), ("observation", ""), ("function_call", PLAIN_ROME), ("observation", "no city"),
-        ("gpt", "Rain, and no Rome."), ("human", "Bye."), ("gpt", "Bye."),
-        system="# Policy\nBe brief.", tools=json.dumps([WEATHER, think]),
-    )  # fmt: skip
-    assert shown(read("sharegpt", row)) == [
-        ("system", "# Policy\nBe brief."), ("user", "Both?"), ("assistant", PARIS), ("tool", '{"sky": "rain"}'),
-        ("assistant", [("think", {"thought": "Rome is next."})]), ("tool", ""), ("assistant", ROME),
-        ("tool", "no city"), ("assistant", "Rain, and no Rome."), ("user", "Bye."), ("assistant", "Bye."),
     ]  # fmt: skip
 
 

@@ -43,11 +43,8 @@ def test_a_row_is_written_in_openai_form_and_read_back() -> None:
         {"type": "function", "function": WEATHER | {"parameters": row["tools"][0]["function"]["parameters"]}}
     ]
     assert conversation_of(json.loads(dumped(row))) == conversation
-
-
-def test_results_of_a_later_turn_are_numbered_on() -> None:
-    row = row_of(talk(user(), calls(), result("a"), calls({"city": "Rome"}), result("b"), says()))
-    assert [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"] == ["call_0", "call_1"]
+    later = row_of(talk(user(), calls(), result("a"), calls({"city": "Rome"}), result("b"), says()))
+    assert [m["tool_call_id"] for m in later["messages"] if m["role"] == "tool"] == ["call_0", "call_1"]
 
 
 def test_equal_conversations_share_an_id_whatever_their_source() -> None:
@@ -115,16 +112,12 @@ def test_a_broken_row_names_file_line_and_field(tmp_path: Path, messages: Any, c
     assert f"{path}, line 2: field" in str(caught.value) and complaint in str(caught.value)
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_text('{"messages": \n')
-    with pytest.raises(DataError, match=r"r\.jsonl, line 1: is not JSON"):
-        load_conversations(path, "python")
-
-
 def test_files_that_are_missing_torn_or_empty_are_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.jsonl does not exist"):
         load_conversations(tmp_path / "gone.jsonl", "python")
+    (tmp_path / "r.jsonl").write_text('{"messages": \n')
+    with pytest.raises(DataError, match=r"r\.jsonl, line 1: is not JSON"):
+        load_conversations(tmp_path / "r.jsonl", "python")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n\n")
     with pytest.raises(DataError, match="holds no conversation"):

@@ -11,22 +11,19 @@ from rocstar.data.sft.mix import chosen, ordered, shares, smaller
 IDS = [f"{n:04x}" for n in range(200)]
 
 
-def taken(available: dict[str, int], weights: dict[str, float], rows: int | None) -> dict[str, int]:
-    return {name: share.taken for name, share in shares(available, weights, rows).items()}
-
-
-def test_without_weights_every_row_is_taken() -> None:
-    assert taken({"a": 7, "b": 3, "c": 0}, {}, None) == {"a": 7, "b": 3, "c": 0}
-
-
-def test_without_weights_a_smaller_mix_keeps_the_sizes_ratios() -> None:
-    assert taken({"a": 60, "b": 30, "c": 10}, {}, 10) == {"a": 6, "b": 3, "c": 1}
-
-
-def test_without_a_number_of_rows_the_scarcest_source_sets_the_size() -> None:
-    assert taken({"a": 300, "b": 100}, {"a": 1, "b": 1}, None) == {"a": 100, "b": 100}
-    assert taken({"a": 300, "b": 100}, {"a": 3, "b": 1}, None) == {"a": 300, "b": 100}
-    assert taken({"a": 30, "b": 1000}, {"a": 0.1, "b": 0.2}, None) == {"a": 30, "b": 60}
+@pytest.mark.parametrize(
+    ("available", "weights", "rows", "expected"),
+    [
+        ({"a": 7, "b": 3, "c": 0}, {}, None, {"a": 7, "b": 3, "c": 0}),  # without weights, every row
+        ({"a": 60, "b": 30, "c": 10}, {}, 10, {"a": 6, "b": 3, "c": 1}),  # or in the ratio of the sizes
+        ({"a": 300, "b": 100}, {"a": 3, "b": 1}, None, {"a": 300, "b": 100}),  # else the scarcest sets the size
+        ({"a": 30, "b": 1000}, {"a": 0.1, "b": 0.2}, None, {"a": 30, "b": 60}),
+    ],
+)
+def test_a_mix_takes_what_weights_sizes_and_the_number_of_rows_say(
+    available: dict[str, int], weights: dict[str, float], rows: int | None, expected: dict[str, int]
+) -> None:
+    assert {name: share.taken for name, share in shares(available, weights, rows).items()} == expected
 
 
 def test_a_source_that_runs_dry_gives_what_it_has_and_nobody_fills_the_gap() -> None:

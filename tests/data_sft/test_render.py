@@ -17,12 +17,23 @@ from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of, row
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces, written
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.segments import ours
+from rocstar.dialogue.segments import ours, text_of
 from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl
 from rocstar.dialogue.templates import template_named
-from rocstar.types import Demonstration, DemoTurn, Problem, SftRow, Status, ToolResult
+from rocstar.types import (
+    Completion,
+    Demonstration,
+    DemoTurn,
+    Finish,
+    Problem,
+    SftRow,
+    Status,
+    Stop,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user
-from tests.dialogue.naive_rows import encode_demonstration
 
 TEXTS = ["get weather Paris sunny <tool_call> print(1)", 'é ü 漢字 \n\n {"name": 1}', "<answer> 12 </answer>"]
 CODEC = train_bpe(TEXTS * 9, vocab_size=400, markers=PAPER.markers, word_merges=False)
@@ -58,7 +69,7 @@ def spans_by_search(text: str, header: str, stop: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("template", [PAPER, COMPACT, CHAT], ids=["paper", "compact", "chat"])
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(conversation=conversations())
 def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatMl, conversation: Chat) -> None:
     parts = list(pieces(conversation, template, conversation.tools or ()))
@@ -73,7 +84,7 @@ def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatM
     assert spans == spans_by_search(text, template.assistant_header, template.stop)
 
 
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(conversation=conversations())
 def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Chat) -> None:
     check(conversation, CHAT.markers)
@@ -98,7 +109,7 @@ def test_a_loss_span_that_is_off_by_one_token_is_refused(shift: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["paper", "compact"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(conversation=conversations())
 def test_pieces_are_the_text_of_the_chat_template(name: str, conversation: Chat) -> None:
     """A row read by another trainer through the saved tokenizer's template is laid out the same."""
@@ -158,9 +169,15 @@ turns = st.lists(
 
 
 @pytest.mark.parametrize("name", ["paper", "compact"])
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(made=turns)
-def test_a_demonstration_becomes_the_same_tokens_as_ever(name: str, made: list[tuple[str, int]]) -> None:
+def test_a_demonstration_becomes_the_tokens_that_a_rollout_would_record(name: str, made: list[tuple[str, int]]) -> None:
+    """Each piece is encoded on its own there:
+
+    token_ids  P0 P1 P2 A0 A1 S  R0 R1 A2 S      (P prompt, A assistant, S stop marker, R reply)
+    loss_mask   0  0  0  1  1 1   0  0  1 1
+    """
+
     def feedback(shown: ToolResult) -> str:
         return shown.stdout.strip()
 
@@ -170,8 +187,16 @@ def test_a_demonstration_becomes_the_same_tokens_as_ever(name: str, made: list[t
         turns=(*(DemoTurn(text=text, results=(answers,) * n) for text, n in made), DemoTurn(text="<answer>1</answer>")),
     )
     template = template_named(name)
+    turns = []
+    for turn in demo.turns:
+        ids = (*CODEC.encode(turn.text), CODEC.token_id(template.stop))
+        reply = CODEC.encode(text_of(template.reply(["12"] * len(turn.results)))) if turn.results else []
+        completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+        turns.append(Turn(completion=completion, reply_ids=tuple(reply)))
+    prompt = tuple(CODEC.encode(text_of(template.opening("What?", ()))))
+    recorded = Trajectory(problem_id="p", index=0, prompt_ids=prompt, turns=tuple(turns), stop=Stop.ANSWERED)
     row = encoded(pieces(from_demonstration(demo, feedback), template, ()), CODEC, template.reserved)
-    assert row == encode_demonstration(demo, codec=CODEC, template=template, tools=(), feedback=feedback)
+    assert row == SftRow(token_ids=recorded.token_ids, loss_mask=recorded.loss_mask)
 
 
 def test_composed_accents_are_no_difference_but_other_changes_are() -> None:

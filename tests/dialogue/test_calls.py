@@ -31,14 +31,11 @@ def test_calls_keep_their_order_malformed_ones_included() -> None:
     assert second.parse_error == "Failed to decode tool call: Expecting value: line 2 column 1 (char 1)"
 
 
-def test_text_without_an_opening_tag_holds_no_call() -> None:
-    assert parse_calls("no call</tool_call> here") == []
-
-
-def test_a_tag_that_is_never_closed_is_a_malformed_call() -> None:
+def test_a_tag_that_is_never_closed_is_a_malformed_call_and_one_that_is_never_opened_none() -> None:
     (call,) = parse_calls('<tool_call>\n{"name": "python", "arguments": {}}')
     assert call.parse_error == "Failed to decode tool call: no </tool_call> after <tool_call>"
     assert call.raw == '\n{"name": "python", "arguments": {}}'
+    assert parse_calls("no call</tool_call> here") == []
 
 
 @pytest.mark.parametrize(
@@ -66,13 +63,13 @@ def test_a_call_that_does_not_parse_says_why(body: str, complaint: str) -> None:
     ("hostile", "calls"),
     [
         ("<tool_call>", 1),
-        ("<tool_call></tool_call>", 200_000),
+        ("<tool_call></tool_call>", 20_000),
         ("</tool_call><tool_call", 0),
-        ('<tool_call>"</tool_call>', 100_000),
-        ('<tool_call>"\\</tool_call>', 200_000),
+        ('<tool_call>"</tool_call>', 10_000),
+        ('<tool_call>"\\</tool_call>', 20_000),
         ('<tool_call>{"a":"', 1),
     ],
 )
 def test_hostile_text_costs_no_more_than_its_length(hostile: str, calls: int) -> None:
-    # Work that grows with the square of this text would not end within the hour.
-    assert len(parse_calls(hostile * 200_000)) == calls
+    # Work that grows with the square of this text would take many minutes.
+    assert len(parse_calls(hostile * 20_000)) == calls

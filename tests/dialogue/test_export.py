@@ -11,7 +11,7 @@ import pytest
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import COMPACT, PAPER
 from rocstar.dialogue.templates import template_for
-from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, byte_level, folder_of, published_qwen
+from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, byte_level, folder_of
 
 
 def source(folder: Path, **facts: Any) -> Codec:
@@ -88,18 +88,6 @@ def test_generate_of_a_saved_model_stops_by_itself(last: str, tmp_path: Path) ->
     ids = torch.tensor([codec.encode("What is 6*7?")])
     made = loaded.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
     assert made.tolist() == [codec.token_id(last)]
-
-
-def test_a_tokenizer_in_older_files_is_saved_in_the_newer_one(tmp_path: Path) -> None:
-    codec = Codec.load(published_qwen(tmp_path))
-    template = template_for("model", tmp_path, [PYTHON])
-    codec.save(tmp_path / "out", template)
-    again = Codec.load(tmp_path / "out")
-    text = "Où? 12345 cafe\u0301 <|im_start|><tool_call>"
-    assert again.encode(text) == codec.encode(text)
-    before, after = (read(folder / "tokenizer_config.json") for folder in (tmp_path, tmp_path / "out"))
-    assert after["chat_template"] == before["chat_template"] and after["eos_token"] == before["eos_token"]
-    assert again.stop_ids(template) == (codec.token_id("<|im_end|>"),)
 
 
 def test_rows_of_an_embedding_that_no_token_names_are_counted(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_llama_begins_once_and_answers_a_call_under_its_own_header(tmp_path: Pat
     assert opening[0] == codec.token_id("<|begin_of_text|>") and opening.count(opening[0]) == 1
     assert "padded<|eot_id|>" in codec.decode(opening)
     assert template.stop == "<|eot_id|>" and template.calls is LLAMA_CALLS
+    assert "Today: 26 Jul 2024" in codec.decode(opening), "the day in a prompt changes"
     header = "<|start_header_id|>{}<|end_header_id|>\n\n"
     assert text_of(template.reply(['4 "2"', "b"])) == (
         header.format("ipython")
@@ -79,16 +80,6 @@ def test_llama_begins_once_and_answers_a_call_under_its_own_header(tmp_path: Pat
         + '"b"<|eot_id|>'
         + header.format("assistant")
     )
-
-
-def test_the_day_in_a_prompt_never_changes(tmp_path: Path) -> None:
-    template = template_for("model", folder_of(tmp_path, LLAMA), [PYTHON])
-    assert "Today: 26 Jul 2024" in text_of(template.opening("Q", [PYTHON]))
-
-
-def test_thoughts_may_stand_before_calls(tmp_path: Path) -> None:
-    template = template_for("model", folder_of(tmp_path, THINKING), [PYTHON])
-    assert template.calls is HERMES and template.stop == "<|im_end|>"
 
 
 def test_a_template_that_drops_thoughts_between_rounds_is_refused(tmp_path: Path) -> None:
@@ -184,7 +175,8 @@ def test_of_several_named_templates_the_one_for_tools_is_taken(tmp_path: Path) -
     named = [{"name": "default", "template": THINKING}, {"name": "tool_use", "template": LLAMA}]
     folder = folder_of(tmp_path, named)
     assert template_for("model", folder, [PYTHON]).stop == "<|eot_id|>"
-    assert template_for("model", folder).stop == "<|im_end|>"
+    thinking = template_for("model", folder)
+    assert thinking.stop == "<|im_end|>" and thinking.calls is HERMES
     (tmp_path / "chat_template.jinja").write_text(THINKING)
     assert template_for("model", folder, [PYTHON]).stop == "<|im_end|>"
 

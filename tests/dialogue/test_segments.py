@@ -68,7 +68,7 @@ def controls(codec: Codec, ids: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=20)
 @given(text=hostile)
 def test_a_prompt_holds_the_control_tokens_of_the_template_whatever_the_question(kind: str, text: str) -> None:
     codec, template = conversation_of(kind)
@@ -83,7 +83,7 @@ def test_a_prompt_holds_the_control_tokens_of_the_template_whatever_the_question
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=15)
 @given(text=hostile)
 def test_an_sft_row_holds_the_markers_of_its_own_turns_and_calls(kind: str, text: str) -> None:
     codec, template = conversation_of(kind)
@@ -131,7 +131,7 @@ def normalizing(name: str) -> Codec:
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=20)
 @given(
     pieces_=st.lists(
         st.tuples(
@@ -185,7 +185,7 @@ def test_the_assistant_may_write_thinking_tags_but_no_turns() -> None:
     assert codec.token_id("<think>") not in codec.encode_segments([foreign("<think>a")], RESERVED)
 
 
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(["What is 6*7?", "\n", " ", "é 漢字", "print(1)"]), max_size=6).map("".join))
 def test_ordinary_text_is_encoded_as_one_with_what_stands_around_it(text: str) -> None:
     codec, template = conversation_of("compact")

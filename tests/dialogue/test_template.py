@@ -41,14 +41,11 @@ def test_paper_opening_states_system_tools_preamble_and_an_open_reason_tag() -> 
     assert assistant == "<|im_start|>assistant\n<reason>"
 
 
-def test_a_given_system_text_replaces_the_default_but_not_the_tools_block() -> None:
-    text = text_of(template_named("paper").opening("Q", [PYTHON], system="Be brief."))
-    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
-    assert SYSTEM not in text
-
-
-def test_without_tools_there_is_no_tools_block() -> None:
-    assert text_of(template_named("paper").opening("Q", [])).startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n")
+def test_a_given_system_text_replaces_the_default_but_not_the_tools_block_which_stands_where_there_are_tools() -> None:
+    paper = template_named("paper")
+    text = text_of(paper.opening("Q", [PYTHON], system="Be brief."))
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n") and SYSTEM not in text
+    assert text_of(paper.opening("Q", [])).startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n")
 
 
 def test_tool_texts_of_one_turn_are_merged_into_one_user_turn_and_reason_is_opened_again() -> None:
@@ -91,14 +88,3 @@ def test_the_saved_chat_template_renders_the_same_conversation(name: str, tmp_pa
             messages += [{"role": "assistant", "content": CALL}, {"role": "tool", "content": "<b>"}]
             written += CALL + template.stop + text_of(template.reply(["<b>"]))
             assert tokenizer.apply_chat_template(messages, **render) == written
-
-
-def test_structured_tool_calls_render_as_the_model_writes_them(tmp_path: Path) -> None:
-    tokenizer = saved_tokenizer(tmp_path, "compact")
-    function = {"name": "python", "arguments": {"code": "print(6*7)"}}
-    messages = [
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "So:", "tool_calls": [{"type": "function", "function": function}] * 2},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert text.endswith(f"<|im_start|>assistant\nSo:\n{CALL}\n{CALL}<|im_end|>\n")

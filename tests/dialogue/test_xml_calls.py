@@ -79,8 +79,8 @@ def test_a_written_call_is_read_back(arguments: dict[str, str], around: str) -> 
     "pieces", ["<tool_call>", "<tool_call></tool_call>", "<function=f>", "<function=f></function>", "<parameter=", "< "]
 )
 def test_reading_takes_time_that_grows_with_the_text_alone(pieces: str) -> None:
-    """200,000 tags that close nothing: by the square this would take minutes."""
-    assert len(XML.parse(pieces * 200_000)) <= 200_000
+    """50,000 tags that close nothing: by the square this would take minutes."""
+    assert len(XML.parse(pieces * 50_000)) <= 50_000
 
 
 PIECES = (
@@ -112,13 +112,13 @@ def test_calls_are_read_as_vllm_reads_them() -> None:
             "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
         )
     rng = random.Random(0)
-    texts = [garbled(rng) for _ in range(10_000)]
+    texts = [garbled(rng) for _ in range(3_000)]
     reader = Path(__file__).parent / "vllm_calls.py"
     done = subprocess.run([python, str(reader)], input=json.dumps(texts), capture_output=True, text=True, check=True)
     theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
     ours = {text: [list(one) for one in read(text)] for text in texts}
     whole = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
-    assert len(whole) > 1000 and sum(map(len, whole.values())) > 1000
+    assert len(whole) > 300 and sum(map(len, whole.values())) > 300
     assert whole == {text: theirs[text] for text in whole}
 
 

@@ -6,10 +6,20 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Said = Mapping[str, Any] | int
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer that is sent as it stands; without a status the connection is closed and nothing is sent."""
+
+    status: int
+    content: bytes = b"{}"
+
+
+Said = Mapping[str, Any] | int | Raw
 """An assistant message, or the status of a refusal."""
 Script = Callable[[Mapping[str, Any]], Said]
 """The body of a request -> what is said."""
@@ -55,12 +65,14 @@ def served(script: Script, refusal: str = "no") -> Iterator[Endpoint]:
             endpoint.keys.add(self.headers.get("authorization"))
             said = endpoint.script(body)
             if isinstance(said, int):
-                self.send(said, {"error": {"message": refusal}})
-            else:
-                self.send(200, answer(body["messages"], said))
+                said = Raw(said, json.dumps({"error": {"message": refusal}}).encode())
+            elif not isinstance(said, Raw):
+                said = Raw(200, json.dumps(answer(body["messages"], said)).encode())
+            self.close_connection = not said.status
+            if said.status:
+                self.send(said.status, said.content)
 
-        def send(self, status: int, value: Any) -> None:
-            content = json.dumps(value).encode()
+        def send(self, status: int, content: bytes) -> None:
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))

@@ -17,6 +17,7 @@ from rocstar.support import exits
 from tests.record.examples import run
 
 pytest.importorskip("torch")
+import torch
 from safetensors.torch import load_file, save_file
 
 from rocstar.evaluation import subject
@@ -42,22 +43,33 @@ def evaluated(
     return json.loads(told.out), told.err
 
 
-def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place(
+def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place_and_can_be_exported(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl")
+    words = "rollout.preamble='Solve: '"
+    first, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl", words)
+    assert "made before" not in told and "sampled 2/2 problems  right .00\n" in told
+    other, told = evaluated(capsys, model_folder, "math/test.jsonl", "model.dtype=bfloat16", "run.seed=7")
     assert "made before" not in told
-    other, told = evaluated(capsys, model_folder, "math/test.jsonl")
-    assert "made before" not in told
-    again, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl")
+    again, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl", words)
     assert f"the same evaluation was made before, in {first['saved']}" in told
     assert again["saved"] == f"{first['saved']}-2"
     places = {result["saved"] for result in (first, other, again)}
     assert len(places) == 3 and all((Path(place) / "result.json").is_file() for place in places)
-    kept = json.loads((Path(first["saved"]) / "result.json").read_text())["setup"]
+    kept, changed = (json.loads((Path(one["saved"]) / "result.json").read_text())["setup"] for one in (first, other))
     assert kept["data"]["path"] == str(Path("gsm8k/test.jsonl").resolve()) and kept["max_response_tokens"] == 8
     assert (kept["data"]["question"], kept["data"]["answer"]) == (["question"], "answer")
     assert kept["template"]["name"] == "compact" and kept["model"] == str(model_folder.resolve())
+    assert changed["engine"] == {"device": "cpu", "dtype": "bfloat16"} and changed["seed"] == 7
+
+    assert first["evaluation"].startswith("tiny/test-")
+    export = ["runs", "export", first["evaluation"], "--format", "inspect", "--out", "log.json"]
+    assert cli.run(export) == exits.OK, capsys.readouterr().err
+    log = json.loads(Path("log.json").read_text())
+    assert (log["eval"]["model"], log["eval"]["task"]) == ("tiny", first["evaluation"])
+    sent = [[(one["role"], one["content"]) for one in sample["messages"]][:-1] for sample in log["samples"]]
+    assert sent == [[("user", "Solve: 1+1?")], [("user", "Solve: 3+1?")]]
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == first["avg@1"]["value"]
 
 
 def test_answers_of_weights_that_a_folder_held_before_are_not_taken_for_those_it_holds_now(
@@ -88,20 +100,6 @@ def test_an_evaluation_of_a_folder_says_what_it_held_and_one_of_another_tokenize
         json.loads((Path(one["saved"]) / "result.json").read_text())["setup"]["holds"] for one in (first, second)
     )
     assert held["weights"] == holds["weights"] and held["tokenizer and config"] != holds["tokenizer and config"]
-
-
-def test_a_log_for_inspect_has_the_model_and_the_messages_that_were_sent(
-    model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made, _ = evaluated(capsys, model_folder, "gsm8k/test.jsonl", "rollout.preamble='Solve: '")
-    assert made["evaluation"].startswith("tiny/test-")
-    export = ["runs", "export", made["evaluation"], "--format", "inspect", "--out", "log.json"]
-    assert cli.run(export) == exits.OK, capsys.readouterr().err
-    log = json.loads(Path("log.json").read_text())
-    assert (log["eval"]["model"], log["eval"]["task"]) == ("tiny", made["evaluation"])
-    sent = [[(one["role"], one["content"]) for one in sample["messages"]][:-1] for sample in log["samples"]]
-    assert sent == [[("user", "Solve: 1+1?")], [("user", "Solve: 3+1?")]]
-    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == made["avg@1"]["value"]
 
 
 def test_an_evaluation_of_a_run_lies_in_the_run_and_needs_no_lock(
@@ -146,22 +144,6 @@ def test_a_refused_sandbox_is_found_before_weights_are_read(
     assert "this machine offers L1" in capsys.readouterr().err and not read
 
 
-def test_an_evaluation_says_how_far_it_is_and_measures_problems_once(
-    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[int] = []
-    needed = subject.positions_needed
-
-    def counted(problems: Any, *more: Any, **named: Any) -> int:
-        measured.append(len(problems))
-        return needed(problems, *more, **named)
-
-    monkeypatch.setattr(subject, "positions_needed", counted)
-    _, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl")
-    assert "sampled 2/2 problems  right .00\n" in told
-    assert measured == [2]
-
-
 def test_a_cap_that_nobody_asked_for_is_what_fits_into_the_model(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +182,11 @@ def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
         (["rollout.top_pp=1"], "did you mean rollout.top_p?"),
         (["--runs", "gsm8k/test.jsonl"], "change --runs"),
         (["--n", "3", "--temperature", "0"], "3 attempts at temperature 0 are one attempt 3 times"),
+        (["rollout.temperature=0.1"], "use --temperature"),
+        (["evaluate.attempts=4"], "use --n"),
+        (["evaluate.problems=1"], "use --limit"),
+        (["learning.learning_rate=0.5"], "is not read here"),
+        *([(["model.device=cuda"], "finds no GPU")] if not torch.cuda.is_available() else []),
     ],
 )
 def test_a_mistake_is_one_sentence_before_a_folder_is_made(
@@ -216,43 +203,9 @@ def test_a_mistake_is_one_sentence_before_a_folder_is_made(
     assert sorted(workplace.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("setting", "remedy"),
-    [
-        ("rollout.temperature=0.1", "use --temperature"),
-        ("evaluate.attempts=4", "use --n"),
-        ("evaluate.problems=1", "use --limit"),
-        ("learning.learning_rate=0.5", "is not read here"),
-        ("cluster.learners=8", "is not read here"),
-        ("data.train_files=nofile", "is not read here"),
-        ("model.path=elsewhere", "is not read here"),
-    ],
-)
-def test_a_setting_that_an_evaluation_does_not_read_is_refused(
-    model_folder: Path, capsys: pytest.CaptureFixture[str], setting: str, remedy: str
-) -> None:
-    assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, setting]) == exits.USAGE
-    told = capsys.readouterr().err
-    assert setting.partition("=")[0] in told and remedy in told and not Path("runs").exists()
-
-
-def test_device_dtype_and_seed_are_obeyed_and_recorded(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, _ = evaluated(capsys, model_folder, "math/test.jsonl", "model.dtype=bfloat16", "run.seed=7")
-    kept = json.loads((Path(result["saved"]) / "result.json").read_text())["setup"]
-    assert kept["engine"] == {"device": "cpu", "dtype": "bfloat16"} and kept["seed"] == 7
-    import torch
-
-    if not torch.cuda.is_available():
-        arguments = ["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, "model.device=cuda"]
-        assert cli.run(arguments) == exits.USAGE
-        assert "finds no GPU" in capsys.readouterr().err
-
-
 def test_padding_of_an_embedding_is_never_drawn(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     import pyarrow.parquet as parquet
 
     from rocstar.dialogue.codec import Codec

@@ -37,12 +37,14 @@ def evaluation(folder: Path, right: Mapping[str, list[Any]], **changed: Any) -> 
     return str(folder)
 
 
+MOVED = {**SETUP["data"], "path": "elsewhere.jsonl"}
+OTHERS = {"path": "a.jsonl", "problems": 4, "problems_sha256": "y"}
 A = {"p": [True, False], "q": [False, False], "r": [True, True], "s": [False, False]}
 B = {"p": [True, True], "q": [True, False], "r": [True, True], "s": [False, False]}
 
 
 def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, model="n", step=9, seed=1)
+    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, model="n", step=9, seed=1, data=MOVED)
     assert run(["compare", a, b, "--json", "--detect", "0.1"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["difference"]["value"] == 0.25
@@ -67,43 +69,15 @@ def test_greedy_attempts_are_compared_where_they_were_kept(tmp_path: Path, capsy
     assert (result["problems"], result["difference"]["value"]) == (1, 1.0)
 
 
-def test_the_screen_says_difference_tests_and_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B)]) == 0
-    shown = capsys.readouterr().out
-    assert (
-        "B - A +25.0%" in shown
-        and "2 problems better, 0 worse, 2 the same" in shown
-        and "p   50% -> 100%  What is p?" in shown
-    )
-
-
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
-        ({"temperature": 1.0}, "temperature"),
-        ({"attempts": 4}, "attempts"),
-        ({"data": {"problems": 4, "problems_sha256": "y"}}, "data.problems_sha256"),
-        ({"template": {"name": "rstar2"}}, "template.name"),
-        ({"a field of tomorrow": 1}, "a field of tomorrow"),
-    ],
-)
-def test_evaluations_that_asked_differently_are_refused_by_the_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], field: str
+def test_the_screen_says_difference_tests_and_problems_and_what_only_one_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, **changed)
-    assert run(["compare", a, b]) == 2
-    told = capsys.readouterr().err
-    assert f"the evaluations differ in {field}: " in told and f"--allow {field}" in told
-    assert run(["compare", a, b, "--allow", field]) == 0
-
-
-def test_all_fields_that_differ_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed = {"temperature": 1.0, "data": {"problems": 5, "problems_sha256": "y"}}
-    a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, **changed)
-    assert run(["compare", a, b, "--allow", "data.problems"]) == 2
-    told = capsys.readouterr().err
-    assert "in data.problems_sha256: " in told and "; in temperature: 0.6 in " in told
-    assert "--allow data.problems_sha256 --allow temperature where" in told
+    b = evaluation(tmp_path / "b", {**B, "t": [True]})
+    assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
+    shown = capsys.readouterr().out
+    assert "B - A +25.0%" in shown and "2 problems better, 0 worse, 2 the same" in shown
+    assert "p   50% -> 100%  What is p?" in shown
+    assert "over 4 problems; 1 that only one has are left out" in shown
 
 
 def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
@@ -115,16 +89,6 @@ def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
     assert "50.0%" in told and "2 attempts each, 12.5% undecided" in told and "B - A +12.5%" in told
 
 
-def test_a_field_that_is_not_there_cannot_be_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B), "--allow", "temprature"]) == 2
-    assert "no such field; they have attempts" in capsys.readouterr().err
-
-
-def test_the_same_problems_in_another_file_are_the_same(tmp_path: Path) -> None:
-    b = evaluation(tmp_path / "b", B, data={**SETUP["data"], "path": "elsewhere.jsonl"})
-    assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
-
-
 def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = evaluation(tmp_path / "a", A)
     assert run(["compare", a]) == 2
@@ -133,22 +97,35 @@ def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.Capt
     assert run(["compare", a, "--detect", "0"]) == 2
 
 
-def test_problems_that_only_one_has_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    b = evaluation(tmp_path / "b", {**B, "t": [True]})
-    assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
-    assert "over 4 problems; 1 that only one has are left out" in capsys.readouterr().out
-
-
-def test_evaluations_without_a_decided_problem_in_common_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("right", "changed", "allowed", "told"),
+    [
+        (B, {"temperature": 1.0}, "temperature", ["the evaluations differ in temperature: ", "--allow temperature"]),
+        (B, {"a field of tomorrow": 1}, "a field of tomorrow", ["--allow a field of tomorrow"]),
+        (B, {"temperature": 1.0, "data": OTHERS}, None, [
+            "in data.problems_sha256: ", "; in temperature: 0.6 in ",
+            "--allow data.problems_sha256 --allow temperature where",
+        ]),
+        ({"other": [True]}, {}, None, ["no problem in common"]),
+    ],
+)  # fmt: skip
+def test_evaluations_that_cannot_be_compared_are_refused_unless_their_differences_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], right: Any, changed: Any, allowed: str | None, told: list[str]
 ) -> None:
-    b = evaluation(tmp_path / "b", {"other": [True]})
-    assert run(["compare", evaluation(tmp_path / "a", A), b]) == 2
-    assert "no problem in common" in capsys.readouterr().err
+    both = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", right, **changed)
+    assert run(["compare", *both]) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in told), said
+    if allowed:
+        assert run(["compare", *both, "--allow", allowed]) == 0
 
 
-def test_what_is_no_evaluation_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", str(tmp_path / "nothing"), "x", "--runs", str(tmp_path)]) == 2
-    assert "there is no run" in capsys.readouterr().err
-    assert run(["compare", "x", "y", "--runs", str(tmp_path)]) == 2
-    assert "name one as last/after" in capsys.readouterr().err
+def test_what_is_no_evaluation_or_no_field_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B)]
+    for arguments, said in (
+        ([str(tmp_path / "nothing"), "x"], "there is no run"),
+        (["x", "y"], "name one as last/after"),
+        ([*both, "--allow", "temprature"], "no such field; they have attempts"),
+    ):
+        assert run(["compare", *arguments, "--runs", str(tmp_path)]) == 2
+        assert said in capsys.readouterr().err

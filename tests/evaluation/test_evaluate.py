@@ -48,13 +48,6 @@ async def evaluated(made: Roller, budget: float = 0.05, **protocol: Any) -> Eval
     return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP)
 
 
-async def test_a_dying_sandbox_is_no_result(tmp_path: Path) -> None:
-    with pytest.raises(RunHalted) as halted:
-        await evaluated(calling(lambda session: True, Dead({})))
-    told = str(halted.value)
-    assert "20 of the 20 attempts" in told and "run.fault_budget 5%" in told and "the sandbox host died" in told
-
-
 async def test_greedy_attempts_have_the_same_budget() -> None:
     seen: set[str] = set()
 
@@ -64,7 +57,7 @@ async def test_greedy_attempts_have_the_same_budget() -> None:
         seen.add(session)
         return again
 
-    with pytest.raises(RunHalted, match="20 of the 20"):
+    with pytest.raises(RunHalted, match=r"20 of the 20 attempts.*run\.fault_budget 5%.*the sandbox host died"):
         await evaluated(calling(greedy_only, Dead({})), greedy=True)
 
 
@@ -80,7 +73,7 @@ async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Pat
 
 
 async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_share_is_said(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = {1: Verdict.UNDECIDED, 2: Verdict.UNDECIDED, 3: Verdict.WRONG}
     judge = ScriptedVerifier(lambda problem, trajectory: verdicts.get(int(problem.answer), Verdict.RIGHT))
@@ -89,15 +82,9 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
         figure = made.result[name]
         assert (figure["value"], figure["n"], figure["undecided"]) == (17 / 20, 20, 2 / 20)
         assert "missing" not in figure
-    assert made.result["undecided"] == 2
+    assert made.result["undecided"] == 2 and made.result["longest_prompt_tokens"] > 0
     Screen().figures(made.result)
     assert "20, 10.0% undecided" in capsys.readouterr().out
-
-
-async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:
-    made = await evaluated(calling(of_problem(3)), greedy=True)
-    assert "missing" not in made.result["accuracy"] and "missing" not in made.result["greedy"]
-    assert made.result["longest_prompt_tokens"] > 0
     made.write(tmp_path / "e", 0)
     assert {file.name for file in (tmp_path / "e").iterdir()} == {"samples.parquet", "greedy.parquet", "result.json"}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import sqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.evaluation.intervals import (
@@ -19,7 +19,7 @@ from rocstar.evaluation.intervals import (
     wilson,
 )
 
-EVALUATIONS = 200
+EVALUATIONS = 100
 MISSES = 3 * sqrt(0.95 * 0.05 / EVALUATIONS)  # three standard errors of a share of 95%
 
 
@@ -51,6 +51,7 @@ def test_a_mean_by_hand() -> None:
     assert estimate.low < wilson(6.0, 12.0).low and estimate.n == 4
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40))
 def test_an_interval_is_never_narrower_than_wilson_at_the_effective_size(right: list[int]) -> None:
     values = [count / 8 for count in right]
@@ -62,6 +63,7 @@ def test_an_interval_is_never_narrower_than_wilson_at_the_effective_size(right: 
     assert 0.0 <= estimate.low <= estimate.value <= estimate.high <= 1.0
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=30))
 def test_right_and_wrong_are_treated_alike(right: list[int]) -> None:
     one, other = mean_over_problems([c / 8 for c in right]), mean_over_problems([1 - c / 8 for c in right])
@@ -101,6 +103,7 @@ def test_no_difference_seen_is_not_certainty() -> None:
     assert estimate.high == -estimate.low == pytest.approx(Z * Z / (20 + Z * Z))
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(-8, 8), min_size=1, max_size=40))
 def test_a_difference_lies_in_its_interval_and_turns_round_with_its_subjects(steps: list[int]) -> None:
     one, other = mean_difference([s / 8 for s in steps]), mean_difference([-s / 8 for s in steps])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.evaluation.intervals import Estimate, wilson
@@ -34,28 +34,17 @@ from rocstar.types import (
 )
 
 
-def close(estimate: Estimate, value: float, low: float, high: float) -> bool:
-    return (estimate.value, estimate.low, estimate.high) == pytest.approx((value, low, high), abs=5e-4)
-
-
-def test_wilson_matches_published_figures() -> None:
-    assert close(wilson(187, 1000), 0.187, 0.1640, 0.2124)
-    assert close(wilson(0, 10), 0.0, 0.0, 0.2775)
-    assert close(wilson(10, 10), 1.0, 0.7225, 1.0)
-
-
-def test_nothing_is_known_without_problems() -> None:
+def test_wilson_matches_published_figures_and_knows_nothing_without_problems() -> None:
+    for right, n, expected in (
+        (187, 1000, (0.187, 0.1640, 0.2124)),
+        (0, 10, (0.0, 0.0, 0.2775)),
+        (10, 10, (1, 0.7225, 1)),
+    ):
+        found = wilson(right, n)
+        assert (found.value, found.low, found.high) == pytest.approx(expected, abs=5e-4)
     assert wilson(0, 0) == avg_at_k([]) == avg_at_k([[], []]) == Estimate(0.0, 0.0, 1.0, 0)
-
-
-def test_an_impossible_count_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and n"):
         wilson(3, 2)
-
-
-def test_avg_at_k_takes_the_problem_as_the_unit() -> None:
-    estimate = avg_at_k([[True, True], [True, False], [False, False], [False, True]])
-    assert (estimate.value, estimate.n) == (0.5, 4)
 
 
 def test_copying_attempts_does_not_narrow_the_interval() -> None:
@@ -69,30 +58,19 @@ def test_the_interval_is_wide_where_all_problems_agree(share: float) -> None:
     assert avg_at_k([right] * 5) == wilson(5 * share, 5)
 
 
-def test_one_attempt_each_is_a_plain_share_with_wilson_interval() -> None:
-    assert avg_at_k([[True], [False], [False]]) == wilson(1, 3)
-
-
-@pytest.mark.parametrize(("k", "value"), [(1, 1 / 4), (2, 1 / 2), (3, 3 / 4), (4, 1.0)])
-def test_pass_at_k_of_one_right_in_four(k: int, value: float) -> None:
-    # 1 - C(3, k) / C(4, k) = k / 4
-    assert pass_at_k([[True, False, False, False]], k).value == pytest.approx(value)
-
-
-def test_pass_at_k_averages_over_problems_and_uses_what_a_short_problem_has() -> None:
-    # two right of four: 1 - C(2,2)/C(4,2) = 5/6; none: 0; a single right attempt: 1
-    right = [[True, True, False, False], [False] * 4, [True]]
-    assert pass_at_k(right, 2).value == pytest.approx((5 / 6 + 0 + 1) / 3)
-
-
-def test_pass_at_k_with_all_attempts_is_a_share() -> None:
-    assert pass_at_k([[True, False], [False, False]], 2) == wilson(1, 2)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_pass_at_k_beyond_the_attempts_is_refused(k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k} needs"):
-        pass_at_k([[True, False]], k)
+@pytest.mark.parametrize(
+    ("right", "k", "value"),
+    [
+        *(([[True, False, False, False]], k, k / 4) for k in (1, 2, 3, 4)),  # 1 - C(3, k) / C(4, k)
+        # two right of four: 1 - C(2,2)/C(4,2) = 5/6; none: 0; a single right attempt, fewer than k: 1
+        ([[True, True, False, False], [False] * 4, [True]], 2, (5 / 6 + 0 + 1) / 3),
+    ],
+)
+def test_pass_at_k_averages_over_problems(right: list[list[bool]], k: int, value: float) -> None:
+    assert pass_at_k(right, k).value == pytest.approx(value)
+    for beyond in (0, 5):
+        with pytest.raises(ValueError, match=f"pass@{beyond} needs"):
+            pass_at_k(right, beyond)
 
 
 def test_the_majority_decides_and_ties_share_the_credit() -> None:
@@ -100,6 +78,9 @@ def test_the_majority_decides_and_ties_share_the_credit() -> None:
     assert majority(("4", True), ("5", False), (" 5 ", False)) == 0.0
     assert majority(("4", True), ("5", False), (None, False), (None, False)) == 0.5
     assert majority((None, False)) == 0.0
+    assert majority(("1", True), ("1.0", True), ("x = 1", True), ("3", False), ("3", False)) == 1.0
+    assert majority(("\\sqrt{8}", True), ("2\\sqrt2", True), ("3", False)) == 1.0
+    assert majority(("7", True), ("7", False), ("8", False)) == 1.0, "a text that was right once is that candidate"
 
 
 def majority(*votes: tuple[str | None, bool]) -> float:
@@ -107,11 +88,6 @@ def majority(*votes: tuple[str | None, bool]) -> float:
     estimate = maj_at_k([votes])
     assert estimate is not None
     return estimate.value
-
-
-def test_all_right_answers_are_one_candidate() -> None:
-    assert majority(("1", True), ("1.0", True), ("x = 1", True), ("3", False), ("3", False)) == 1.0
-    assert majority(("\\sqrt{8}", True), ("2\\sqrt2", True), ("3", False)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -123,13 +99,10 @@ def test_wrong_answers_that_are_equal_at_once_are_one_candidate(spelled: tuple[s
     assert majority(("7", True), ("7", True), (one, False), (other, False)) == 0.5
 
 
+@settings(max_examples=20)
 @given(st.permutations(["1", "1.0", "2/2", "0.333333", "1/3", "0.3333333", "x", "5"]))
 def test_the_order_of_attempts_changes_no_vote(answers: list[str]) -> None:
     assert majority(*((answer, False) for answer in answers), ("7", True), ("7", True), ("7", True)) == 1 / 3
-
-
-def test_a_text_that_was_right_once_is_that_candidate() -> None:
-    assert majority(("7", True), ("7", False), ("8", False)) == 1.0
 
 
 def test_there_is_no_majority_of_answers_where_none_was_looked_at() -> None:
@@ -205,6 +178,7 @@ def test_attempts_whose_agent_failed_are_a_figure_where_there_are_any() -> None:
 VERDICTS = st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
+@settings(max_examples=20)
 @given(VERDICTS)
 def test_an_undecided_attempt_is_worth_what_a_wrong_one_is(verdicts: list[list[Verdict]]) -> None:
     wrong = [[Verdict.WRONG if one is Verdict.UNDECIDED else one for one in some] for some in verdicts]

@@ -54,11 +54,6 @@ def test_attempts_need_not_be_as_many_on_every_problem() -> None:
     assert found.difference.value == pytest.approx((2 / 3 - 1 / 2 + 1) / 2)
 
 
-def test_subjects_without_a_problem_in_common_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
-        compare_paired({"p": [True]}, {"q": [True]})
-
-
 def simulated(rng: random.Random, problems: int, attempts: int, gain: float) -> tuple[dict[str, list[bool]], ...]:
     chances = [rng.uniform(0.2, 0.6) for _ in range(problems)]
     return tuple(
@@ -70,7 +65,7 @@ def simulated(rng: random.Random, problems: int, attempts: int, gain: float) -> 
 @pytest.mark.parametrize(("gain", "problems"), [(0.0, 40), (0.08, 40)])
 def test_differences_are_seen_as_often_as_stated(gain: float, problems: int) -> None:
     rng = random.Random(3)
-    times = 300
+    times = 100
     seen = sum(compare_paired(*simulated(rng, problems, 8, gain)).p_value <= 0.05 for _ in range(times)) / times
     one_attempt = 2 * (0.4 * 0.6 - 0.4**2 / 12) + gain * (1 - 0.8) - gain**2
     stated = power_of(Spread(between=0.0, attempts=one_attempt), gain, problems, 8) if gain else 0.05
@@ -93,7 +88,7 @@ def test_no_number_of_attempts_helps_where_problems_differ_too_much() -> None:
 def test_spread_is_parted_into_problems_and_attempts() -> None:
     rng = random.Random(0)
     a, b = {}, {}
-    for n in range(4000):
+    for n in range(2000):
         chance, change = 0.5, rng.choice((-0.2, 0.2))
         a[str(n)] = [rng.random() < chance for _ in range(4)]
         b[str(n)] = [rng.random() < chance + change for _ in range(4)]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.dialogue.calls import HERMES
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.endpoint import CodePoints
 from rocstar.evaluation.kinds import KINDS
@@ -21,7 +22,7 @@ from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers.arena import verdict_in
 from rocstar.evaluation.scorers.choice import chosen
 from rocstar.evaluation.scorers.functions import ELSEWHERE, LIVE, NON_LIVE, FunctionScorer, complaint_of, shown
-from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, follows, variants
+from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, check, follows, variants
 from rocstar.evaluation.scoring import Parts, judged, ratio
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
 
@@ -120,9 +121,6 @@ def test_an_instruction_that_needs_libraries_tells_answers_that_follow(
 ) -> None:
     if find_spec("nltk") is None or find_spec("langdetect") is None:
         pytest.skip("nltk and langdetect are not installed: pip install 'rocstar[eval]'")
-    from rocstar.errors import ConfigError
-    from rocstar.evaluation.scorers.ifeval import check
-
     try:
         check()
     except ConfigError as error:
@@ -190,24 +188,16 @@ def call(tool: str = "get.weather", **arguments: Any) -> ToolCall:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"city": "SF"},
-        {"city": "san francisco CA"},
-        {"city": "SF", "days": 3, "share": 2},
-        {"city": "SF", "tags": ["Rain", "wind."], "dry": True},
-        {"city": "SF", "place": {"lat": 1.5}},
-        {"city": "SF", "place": {"lat": 1.5, "name": "X"}},
-    ],
-)
-def test_a_call_with_possible_values_is_right(arguments: dict[str, Any]) -> None:
-    assert complaint_of(ASKED, [call(**arguments)]) is None
-    assert complaint_of(ASKED, [call("get_weather", **arguments)]) is None
-
-
-@pytest.mark.parametrize(
     ("calls", "told"),
     [
+        *(([call(tool, **arguments)], None) for tool in ("get.weather", "get_weather") for arguments in (
+            {"city": "SF"},
+            {"city": "san francisco CA"},
+            {"city": "SF", "days": 3, "share": 2},
+            {"city": "SF", "tags": ["Rain", "wind."], "dry": True},
+            {"city": "SF", "place": {"lat": 1.5}},
+            {"city": "SF", "place": {"lat": 1.5, "name": "X"}},
+        )),
         ([], "wrong number of calls"),
         ([call(city="SF"), call(city="SF")], "wrong number of calls"),
         ([call("get.rain", city="SF")], "wrong function"),
@@ -216,33 +206,36 @@ def test_a_call_with_possible_values_is_right(arguments: dict[str, Any]) -> None
         ([call(city="LA")], "wrong value"),
         ([call(city="SF", days=3.0)], "wrong type"),
         ([call(city="SF", days=True)], "wrong type"),
-        ([call(city="SF", days="3")], "wrong type"),
         ([call(city="SF", share=0.7)], "wrong value"),
         ([call(city="SF", share=10**400)], "wrong value"),  # beyond all floats
         ([call(city="SF", tags=["wind", "rain"])], "wrong value"),
         ([call(city="SF", tags=["rain", 1])], "wrong value"),
-        ([call(city="SF", place={"lat": 2.5})], "wrong value"),
         ([call(city="SF", place={"name": "x"})], "wrong value"),
         ([call(city="SF", dry=False)], "wrong value"),
         ([ToolCall(id="call_0", tool="", arguments={}, raw="{", parse_error="no JSON")], "malformed call"),
     ],
-)
-def test_a_call_that_is_wrong_is_told_why(calls: list[ToolCall], told: str) -> None:
+)  # fmt: skip
+def test_a_call_with_possible_values_is_right_and_another_is_told_why(calls: list[ToolCall], told: str | None) -> None:
     assert complaint_of(ASKED, calls) == told
 
 
-def test_parallel_calls_may_come_in_any_order_but_each_once() -> None:
-    possible = [{"get.weather": {"city": ["SF"]}}, {"get.weather": {"city": ["LA"]}}]
-    asked = {**ASKED, "possible": possible}
-    assert complaint_of(asked, [call(city="LA"), call(city="SF")]) is None
-    assert complaint_of(asked, [call(city="SF"), call(city="SF")]) == "wrong value"
+BOTH = {**ASKED, "possible": [{"get.weather": {"city": [city]}} for city in ("SF", "LA")]}
+NONE_FITS = {"described": [], "possible": None, "wants_call": False}
 
 
-def test_where_no_function_fits_a_call_is_wrong_and_elsewhere_its_absence() -> None:
-    irrelevant = {"described": [], "possible": None, "wants_call": False}
-    assert complaint_of(irrelevant, []) is None and complaint_of(irrelevant, [call()]) == "called"
-    relevant = {**irrelevant, "wants_call": True}
-    assert complaint_of(relevant, []) == "no call" and complaint_of(relevant, [call()]) is None
+@pytest.mark.parametrize(
+    ("asked", "calls", "told"),
+    [
+        (BOTH, [call(city="LA"), call(city="SF")], None),  # parallel calls come in any order, but each once
+        (BOTH, [call(city="SF"), call(city="SF")], "wrong value"),
+        (NONE_FITS, [], None),
+        (NONE_FITS, [call()], "called"),
+        ({**NONE_FITS, "wants_call": True}, [], "no call"),
+        ({**NONE_FITS, "wants_call": True}, [call()], None),
+    ],
+)
+def test_parallel_and_irrelevant_calls(asked: dict[str, Any], calls: list[ToolCall], told: str | None) -> None:
+    assert complaint_of(asked, calls) == told
 
 
 def test_functions_are_shown_with_types_of_json_schema() -> None:
@@ -252,10 +245,12 @@ def test_functions_are_shown_with_types_of_json_schema() -> None:
     assert shown({"name": "f", "parameters": described})["parameters"]["properties"] == {"type": {"type": "string"}}
 
 
+LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+FLAT = LEAF | st.lists(LEAF, max_size=3) | st.dictionaries(st.text(max_size=2), LEAF, max_size=3)
+
+
 @settings(max_examples=40)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
-                    max_leaves=6))  # fmt: skip
+@given(FLAT | st.lists(FLAT, max_size=3))
 def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
     for name in PARAMETERS["properties"]:
         complaint_of(ASKED, [call(**{"city": "SF", name: value})])
@@ -276,9 +271,6 @@ def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
         (["A is wrong, and so is B"], None),
         (["\\boxed{Because}"], None),
         (["\\boxed{E}"], None),
-        (["\\boxed{c}"], "C"),
-        (["\\boxed{[C]}"], "C"),
-        (["\\boxed{\\textit{C}}"], "C"),
         (["\\boxed{\\text{Option C}}"], "C"),
         (["\\boxed{\\textcolor{red}{C}\\,}"], "C"),
         (["\\boxed{\\{\uff23\\}}"], "C"),
@@ -338,8 +330,6 @@ def test_a_ratio_lies_in_its_interval(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
-    from rocstar.errors import DataError
-
     for name in ("ifeval", "bfcl", "arena_hard", "math500"):
         (benchmark,) = find_benchmarks(name)
         with pytest.raises(DataError, match="line 3"):
@@ -350,7 +340,6 @@ def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
     ("category", "turns", "row", "told"),
     [
         ("multi_turn_base", 3, {"involved_classes": ["TradingBot"]}, "needs the systems that BFCL simulates"),
-        ("memory", 1, {"involved_classes": ["MemoryAPI"]}, "needs the systems that BFCL simulates"),
         ("simple_java", 1, {"type": "HashMap"}, "values of type HashMap"),
         ("nested", 1, {"type": "dict", "properties": {"b": {"type": "long"}}}, "values of type long"),
         ("items", 1, {"type": "array", "items": {"type": "char"}}, "values of type char"),
@@ -359,8 +348,6 @@ def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
 def test_a_category_of_bfcl_that_is_not_scored_is_refused_by_its_name(
     category: str, turns: int, row: dict[str, Any], told: str
 ) -> None:
-    from rocstar.errors import DataError
-
     name = f"bfcl/BFCL_v4_{category}.jsonl.gz"
     question = [[{"role": "user", "content": "?"}]] * turns
     function = {"name": "f", "parameters": {"type": "dict", "properties": {"a": row}, "required": []}}

@@ -91,43 +91,31 @@ def measured(url: str, **given: Any) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ({"tools": "none"}, [("user", "0+1?")]),
-        ({"tools": "none", "system": "Be brief."}, [("system", "Be brief."), ("user", "0+1?")]),
-        ({"tools": "none", "settings": ["rollout.preamble='Solve: '"]}, [("user", "Solve: 0+1?")]),
-        ({"system": "", "settings": ["rollout.preamble=''"]}, [("user", "0+1?")]),
-        ({"system": "Be brief.", "tools": "text", "max_turns": 1}, [("system", "Be brief."), ("user", "Solve the")]),
-        ({}, [("system", "The User brings"), ("user", "Solve the")]),
-    ],
-)
-def test_the_words_around_a_question_are_those_that_were_asked_for(
-    given: dict[str, Any], sent: list[tuple[str, str]]
-) -> None:
-    with served(lambda body: text("\\boxed{1}")) as endpoint:
-        result = measured(endpoint.url, **given)
-    (body,) = endpoint.bodies
-    assert result["avg@1"]["value"] == 1.0
-    assert [message["role"] for message in body["messages"]] == [role for role, _ in sent]
-    assert all(m["content"].startswith(start) for m, (_, start) in zip(body["messages"], sent, strict=True))
-    if "Solve the" not in sent[-1][1]:
-        assert body["messages"][-1]["content"] == sent[-1][1]
-    assert ("tools" in body) == (given.get("tools", "openai") == "openai" and given.get("max_turns") != 1)
+WORDS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
+    ({"tools": "none"}, [("user", "0+1?")]),
+    ({"tools": "none", "system": "Be brief."}, [("system", "Be brief."), ("user", "0+1?")]),
+    ({"tools": "none", "settings": ["rollout.preamble='Solve: '"]}, [("user", "Solve: 0+1?")]),
+    ({"system": "", "settings": ["rollout.preamble=''"]}, [("user", "0+1?")]),
+    ({"system": "Be brief.", "tools": "text", "max_turns": 1}, [("system", "Be brief."), ("user", "Solve the")]),
+    ({}, [("system", "The User brings"), ("user", "Solve the")]),
+]
 
 
-def test_evaluations_with_other_words_have_other_places() -> None:
+def test_the_words_around_a_question_are_those_that_were_asked_for_and_decide_the_place_of_the_result() -> None:
+    places = set()
     with served(lambda body: text("\\boxed{1}")) as endpoint:
-        asked: list[dict[str, Any]] = [
-            {"tools": "none"},
-            {"tools": "none", "system": "Be brief."},
-            {"tools": "none", "settings": ["rollout.preamble='Solve: '"]},
-            {},
-            {"system": ""},
-            {"settings": ["rollout.preamble='Solve: '"]},
-        ]
-        places = {measured(endpoint.url, **given)["saved"] for given in asked}
-    assert len(places) == 6 and not any(place.endswith("-2") for place in places)
+        for given, sent in WORDS:
+            result = measured(endpoint.url, **given)
+            places.add(result["saved"])
+            messages = endpoint.bodies[-1]["messages"]
+            assert result["avg@1"]["value"] == 1.0
+            assert [message["role"] for message in messages] == [role for role, _ in sent]
+            assert all(m["content"].startswith(start) for m, (_, start) in zip(messages, sent, strict=True))
+            if "Solve the" not in sent[-1][1]:
+                assert messages[-1]["content"] == sent[-1][1]
+            shows_tools = given.get("tools", "openai") == "openai" and given.get("max_turns") != 1
+            assert ("tools" in endpoint.bodies[-1]) == shows_tools
+    assert len(endpoint.bodies) == len(places) == len(WORDS) and not any(place.endswith("-2") for place in places)
 
 
 def test_calls_that_the_agent_reports_are_turns_of_the_attempt() -> None:
@@ -167,8 +155,3 @@ def test_what_an_agent_of_its_own_does_not_read_is_refused(
 ) -> None:
     assert cli.run(["eval", "m", "--endpoint", "http://x/v1", "--data", "t.jsonl", *arguments]) == exits.USAGE
     assert told in capsys.readouterr().err
-
-
-def test_a_system_message_is_about_an_endpoint(capsys: pytest.CaptureFixture[str], model_folder: Path) -> None:
-    assert cli.run(["eval", str(model_folder), "--data", "t.jsonl", "--system", "x"]) == exits.USAGE
-    assert "--system is about an endpoint" in capsys.readouterr().err

@@ -31,7 +31,7 @@ async def rolled(folder: Path, settings: Recipe) -> list[tuple[int, ...]]:
 
 async def test_engines_in_processes_write_what_the_embedded_one_does(model_folder: Path) -> None:
     embedded = await rolled(model_folder, recipe())
-    apart = recipe(engine=[{"name": "e", "kind": "torch", "count": 2}])
+    apart = recipe(engine=[{"name": "e", "kind": "torch", "count": 1}])
     assert await rolled(model_folder, apart) == embedded
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,16 @@ def check(table: Placement) -> None:
     assert len({process.name for process in table.processes}) == len(table.processes)
 
 
-@pytest.mark.parametrize("memory", [24, 80, 141])
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
-def test_every_recipe_fits_or_is_refused_in_words(gpus: int, memory: int) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_fits_or_is_refused_in_words(name: str) -> None:
     """As it stands, and in its own proportion on so many GPUs; 16: two machines."""
-    for name in NAMES:
-        recipe = load_recipe(RECIPES / name)
-        shape, there = shape_for(recipe), machines(gpus)
-        for layout in (lambda recipe=recipe: recipe, lambda recipe=recipe: shared_out(recipe, gpus)):
+    recipe = load_recipe(RECIPES / name)
+    shape = shape_for(recipe)
+    for gpus, memory in product([1, 2, 8, 16], [24, 141]):
+        for share in (False, True):
             try:
-                table = place(layout(), shape, there, memory * GB, positions=recipe.longest_response)
+                asked = shared_out(recipe, gpus) if share else recipe
+                table = place(asked, shape, machines(gpus), memory * GB, positions=recipe.longest_response)
             except ConfigError as error:
                 assert re.search(r"need \d+ GPUs and there are \d|(GPU is|GPUs are) too few", str(error))
             else:
@@ -116,7 +117,7 @@ def recipe(learners: int = 1, *engines: Mapping[str, Any], **changes: Any) -> Re
     return base.model_copy(update={"engine": entries, "cluster": cluster})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
     draw = data.draw
@@ -143,8 +144,8 @@ def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
             assert table.refusals or kv_tokens is None or engine.kv_tokens == kv_tokens
 
 
-@pytest.mark.parametrize("memory", [24, 80, 141])
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("memory", [24, 141])
+@pytest.mark.parametrize("gpus", [1, 4, 16])
 def test_learners_and_engines_take_turns_where_gpus_are_as_many_as_learners(gpus: int, memory: int) -> None:
     """Every GPU has one of each; the cache has what the learner leaves asleep. 16: two machines of eight."""
     asked = recipe(gpus, {"name": "v", "kind": "vllm", "count": gpus})

@@ -71,25 +71,16 @@ def test_every_row_is_kept_or_dropped_with_its_rule_and_evidence(tmp_path: Path)
         8: "benchmark_overlap",
     }
     assert all(row["evidence"] and row["question"] for row in rows_of(config, "dropped.jsonl"))
-    assert [row["line"] for row in rows_of(config, "problems.jsonl")] == [1, 2, 9]
+    kept = rows_of(config, "problems.jsonl")
+    assert [row["line"] for row in kept] == [1, 2, 9]
+    assert (kept[1]["answer"], kept[1]["asked_from"]) == ("17", "\\frac{5}{12}"), (
+        "a fraction is asked for as an integer"
+    )
     assert sheet.total("read") == len(ROWS) == len(fates) + sheet.total("kept")
-
-
-def test_a_fraction_becomes_a_question_for_an_integer(tmp_path: Path) -> None:
-    config = pool(tmp_path)
-    build(config)
-    row = rows_of(config, "problems.jsonl")[1]
-    assert (row["answer"], row["asked_from"]) == ("17", "\\frac{5}{12}")
-    off = pool(tmp_path, rewrite={})
-    assert build(off).total("not_integer") == 1
-
-
-def test_the_pool_loads_as_training_loads_it(tmp_path: Path) -> None:
-    config = pool(tmp_path)
-    build(config)
-    problems = load_problems(Path(config.out) / "problems.jsonl")
+    problems = load_problems(Path(config.out) / "problems.jsonl")  # as training loads it
     assert [problem.answer for problem in problems] == ["12", "17", "1013"]
     assert [problem.metadata["source"] for problem in problems] == ["s", "s", "s"]
+    assert build(pool(tmp_path, rewrite={})).total("not_integer") == 1
 
 
 def test_same_input_and_config_give_the_same_bytes(tmp_path: Path) -> None:
@@ -102,24 +93,16 @@ def test_same_input_and_config_give_the_same_bytes(tmp_path: Path) -> None:
     assert set(contents[0]) == {"problems.jsonl", "dropped.jsonl", "datasheet.json", "datasheet.md"}
 
 
-def test_the_datasheet_counts_what_the_files_hold_and_hashes_what_was_read(tmp_path: Path) -> None:
-    config = pool(tmp_path)
+def test_the_datasheet_counts_hashes_and_says_each_licence_or_that_none_is_stated(tmp_path: Path) -> None:
+    config = pool(tmp_path, source=[{"name": "s", "path": "rows.jsonl", "license": "MIT"}])
     build(config)
     told = json.loads((Path(config.out) / "datasheet.json").read_text())
     assert told["kept"] == told["funnel"]["kept"]["s"] == len(rows_of(config, "problems.jsonl"))
     assert {file["name"]: len(file["sha256"]) for file in told["inputs"]} == {"b": 64, "s": 64}
-
-
-def test_the_datasheet_says_each_licence_or_that_none_is_stated(tmp_path: Path) -> None:
-    config = pool(tmp_path, source=[{"name": "s", "path": "rows.jsonl", "license": "MIT"}])
-    build(config)
-    told = json.loads((Path(config.out) / "datasheet.json").read_text())
     assert {file["name"]: file["license"] for file in told["inputs"]} == {"s": "MIT", "b": "not stated"}
     sheet = (Path(config.out) / "datasheet.md").read_text()
-    assert (
-        "| source | s | rows.jsonl | 9 | MIT |" in sheet and "| benchmark | b | bench.jsonl | 1 | not stated |" in sheet
-    )
-    assert str(tmp_path) not in (Path(config.out) / "datasheet.md").read_text()
+    assert "| source | s | rows.jsonl | 9 | MIT |" in sheet
+    assert "| benchmark | b | bench.jsonl | 1 | not stated |" in sheet and str(tmp_path) not in sheet
 
 
 COPRIME = "where $m$ and $n$ are relatively prime positive integers. Find $m+n$."

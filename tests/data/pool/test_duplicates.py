@@ -21,10 +21,23 @@ def seen(tmp_path: Path) -> Iterator[QuestionIndex]:
         yield opened
 
 
-def test_the_same_text_is_found_behind_other_latex(seen: QuestionIndex) -> None:
-    assert seen.add("Find $\\dfrac{a}{b}$ if $ a=b $.", "1", "first", form="1") is None
-    match = seen.add(r"Find \( \frac{a}{b} \) if \(a = b\)", "1", "second", form="1")
-    assert match is not None and match.exact and match.same_answer and match.name == "first"
+def test_the_same_or_nearly_the_same_text_is_found_and_told_from_one_with_another_answer(seen: QuestionIndex) -> None:
+    assert seen.add("Find $\\dfrac{a}{b}$ if $ a=b $.", "1", "latex", form="1") is None
+    match = seen.add(r"Find \( \frac{a}{b} \) if \(a = b\)", "1", "other latex", form="1")
+    assert match is not None and match.exact and match.same_answer and match.name == "latex"
+    assert seen.add("Compute $x + 3$ for $x = 4$.", "7", "plus", form="7") is None
+    assert seen.add("Compute $x - 3$ for $x = 4$.", "1", "minus", form="1") is None, "another sign, another question"
+    seen.add(TEXT, "5", "first", form="5")
+    match = seen.add(TEXT, "6", "second", form="6")
+    assert match is not None and match.exact and not match.same_answer and match.answer == "5"
+    changed = TEXT.replace("Find", "Determine")
+    match = seen.add(changed, "5", "third", form="5")
+    assert match is not None and not match.exact and 0.7 <= match.likeness < 1
+
+
+def test_nearly_the_same_text_with_another_answer_is_another_question(seen: QuestionIndex) -> None:
+    seen.add(TEXT, "5", "first", form="5")
+    assert seen.add(TEXT.replace("Find", "Determine"), "6", "second", form="6") is None
 
 
 @pytest.mark.parametrize(
@@ -58,30 +71,11 @@ def test_only_a_space_that_parts_two_numbers_matters(words: list[str], spaces: l
         assert (token_key(tokens(apart)) == token_key(tokens(mixed))) == (numbers[0] == numbers[1])
 
 
-def test_the_same_text_with_another_answer_is_told_apart(seen: QuestionIndex) -> None:
-    seen.add(TEXT, "5", "first", form="5")
-    match = seen.add(TEXT, "6", "second", form="6")
-    assert match is not None and match.exact and not match.same_answer and match.answer == "5"
-
-
-def test_another_sign_is_another_question(seen: QuestionIndex) -> None:
-    seen.add("Compute $x + 3$ for $x = 4$.", "7", "first", form="7")
-    assert seen.add("Compute $x - 3$ for $x = 4$.", "1", "second", form="1") is None
-
-
-def test_nearly_the_same_text_is_found_only_with_the_same_answer(seen: QuestionIndex) -> None:
-    seen.add(TEXT, "5", "first", form="5")
-    changed = TEXT.replace("Find", "Determine")
-    match = seen.add(changed, "5", "second", form="5")
-    assert match is not None and not match.exact and 0.7 <= match.likeness < 1
-    assert seen.add(changed, "6", "third", form="6") is None
-
-
 def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path) -> None:
     rng = random.Random(7)
     found = wanted = 0
     with QuestionIndex(tmp_path / "seen.sqlite", near=0.7) as seen:
-        for number in range(300):
+        for number in range(120):
             words = rng.choices(WORDS, k=60)
             edited = list(words)
             for place in rng.sample(range(60), 3):
@@ -94,5 +88,5 @@ def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path)
                 found += match is not None and match.name == f"{number} first"
             else:
                 assert match is None
-    assert wanted > 100
+    assert wanted > 40
     assert found >= 0.98 * wanted

@@ -148,14 +148,9 @@ def train() -> list[wp.WordProblem]:
 
 
 @needs_data
-def test_eight_training_rows_do_not_give_their_answer(train: list[wp.WordProblem]) -> None:
-    assert len(train) == 3138
-    assert len(wp.consistent(train)) == 3130
-
-
-@needs_data
 def test_every_program_on_redrawn_numbers_prints_the_value_of_its_tree(train: list[wp.WordProblem]) -> None:
-    rows = wp.consistent(train)
+    assert (len(train), len(wp.consistent(train))) == (3138, 3130)
+    rows = wp.consistent(train)[::5]
     variation = Variation(original_share=0.1, distractor_share=0.2, swap_share=0.5)
     for row in training_rows(rows, len(rows), variation, seed=0):
         output = wp.demonstrate(row, "", "digits").turns[0].results[0].stdout
@@ -175,22 +170,6 @@ def test_demonstrations_and_problems_come_in_the_number_asked_for(train: list[wp
     assert sum(len(demo.turns) == 2 for demo in demos) / 400 == pytest.approx(0.25, abs=0.08)
     problems = training_problems(rows, 300, numbers="digits", variation=Variation(), seed=0)
     assert len({problem.id for problem in problems}) > 250
-
-
-@needs_data
-def test_no_training_question_is_in_svamp(train: list[wp.WordProblem]) -> None:
-    svamp = wp.read_word_problems(DATA / "svamp_test.csv.gz")
-    assert len(svamp) == len(wp.consistent(svamp)) == 1000
-    assert not {row.template for row in svamp} & {row.template for row in train}
-
-
-@needs_data
-@pytest.mark.parametrize(("fold", "duplicates"), [(0, 128), (1, 110)])
-def test_the_mawps_folds_share_questions(fold: int, duplicates: int) -> None:
-    seen = {row.template for row in wp.read_word_problems(DATA / f"cv_mawps_fold{fold}_train.csv.gz")}
-    dev = wp.read_word_problems(DATA / f"cv_mawps_fold{fold}_dev.csv.gz")
-    assert len(dev) == 384
-    assert sum(bool(wp.to_problem(row, seen=seen).metadata["duplicate"]) for row in dev) == duplicates
 
 
 @needs_data

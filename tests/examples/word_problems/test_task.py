@@ -78,13 +78,8 @@ def printed(demo: Demonstration) -> str:
 @pytest.mark.parametrize("numbers", ["digits", "masked"])
 @pytest.mark.parametrize("program", ["inline", "bound", "unordered"])
 def test_every_demonstrated_program_prints_what_is_shown(files: dict[str, Any], numbers: str, program: str) -> None:
-    variations: dict[str, Any] = {
-        "wordings": 3,
-        "rename_share": 0.5,
-        "decoy_share": 0.5,
-        "ask_twice": True,
-        "swap_share": 0.5,
-    }
+    shares = {"rename_share": 0.5, "decoy_share": 0.5, "swap_share": 0.5}
+    variations: dict[str, Any] = {"wordings": 3, "ask_twice": True, **shares}
     task = made(**files, numbers=numbers, program=program, answer_share=1, **variations)
     for demo in shown(task, 60):
         assert printed(demo) == demo.turns[0].results[0].stdout
@@ -105,10 +100,6 @@ def test_held_out_are_the_test_rows_as_they_stand_marked_when_their_question_was
 def test_asked_twice_holds_for_held_out_problems_too_and_does_not_hide_a_duplicate(files: dict[str, Any]) -> None:
     problems = {problem.metadata["duplicate"]: problem for problem in made(**files, ask_twice=True).heldout()}
     assert problems[True].question.startswith("how many pens has he ? . tom has 7 pens .")
-
-
-def test_evaluation_takes_no_more_than_it_is_asked_for(files: dict[str, Any]) -> None:
-    assert len(made(heldout=1, **files).heldout()) == 1
 
 
 def test_without_test_files_the_development_questions_are_held_out_and_not_trained_on(files: dict[str, Any]) -> None:
@@ -140,14 +131,9 @@ def test_missing_files_and_a_holdout_that_leaves_nothing_are_refused(files: dict
 
 
 def test_a_masked_program_runs_with_the_given_numbers_and_is_recorded_as_written(files: dict[str, Any]) -> None:
-    problem = made(**files, numbers="masked").heldout()[0]
-    assert asyncio.run(one_call(problem, "print(n0-n1)")) == (
-        problem.metadata["given"] + "print(n0-n1)",
-        "print(n0-n1)",
-    )
-
-
-def test_the_digits_form_gives_nothing(files: dict[str, Any]) -> None:
+    (problem,) = made(heldout=1, **files, numbers="masked").heldout()
+    given = problem.metadata["given"] + "print(n0-n1)"
+    assert asyncio.run(one_call(problem, "print(n0-n1)")) == (given, "print(n0-n1)")
     assert asyncio.run(one_call(made(**files).heldout()[0], "print(1)")) == ("print(1)", "print(1)")
 
 
@@ -256,7 +242,7 @@ def test_published_mawps_folds_repeat_questions_and_these_are_marked(fold: int, 
 @needs_data
 def test_reworded_rows_of_the_real_training_file_stay_consistent() -> None:
     rng = random.Random(0)
-    rows = [row for row in read_word_problems(DATA / "mawps_asdiv_a_train.csv.gz") if row.is_consistent][:600]
+    rows = [row for row in read_word_problems(DATA / "mawps_asdiv_a_train.csv.gz") if row.is_consistent][:200]
     words = things(rows)
     for row in rows:
         new = with_story_shuffled(with_things_renamed(with_decoy(row, words, rng), words, 0.5, rng), rng)
