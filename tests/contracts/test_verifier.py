@@ -4,6 +4,7 @@ order, and reward for RIGHT only."""
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -114,7 +115,8 @@ def hostile_attempt(text: str) -> Trajectory:
 
 async def test_hostile_text_gets_the_same_outcome_whoever_stands_beside_it(verifier: Verifier) -> None:
     """A step in one call: one outcome each, in order, and each the one that the attempt gets in other company."""
-    attempts = [(problem(r"\sqrt{2}"), hostile_attempt(text)) for text in HOSTILE.values()]
+    golds = cycle((r"\sqrt{2}", "5"))
+    attempts = [(problem(gold), hostile_attempt(text)) for gold, text in zip(golds, HOSTILE.values(), strict=False)]
     together = await verifier.verify_all(attempts)
     assert list(reversed(await verifier.verify_all(attempts[::-1]))) == together
     for name, outcome in zip(HOSTILE, together, strict=True):
