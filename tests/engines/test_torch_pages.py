@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from rocstar.engines.pages import PAGE, PagePool
+from rocstar.engines.pages import PAGE, PagePool, names_of
 from rocstar.engines.torch_table import Sequence, SequenceTable, Work
 from rocstar.types import Sampling
 
@@ -98,6 +98,15 @@ class Table:
     def cached(self, session: str) -> int:
         row = self.table._sessions[session].row
         return 0 if row is None else int(self.table.columns.cached[row])
+
+
+def test_pages_of_the_same_tokens_have_the_same_names() -> None:
+    ids = np.arange(3 * PAGE + 2)
+    assert len(names_of(ids)) == 4
+    assert names_of(ids)[:2] == names_of(ids[: 2 * PAGE])
+    other = ids.copy()
+    other[0] = 9
+    assert not set(names_of(other)) & set(names_of(ids))
 
 
 def test_siblings_hold_the_pages_of_their_prompt_together_and_feed_it_once() -> None:

@@ -119,6 +119,41 @@ async def test_a_session_that_nobody_closes_gives_its_pages_up_in_the_end(monkey
     await engine.close()
 
 
+async def test_used_tokens_are_those_of_the_pages_held(engine: TorchEngine) -> None:
+    prompt = list(range(2 * PAGE + 3))
+    await ask(engine, prompt, "a", "a", tokens=PAGE)
+    assert (engine.load().used_tokens, engine.load().capacity_tokens) == (4 * PAGE, 1024)
+    await ask(engine, prompt, "b", "b", tokens=2)
+    assert engine.load().used_tokens == 5 * PAGE, "two pages are the same for both"
+    await engine.close_session("a")
+    await until(lambda: engine.load().used_tokens == 3 * PAGE)
+    await engine.close_session("b")
+    await until(lambda: engine.load().used_tokens == 0)
+
+
+async def test_what_is_fed_again_after_an_eviction_is_counted() -> None:
+    engine = TorchEngine(qwen(0), rows=2, positions=128, kv_tokens=128)
+    alone = [await ask(engine, [n, 1, 2], f"alone{n}", f"alone{n}", tokens=100) for n in range(2)]
+    for n in range(2):
+        await engine.close_session(f"alone{n}")
+    before = engine.load()
+
+    async def once(number: int) -> Completion:
+        completion = await ask(engine, [number, 1, 2], str(number), str(number), tokens=100)
+        await engine.close_session(str(number))
+        return completion
+
+    fed = engine._decoder.fed_tokens
+    assert list(await asyncio.gather(*(once(n) for n in range(2)))) == alone
+    after = engine.load()
+    assert after.evictions - before.evictions == 1
+    again = after.recomputed_tokens - before.recomputed_tokens
+    assert 3 < again < 102
+    assert engine._decoder.fed_tokens - fed == 2 * 102 + again
+    assert after.produced_tokens == 400
+    await engine.close()
+
+
 def test_the_cache_takes_as_many_bytes_as_it_says() -> None:
     for make in (qwen, llama):
         engine = TorchEngine(make(0), rows=6, positions=100)
