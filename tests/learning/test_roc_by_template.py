@@ -19,14 +19,17 @@ from rocstar.dialogue.templates import template_for
 from rocstar.learning.resample import resampler_of
 from rocstar.types import Choice, Group, Outcome, Status, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn
-from tests.dialogue.folders import PYTHON, THINKING, folder_of
+from tests.dialogue.folders import LLAMA, PYTHON, THINKING, folder_of
 
+BOX = "Put the answer into \\boxed{}.\n"
 TAGS = "Put the answer into <answer> </answer>.\n"
 TEMPLATES: dict[str, tuple[Callable[[Path], Template], bool]] = {
     "paper": (lambda folder: template_for("paper", None), True),
+    "paper, own preamble": (lambda folder: template_for("paper", None, preamble=BOX), True),
     "compact": (lambda folder: template_for("compact", None), False),
     "compact, own preamble": (lambda folder: template_for("compact", None, preamble=TAGS), True),
     "model like qwen": (lambda folder: template_for("model", folder_of(folder, THINKING), [PYTHON]), False),
+    "model like llama": (lambda folder: template_for("model", folder_of(folder, LLAMA), [PYTHON]), False),
     "model, own preamble": (
         lambda folder: template_for("model", folder_of(folder, THINKING), [PYTHON], preamble=TAGS),
         True,
