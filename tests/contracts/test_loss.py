@@ -90,34 +90,32 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLoss, spread
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("made", "said"),
     [
-        ("def loss(tokens): ...", "should take (tokens, settings)"),
-        ("def loss(tokens, settings): return 1 / 0", "failed on 3 tokens: ZeroDivisionError: division by zero"),
-        ("def loss(tokens, settings): return -tokens.logprobs", "returned Tensor; let it return two tensors: the loss"),
-        (
-            "def loss(tokens, settings): return -tokens.logprobs, 0.5",
-            "returned Tensor, float; let it return two tensors",
-        ),
-        ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses of shape ()"),
-        ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "without a gradient"),
-        ("def loss(tokens, settings): raise SystemExit(3)", "SystemExit: 3 (plug_loss.py, line 1)"),
-        (
-            "def loss(tokens, settings): return -tokens.logprobs, tokens.logprobs.exp()",
-            "bounds of shape (3,) and torch.float32 for 3 tokens",
-        ),
-        ("def loss(tokens, settings): return -tokens.logprobs + float('nan'), tokens.logprobs > 0", "losses [nan, nan"),
-        (
-            "def loss(tokens, settings): return -tokens.logprobs * tokens.advantages.mul_(2), tokens.logprobs > 0",
-            "changed tokens.advantages in place",
-        ),
+        ("1 / 0", "failed on 3 tokens: ZeroDivisionError: division by zero"),
+        ("-tokens.logprobs", "returned Tensor; let it return two tensors: the loss"),
+        ("-tokens.logprobs, 0.5", "returned Tensor, float; let it return two tensors"),
+        ("-tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses of shape ()"),
+        ("tokens.advantages, tokens.logprobs > 0", "without a gradient"),
+        ("sys.exit(3)", "SystemExit: 3 (plug_loss.py, line 2)"),
+        ("-tokens.logprobs, tokens.logprobs.exp()", "bounds of shape (3,) and torch.float32 for 3 tokens"),
+        ("-tokens.logprobs + float('nan'), tokens.logprobs > 0", "losses [nan, nan"),
+        ("-tokens.logprobs * tokens.advantages.mul_(2), tokens.logprobs > 0", "changed tokens.advantages in place"),
     ],
 )
-def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, said: str) -> None:
-    (modules / "plug_loss.py").write_text(code)
+def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, made: str, said: str) -> None:
+    (modules / "plug_loss.py").write_text(
+        f"import sys\ndef loss(tokens, settings): return {made}\nof_tokens = lambda tokens: 0"
+    )
     with pytest.raises(ConfigError) as refused:
         loss_of(LearningSection(loss="plug_loss:loss"), [modules])
     assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
+
+
+def test_a_loss_that_takes_something_else_is_refused(modules: Path) -> None:
+    (modules / "plug_loss.py").write_text("def loss(tokens): ...")
+    with pytest.raises(ConfigError, match=r"^learning\.loss = 'plug_loss:loss' .*should take \(tokens, settings\)"):
+        loss_of(LearningSection(loss="plug_loss:loss"), [modules])
 
 
 @pytest.mark.parametrize("setting", [{"gate_right": 1e-38}, {"clip_high": 1e39}, {"covariance_kl": 1e39}], ids=str)
