@@ -72,32 +72,23 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return written
 
 
-def test_a_file_becomes_a_folder_that_loads_and_computes_the_same(write: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = convert(write("smollm"), tmp_path / "made")
+def test_a_file_becomes_a_folder_that_computes_the_same_and_splits_words_as_the_file_says(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Digits one by one for SmolLM, whatever merges there are; as GPT-2 does by default."""
+    folder, other = convert(write("smollm"), tmp_path / "a"), convert(write("gpt-2"), tmp_path / "b")
     assert model_facts(folder).positions == 256
     assert load_model(folder).config.num_hidden_layers == 1
     assert json.loads((folder / "origin.json").read_text())["gap_nats"] < 0.05
+    assert (len(Codec.load(folder).encode("12")), len(Codec.load(other).encode("12"))) == (2, 1)
 
 
-def test_words_are_split_as_the_file_says(write: Callable[[str], Path], tmp_path: Path) -> None:
-    """Digits one by one for SmolLM, whatever merges there are; as GPT-2 does by default."""
-    alone = Codec.load(convert(write("smollm"), tmp_path / "a")).encode("12")
-    merged = Codec.load(convert(write("gpt-2"), tmp_path / "b")).encode("12")
-    assert (len(alone), len(merged)) == (2, 1)
-
-
-def test_an_unknown_way_to_split_words_is_refused_and_nothing_is_left(
-    write: Callable[[str], Path], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="splits words as gpt2/chatglm-bpe"):
-        convert(write("chatglm-bpe"), tmp_path / "made")
-    assert not (tmp_path / "made").exists()
-
-
-def test_a_file_that_is_no_gguf_and_a_folder_that_exists_are_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(ConfigError, match=r"x\.gguf is no GGUF file"):
-        convert(tmp_path / "x.gguf", tmp_path / "made")
+    for file, told in ((write("chatglm-bpe"), "splits words as gpt2/chatglm-bpe"), (tmp_path / "x.gguf", "no GGUF")):
+        with pytest.raises(ConfigError, match=told):
+            convert(file, tmp_path / "made")
+        assert not (tmp_path / "made").exists()
     with pytest.raises(ConfigError, match="is there already"):
         convert(tmp_path / "x.gguf", tmp_path)
 

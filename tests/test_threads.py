@@ -83,6 +83,11 @@ def test_a_product_is_timed_with_the_threads_it_is_asked_for(monkeypatch: pytest
     assert 0 < of_torch.seconds_of_product(32, 64, 8, 2) < 10 and torch.get_num_threads() == 2
 
 
+def test_a_number_that_a_recipe_gives_is_taken_and_nothing_is_said(tmp_path: Path) -> None:
+    folder = RunFolder.create(recipe(3), tmp_path, ["rocstar"])
+    assert begun(folder) == [] and torch.get_num_threads() == 3 == folder.identity["threads"]["count"]
+
+
 def test_a_run_keeps_what_auto_came_to_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(recipe(), tmp_path, ["rocstar"])
     (told,) = begun(folder)
@@ -106,27 +111,19 @@ def test_going_on_with_another_number_is_told_and_kept(tmp_path: Path) -> None:
     assert not continued(folder, None, ["run.threads=2"], flag="--resume").goes_on
 
 
-def test_a_number_that_a_recipe_gives_is_taken_and_nothing_is_said(tmp_path: Path) -> None:
-    folder = RunFolder.create(recipe(3), tmp_path, ["rocstar"])
-    assert begun(folder) == [] and torch.get_num_threads() == 3 == folder.identity["threads"]["count"]
-
-
-@pytest.mark.parametrize("name", ["recipes/first", "recipes/quickstart", "recipes/arithmetic", "recipes/rehearsal",
-                                  "examples/drift/drift", "examples/own_model/recipe"])  # fmt: skip
-def test_recipes_whose_figures_are_quoted_compute_with_one_thread(name: str) -> None:
-    assert load_recipe(f"{ROOT / name}.toml", []).run.threads == 1
+def test_recipes_whose_figures_are_quoted_compute_with_one_thread() -> None:
+    ours = [f"recipes/{name}" for name in ("first", "quickstart", "arithmetic", "rehearsal")]
+    for name in (*ours, "examples/drift/drift", "examples/own_model/recipe"):
+        assert load_recipe(f"{ROOT / name}.toml", []).run.threads == 1, name
     assert Recipe().run.threads == "auto"
 
 
-def test_engines_in_processes_share_the_threads(tmp_path: Path) -> None:
+async def test_engines_in_processes_share_the_threads_and_compute_with_theirs(tmp_path: Path) -> None:
     asked = Recipe(engine=[TorchEngines(name="a", kind="torch", count=2), TorchEngines(name="b", kind="torch")])
-    settings = EngineSettings(folder="none", rows=1, positions=1, vocab_size=1, threads=8)
+    settings = EngineSettings(folder=str(tmp_path), rows=1, positions=1, vocab_size=1, threads=8)
     table = place(asked, None, {"here": ()}, 0.0)
     engines = named_engines(asked.engine, settings, tmp_path, lambda settings: 1 / 0, table)  # type: ignore[arg-type,return-value]
     assert [engine._settings.threads for engine in engines.values() if isinstance(engine, ProcessEngine)] == [2, 2, 2]
-
-
-async def test_an_engine_in_a_process_computes_with_its_threads(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable):
         await opened(EngineSettings(folder=str(tmp_path), rows=1, positions=1, vocab_size=1, threads=3))
     assert torch.get_num_threads() == 3

@@ -32,15 +32,13 @@ def test_a_higher_reward_has_no_lower_advantage_in_whatever_order(
 
 
 @every_advantage
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.25])
-def test_equal_rewards_have_no_advantage(advantage: GroupAdvantages, reward: float) -> None:
-    assert advantage([reward] * 8) == pytest.approx([0.0] * 8, abs=1e-12)
-
-
-@every_advantage
-def test_one_success_stands_above_its_siblings(advantage: GroupAdvantages) -> None:
+def test_one_success_stands_above_its_siblings_and_equal_rewards_have_no_advantage(
+    advantage: GroupAdvantages,
+) -> None:
     right, *wrong = advantage([1.0, 0.0, 0.0, 0.0])
     assert right > 0 and all(value < 0 for value in wrong)
+    for reward in (0.0, 1.0, 0.25):
+        assert advantage([reward] * 8) == pytest.approx([0.0] * 8, abs=1e-12)
 
 
 @pytest.mark.parametrize(

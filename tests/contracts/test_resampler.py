@@ -39,13 +39,12 @@ def named(method: str, **more: Any) -> Resampler:
     return resampler_of(ResampleSection.model_validate({"method": method, "keep": KEEP, **more}))
 
 
-BUILT_IN = [pytest.param(named(name), name, id=name) for name in METHODS] + [
-    pytest.param(named("roc_release", min_positive=1, min_negative=1), "roc_release", id="roc_release, lower minima"),
-    pytest.param(named("roc", repetition_weight=1.0, drop_truncated=True), "roc", id="roc, what the paper tried"),
-]
-OWN = [pytest.param(named(name), name, id=name) for name in own("resample.method", "Balanced")]
-every_resampler = pytest.mark.parametrize(("resampler", "method"), [*BUILT_IN, *OWN])
-built_in_resampler = pytest.mark.parametrize(("resampler", "method"), BUILT_IN)
+RESAMPLERS: dict[str, Resampler] = {
+    **{name: named(name) for name in [*METHODS, *own("resample.method", "Balanced")]},
+    "roc_release, lower minima": named("roc_release", min_positive=1, min_negative=1),
+    "roc, what the paper tried": named("roc", repetition_weight=1.0, drop_truncated=True),
+}
+every_resampler = pytest.mark.parametrize("name", RESAMPLERS)
 
 Kind = tuple[str, int, int]
 """(verdict or "fault", failed calls, calls)."""
@@ -87,73 +86,39 @@ RIGHT, WRONG, UNDECIDED, FAULT = ("right", 0, 2), ("wrong", 0, 2), ("undecided",
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_every_sibling_gets_one_choice_in_order_and_only_comparable_ones_are_kept(
-    resampler: Resampler, method: str, kinds: list[Kind], seed: int
+def test_every_sibling_gets_one_choice_and_what_is_kept_has_a_signal_and_the_right_size(
+    name: str, kinds: list[Kind], seed: int
 ) -> None:
-    siblings = group(*kinds)
+    resampler, siblings = RESAMPLERS[name], group(*kinds)
     result = resampler(siblings, random.Random(seed))
+    assert result == resampler(siblings, random.Random(seed)), "it follows from the seed"
     assert result.group is siblings
     assert [choice.index for choice in result.choices] == list(range(len(kinds)))
     assert all(choice.kept == choice.reason.value.startswith("kept.") for choice in result.choices)
     assert len(result.kept) + len(result.dropped) == len(kinds)
     assert all(kept.outcome and kept.outcome.verdict is not Verdict.UNDECIDED for kept in result.kept)
-
-
-@every_resampler
-@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_what_is_kept_has_a_signal_and_is_not_too_much(
-    resampler: Resampler, method: str, kinds: list[Kind], seed: int
-) -> None:
-    kept = resampler(group(*kinds), random.Random(seed)).kept
-    assert method == "all" or len(kept) <= KEEP
-    assert not kept or {attempt.outcome.reward for attempt in kept if attempt.outcome} == {0.0, 1.0}
-
-
-@built_in_resampler
-@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_what_is_kept_has_the_right_size(resampler: Resampler, method: str, kinds: list[Kind], seed: int) -> None:
-    result = resampler(group(*kinds), random.Random(seed))
-    usable = [name for name, _, _ in kinds if name in ("right", "wrong")]
-    size = len(usable) if method == "all" else min(len(usable), KEEP)
-    if method != "uniform":  # a blind draw may lose a class, and drops the group then
+    assert not result.kept or {kept.outcome.reward for kept in result.kept if kept.outcome} == {0.0, 1.0}
+    usable = [verdict for verdict, _, _ in kinds if verdict in ("right", "wrong")]
+    size = len(usable) if name == "all" else min(len(usable), KEEP)
+    if ":" in name:  # one of the user's own may keep fewer
+        assert len(result.kept) <= KEEP
+    elif name == "uniform":  # a blind draw may lose a class, and drops the group then
+        assert len(result.kept) in (0, size)
+    else:
         assert len(result.kept) == (size if len(set(usable)) == 2 else 0)
-    if result.kept:
-        assert len(result.kept) == size
-        assert {kept.outcome.reward for kept in result.kept if kept.outcome} == {0.0, 1.0}
 
 
 @every_resampler
-@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_the_same_rng_state_gives_the_same_choice(
-    resampler: Resampler, method: str, kinds: list[Kind], seed: int
-) -> None:
-    siblings = group(*kinds)
-    assert resampler(siblings, random.Random(seed)) == resampler(siblings, random.Random(seed))
-
-
-@every_resampler
-@pytest.mark.parametrize("kind", [RIGHT, WRONG])
-def test_equal_rewards_drop_the_group(resampler: Resampler, method: str, kind: Kind) -> None:
-    result = resampler(group(*[kind] * 6), random.Random(0))
-    assert {choice.reason for choice in result.choices} == {Reason.DROPPED_EQUAL_REWARDS}
-
-
-@every_resampler
-def test_every_kind_of_loss_has_its_own_reason(resampler: Resampler, method: str) -> None:
+def test_every_kind_of_loss_has_its_own_reason(name: str) -> None:
+    resampler = RESAMPLERS[name]
     reasons = [choice.reason for choice in resampler(group(RIGHT, UNDECIDED, FAULT), random.Random(0)).choices]
     assert reasons == [Reason.DROPPED_TOO_FEW, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]
-
-
-@built_in_resampler
-def test_short_groups_are_kept_whole(resampler: Resampler, method: str) -> None:
-    result = resampler(group(RIGHT, WRONG, FAULT, WRONG), random.Random(0))
-    assert [choice.kept for choice in result.choices] == [True, True, False, True]
-    assert {choice.reason for choice in result.choices if choice.kept} == {Reason.KEPT_ALL}
-
-
-@every_resampler
-def test_an_empty_group_gives_no_choices(resampler: Resampler, method: str) -> None:
-    assert resampler(group(), random.Random(0)).choices == ()
+    for kind in (RIGHT, WRONG):
+        choices = resampler(group(*[kind] * 6), random.Random(0)).choices
+        assert {choice.reason for choice in choices} == {Reason.DROPPED_EQUAL_REWARDS}
+    if ":" not in name:
+        choices = resampler(group(RIGHT, WRONG, FAULT, WRONG), random.Random(0)).choices
+        assert [choice.reason is Reason.KEPT_ALL for choice in choices] == [True, True, False, True], "a short group"
 
 
 def test_the_release_form_keeps_the_cleanest_successes_and_the_first_failures() -> None:
@@ -171,42 +136,17 @@ def test_the_paper_form_records_the_weight_of_each_draw() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_overlong_filtering_leaves_truncated_attempts_out_of_the_comparison(method: str) -> None:
+def test_truncated_attempts_and_those_with_a_void_turn_are_left_out_where_that_is_asked_for(method: str) -> None:
     attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
-    attempts[4] = replace(attempts[4], stop=Stop.MAX_TOKENS)
-    cut = Group(problem=group().problem, trajectories=tuple(attempts))
-    chosen = named(method, drop_truncated=True)(cut, random.Random(1))
-    assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_TRUNCATED
-    assert sum(choice.kept for choice in chosen.choices) == 4
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_attempts_with_a_void_turn_are_left_out_of_the_comparison(method: str) -> None:
-    attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
-    attempts[4] = replace(attempts[4], turns=attempts[4].turns * 2)  # the first turn has no call
-    void = Group(problem=group().problem, trajectories=tuple(attempts))
-    assert sum(choice.kept for choice in named(method)(void, random.Random(1)).choices) >= 4
-    chosen = named(method, drop_void_turns=True)(void, random.Random(1))
-    assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_VOID_TURN
-    assert sum(choice.kept for choice in chosen.choices) == 4
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
-        ("5", "made 5 of the settings"),
-        ("lambda group, rng: 1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
-        ("lambda group, rng: None", "made NoneType of a group; let it return Resampled(group"),
-        ("lambda group, rng: []", "made list of a group; let it return Resampled(group"),
-    ],
-)
-def test_a_resampler_that_is_none_is_refused_before_a_run(modules: Path, made: str, said: str) -> None:
-    (modules / "plug_resampler.py").write_text(f"def resampler(settings): return {made}")
-    with pytest.raises(ConfigError) as refused:
-        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
-    message = str(refused.value)
-    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message
+    for setting, changes, reason in (
+        ("drop_truncated", {"stop": Stop.MAX_TOKENS}, Reason.DROPPED_TRUNCATED),
+        ("drop_void_turns", {"turns": attempts[4].turns * 2}, Reason.DROPPED_VOID_TURN),  # the first has no call
+    ):
+        last = replace(attempts[4], **changes)  # type: ignore[arg-type]
+        siblings = Group(problem=group().problem, trajectories=(*attempts[:4], last))
+        assert sum(choice.kept for choice in named(method)(siblings, random.Random(1)).choices) >= 4
+        choices = named(method, **{setting: True})(siblings, random.Random(1)).choices
+        assert choices[4].reason is reason and sum(choice.kept for choice in choices) == 4
 
 
 CODE = """
@@ -226,9 +166,31 @@ def resampler(settings):
 """
 
 
+def assert_refused(modules: Path, code: str, said: str) -> None:
+    """Before a run."""
+    (modules / "plug_resampler.py").write_text(code)
+    with pytest.raises(ConfigError) as refused:
+        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
+    message = str(refused.value)
+    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
+        ("5", "made 5 of the settings"),
+    ],
+)
+def test_settings_that_make_no_resampler_are_refused(modules: Path, made: str, said: str) -> None:
+    assert_refused(modules, f"def resampler(settings): return {made}", said)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
+        ("[]", "made list of a group; let it return Resampled(group"),
         ("each(group, kept=1)", "kept=1, reason=<Reason.KEPT_ALL"),
         ("each(group, reason='kept.mine')", "reason='kept.mine'"),
         ("each(group, kept=False)", "kept=False, reason=<Reason.KEPT_ALL"),
@@ -248,9 +210,5 @@ def resampler(settings):
         ("resampled(group, rng, lambda *_: [(Reason.KEPT_ALL, 1.0)], settings)", "chose 1 fates for 4 attempts"),
     ],
 )
-def test_choices_that_a_step_could_not_use_are_refused_before_a_run(modules: Path, made: str, said: str) -> None:
-    (modules / "plug_resampler.py").write_text(CODE.replace("MADE", made))
-    with pytest.raises(ConfigError) as refused:
-        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
-    message = str(refused.value)
-    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message
+def test_choices_that_a_step_could_not_use_are_refused(modules: Path, made: str, said: str) -> None:
+    assert_refused(modules, CODE.replace("MADE", made), said)

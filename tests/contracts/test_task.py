@@ -86,26 +86,17 @@ def test_no_problem_to_train_on_is_held_out_in_any_stage(section: Section) -> No
         assert not held & set(ids)
 
 
-def test_problems_have_ids_of_their_own(section: Section) -> None:
-    task = made(DataSection(**section))
-    for problems in (task.problems(), task.heldout()):
+def test_problems_have_ids_of_their_own_which_follow_from_settings_and_seed(section: Section) -> None:
+    first, second = (made(DataSection(**section)) for _ in range(2))
+    for problems in (first.problems(), first.heldout()):
         assert len({problem.id for problem in problems}) == len({problem.question for problem in problems})
         assert len({problem.id for problem in problems}) == len(problems)
         assert all(problem.id and problem.question and problem.answer for problem in problems)
-
-
-def test_no_more_is_held_out_than_was_asked_for(section: Section) -> None:
-    assert len(made(DataSection(**section), heldout=1).heldout()) == 1
-    assert made(DataSection(**section), heldout=0).heldout() == []
-
-
-def test_the_same_settings_and_seed_give_the_same_everything(section: Section) -> None:
-    first, second = (made(DataSection(**section)) for _ in range(2))
-    assert first.problems() == second.problems()
-    assert first.heldout() == second.heldout()
-    assert first.atoms == second.atoms
+    assert (first.problems(), first.heldout(), first.atoms) == (second.problems(), second.heldout(), second.atoms)
     if isinstance(first, DemonstratingTask) and isinstance(second, DemonstratingTask):
         assert first.demonstrations(9) == second.demonstrations(9)
+    assert len(made(DataSection(**section), heldout=1).heldout()) == 1, "no more than was asked for"
+    assert made(DataSection(**section), heldout=0).heldout() == []
 
 
 def test_an_sft_stage_gets_as_many_demonstrations_as_it_asks_for_or_a_sentence(section: Section) -> None:

@@ -86,14 +86,6 @@ async def tool(request: pytest.FixtureRequest, sandbox: SandboxClient, tmp_path:
             await made.close()
 
 
-@pytest.fixture
-def programs(tool: Tool) -> Tool:
-    """Those that run programs; a tool that takes something else has tests of its own for what it does."""
-    if tool.spec.parameters["required"] != ["code"]:
-        pytest.skip("it takes no program")
-    return tool
-
-
 @pytest.fixture(params=[*BUILT_IN, *OTHERS])
 async def broken(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tool]:
     """The same tools when what they stand on is gone."""
@@ -122,26 +114,6 @@ def call(arguments: Mapping[str, Any], *, parse_error: str | None = None) -> Too
     return ToolCall(id="call-7", tool="python", arguments=arguments, raw="", parse_error=parse_error)
 
 
-def test_spec_is_a_json_schema_and_aliases_do_not_repeat_the_name(tool: Tool) -> None:
-    spec = tool.spec
-    assert json.loads(json.dumps(spec.parameters))["type"] == "object"
-    assert set(spec.parameters["required"]) <= set(spec.parameters["properties"])
-    assert spec.name and spec.description
-    assert spec.name not in spec.aliases
-    assert len(set(spec.aliases)) == len(spec.aliases)
-
-
-async def test_program_that_goes_well_is_no_error(programs: Tool) -> None:
-    result = await programs.run(call({"code": GOOD}))
-    assert (result.status, result.stdout, result.is_error, result.call_id) == (Status.OK, "42\n", False, "call-7")
-
-
-@pytest.mark.parametrize(("code", "status"), [(RAISES, Status.CODE_ERROR), (ENDLESS, Status.TIMEOUT)])
-async def test_program_that_fails_is_data(programs: Tool, code: str, status: Status) -> None:
-    result = await programs.run(call({"code": code}))
-    assert (result.status, result.is_error, result.call_id) == (status, True, "call-7")
-
-
 def bad_arguments(tool: Tool) -> list[tuple[dict[str, Any], str]]:
     """(arguments that do not fit its schema, what is said), each wrong in one place."""
     fit, spec = good(tool), tool.spec.parameters
@@ -154,36 +126,39 @@ def bad_arguments(tool: Tool) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-async def test_bad_arguments_are_a_bad_call_that_says_why(tool: Tool) -> None:
+async def test_what_is_no_call_of_it_is_a_bad_call_that_says_why(tool: Tool) -> None:
+    """By its spec, which is a JSON schema."""
+    spec = tool.spec
+    assert json.loads(json.dumps(spec.parameters))["type"] == "object"
+    assert set(spec.parameters["required"]) <= set(spec.parameters["properties"])
+    assert spec.name and spec.description
+    assert spec.name not in spec.aliases and len(set(spec.aliases)) == len(spec.aliases)
     for arguments, said in bad_arguments(tool):
         result = await tool.run(call(arguments))
         assert (result.status, result.is_error, result.call_id) == (Status.BAD_CALL, True, "call-7"), arguments
         assert said in result.stderr
         assert (result.stdout, result.run_seconds, result.isolation) == ("", 0.0, "")
-
-
-async def test_call_that_did_not_parse_is_a_bad_call_with_the_parse_error(tool: Tool) -> None:
     result = await tool.run(call({}, parse_error="Expecting ',' delimiter"))
     assert (result.status, result.stderr) == (Status.BAD_CALL, "Expecting ',' delimiter")
+    optional = set(spec.parameters["properties"]) - set(spec.parameters["required"])
+    assert (await tool.run(call({**good(tool), **dict.fromkeys(optional)}))).status is Status.OK, "it may be null"
 
 
-async def test_optional_argument_may_be_null(tool: Tool) -> None:
-    optional = set(tool.spec.parameters["properties"]) - set(tool.spec.parameters["required"])
-    assert (await tool.run(call({**good(tool), **dict.fromkeys(optional)}))).status is Status.OK
-
-
-async def test_a_fault_of_ours_is_raised(broken: Tool) -> None:
-    with pytest.raises(Unavailable):
-        await broken.run(call(good(broken)))
-
-
-async def test_a_bad_call_is_data_even_when_the_sandbox_is_down(broken: Tool) -> None:
-    assert (await broken.run(call({"language": "python"}))).status is Status.BAD_CALL
-
-
-async def test_a_cancelled_call_does_not_stand_in_the_way_of_the_next(programs: Tool) -> None:
-    running = asyncio.ensure_future(programs.run(call({"code": ENDLESS})))
+async def test_a_program_that_fails_or_is_cancelled_is_data_and_the_next_one_goes_well(tool: Tool) -> None:
+    if tool.spec.parameters["required"] != ["code"]:
+        pytest.skip("it takes no program, and has tests of its own for what it does")
+    for code, status in ((GOOD, Status.OK), (RAISES, Status.CODE_ERROR), (ENDLESS, Status.TIMEOUT)):
+        result = await tool.run(call({"code": code}))
+        assert (result.status, result.is_error, result.call_id) == (status, status is not Status.OK, "call-7")
+    running = asyncio.ensure_future(tool.run(call({"code": ENDLESS})))
     await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert (await programs.run(call({"code": GOOD}))).status is Status.OK
+    result = await tool.run(call({"code": GOOD}))
+    assert (result.status, result.stdout) == (Status.OK, "42\n")
+
+
+async def test_a_fault_of_ours_is_raised_and_a_bad_call_is_data_all_the_same(broken: Tool) -> None:
+    with pytest.raises(Unavailable):
+        await broken.run(call(good(broken)))
+    assert (await broken.run(call({"language": "python"}))).status is Status.BAD_CALL

@@ -4,6 +4,7 @@ order, and reward for RIGHT only."""
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -31,11 +32,11 @@ from tests.scripted import ScriptedVerifier
 
 HOSTILE = {
     "empty": "",
-    "megabyte": "{x}" * 300_000,
-    "megabyte in a box": "\\boxed{" + "7" * 1_000_000 + "}",
-    "boxes that never close": "\\boxed{" * 50_000,
-    "braces": "\\boxed{" + "{" * 100_000 + "}" * 100_000 + "}",
-    "answer tags": "<answer>" * 60_000 + "</answer>" * 60_000,
+    "long": "{x}" * 100_000,
+    "long in a box": "\\boxed{" + "7" * 300_000 + "}",
+    "boxes that never close": "\\boxed{" * 20_000,
+    "braces": "\\boxed{" + "{" * 30_000 + "}" * 30_000 + "}",
+    "answer tags": "<answer>" * 20_000 + "</answer>" * 20_000,
     "control characters": "\\boxed{" + "".join(map(chr, range(32))) + "\x7f\x85\u2028\ud800\uffff}",
     "tower of powers": "\\boxed{9^{9^{9^{9^{9}}}}}",
     "factorials of factorials": "\\boxed{((((10!)!)!)!)}",
@@ -112,51 +113,41 @@ def hostile_attempt(text: str) -> Trajectory:
     return attempt(turn(text, printed(text)), turn(f"<answer>{text}</answer>"))
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_text_gets_an_outcome_and_the_same_one_again(verifier: Verifier, name: str) -> None:
-    trajectory = hostile_attempt(HOSTILE[name])
-    first = await verified(verifier, problem(r"\sqrt{2}"), trajectory)
-    assert await verified(verifier, problem(r"\sqrt{2}"), trajectory) == first
-    assert first.reward == (1.0 if first.verdict is Verdict.RIGHT else 0.0)
-    assert first.method
-    assert first.verdict is not Verdict.RIGHT or isinstance(verifier, ScriptedVerifier)
+async def test_hostile_text_gets_the_same_outcome_whoever_stands_beside_it(verifier: Verifier) -> None:
+    """A step in one call: one outcome each, in order, and each the one that the attempt gets in other company."""
+    golds = cycle((r"\sqrt{2}", "5"))
+    attempts = [(problem(gold), hostile_attempt(text)) for gold, text in zip(golds, HOSTILE.values(), strict=False)]
+    together = await verifier.verify_all(attempts)
+    assert list(reversed(await verifier.verify_all(attempts[::-1]))) == together
+    for name, outcome in zip(HOSTILE, together, strict=True):
+        assert isinstance(outcome, Outcome) and outcome.method, name
+        assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0), name
+        assert outcome.verdict is not Verdict.RIGHT or isinstance(verifier, ScriptedVerifier), name
+    for alone in (0, -1):
+        assert await verified(verifier, *attempts[alone]) == together[alone]
 
 
-@pytest.mark.parametrize("stop", [Stop.ANSWERED, Stop.MAX_TURNS, Stop.MAX_TOKENS])
-@pytest.mark.parametrize("turns", [(), (turn(""),), (turn("call", printed("")),)])
-async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier, stop: Stop, turns: tuple[Turn, ...]) -> None:
-    outcome = await verified(verifier, problem("5"), attempt(*turns, stop=stop))
-    assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0)
+async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier) -> None:
+    for turns in ((), (turn(""),), (turn("call", printed("")),)):
+        for stop in (Stop.ANSWERED, Stop.MAX_TURNS, Stop.MAX_TOKENS):
+            outcome = await verified(verifier, problem("5"), attempt(*turns, stop=stop))
+            assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0)
+    assert await verifier.verify_all([]) == []
 
 
-@pytest.mark.parametrize("stop", [Stop.MAX_TURNS, Stop.MAX_TOKENS])
 async def test_a_truncated_attempt_earns_nothing_in_training(
-    request: pytest.FixtureRequest, verifier: Verifier, stop: Stop
+    request: pytest.FixtureRequest, verifier: Verifier
 ) -> None:
     if "boxed_foreign" in request.node.name or isinstance(verifier, ScriptedVerifier):
         pytest.skip("graded on request; told what to say")
-    outcome = await verified(verifier, problem("5"), attempt(turn("c", printed("5")), turn("\\boxed{5}"), stop=stop))
-    assert (outcome.verdict, outcome.reward, outcome.method) == (Verdict.WRONG, 0.0, "truncated")
-    assert outcome.format_facts.boxed
+    for stop in (Stop.MAX_TURNS, Stop.MAX_TOKENS):
+        wrote = attempt(turn("c", printed("5")), turn("\\boxed{5}"), stop=stop)
+        outcome = await verified(verifier, problem("5"), wrote)
+        assert (outcome.verdict, outcome.reward, outcome.method) == (Verdict.WRONG, 0.0, "truncated")
+        assert outcome.format_facts.boxed
 
 
 async def test_an_environment_failure_is_never_verified(verifier: Verifier) -> None:
+    right, failed = (attempt(turn("\\boxed{5}"), stop=stop) for stop in (Stop.ANSWERED, Stop.ENVIRONMENT_FAILED))
     with pytest.raises(ContractBroken):
-        await verifier.verify_all(
-            [
-                (problem("5"), attempt(turn("\\boxed{5}"))),
-                (problem("5"), attempt(turn("\\boxed{5}"), stop=Stop.ENVIRONMENT_FAILED)),
-            ]
-        )
-
-
-async def test_company_changes_nothing(verifier: Verifier) -> None:
-    """A step in one call: one outcome each, in order, and each the one that the attempt gets on its own."""
-    texts = [HOSTILE["tower of powers"], "\\boxed{5}", HOSTILE["megabyte"], "\\boxed{6}", HOSTILE["braces"]]
-    attempts = [(problem("5"), hostile_attempt(text)) for text in texts]
-    together = await verifier.verify_all(attempts)
-    assert together == [await verified(verifier, *one) for one in attempts]
-
-
-async def test_no_attempts_have_no_outcomes(verifier: Verifier) -> None:
-    assert await verifier.verify_all([]) == []
+        await verifier.verify_all([(problem("5"), right), (problem("5"), failed)])

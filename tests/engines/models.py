@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,12 +107,6 @@ def naive_logprobs(model: Any, context: Sequence[int], written: Sequence[int], s
         logits = model(input_ids=torch.tensor([[*context, *written]]), use_cache=False).logits[0].double()
     laws = torch.log_softmax(logits[len(context) - 1 : -1] / (sampling.temperature or 1.0), -1)
     return laws.gather(1, torch.tensor(written).unsqueeze(1)).squeeze(1).tolist()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until it comes true; a test that never gets there ends at the suite's own limit."""
-    while not condition():  # noqa: ASYNC110 - an engine's load tells nobody when it changes
-        await asyncio.sleep(0)
 
 
 def saved(model: nn.Module, folder: Any, version: int) -> Weights:

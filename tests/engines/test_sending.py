@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -105,117 +105,63 @@ def assert_taken(server: Server, weights: Mapping[str, torch.Tensor]) -> None:
         assert all(torch.equal(taken[name], each) and taken[name].dtype == each.dtype for name, each in weights.items())
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+every_way = pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+
+
+@every_way
 async def test_every_byte_arrives_at_every_worker_again_and_again(shares: bool) -> None:
+    """Also where a server was begun anew and joins those that were there."""
     channel = Channel(CPU, HOST, largest=3000, shares=shares)
-    servers = [Server("a"), Server("b", workers=2)]
-    for seed in range(3):
+    stays = Server("a")
+    for seed, other in ((0, Server("b", workers=2)), (1, again := Server("b, begun anew")), (2, again)):
         weights = tensors(seed)
-        assert await give(sending(channel, weights), servers) == [[{}], [{}, {}]]
-        for server in servers:
-            assert_taken(server, weights)
+        assert await give(sending(channel, weights), [stays, other]) == [[{}], [{} for _ in other.told]]
+        assert_taken(stays, weights)
+        assert_taken(other, weights)
         assert channel.sent_bytes == sum(each.numel() * each.element_size() for each in weights.values())
     channel.close()
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_server_that_was_begun_anew_joins_those_that_were_there(shares: bool) -> None:
-    channel, weights = Channel(CPU, HOST, largest=3000, shares=shares), tensors(5)
-    stays = Server("a")
-    await give(sending(channel, tensors(4)), [stays, Server("b")])
-    again = Server("b, begun anew")
-    assert await give(sending(channel, weights), [stays, again]) == [[{}], [{}]]
-    assert_taken(stays, weights)
-    assert_taken(again, weights)
-    channel.close()
+async def is_lost(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    raise EngineUnavailable("the connection was broken")
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_worker_that_fails_ends_the_pass_for_all_and_the_others_are_sent_the_weights_again(
-    shares: bool,
+FAULTS: dict[str, Callable[[Server], Any]] = {
+    "fails": lambda server: setattr(server, "fails_after", 3),
+    "is lost": lambda server: setattr(server, "call", is_lost),
+    "hangs": lambda server: setattr(server, "call", never),
+    "hangs and is given up": lambda server: setattr(server, "call", never),
+}
+
+
+@every_way
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_server_that_fails_ends_the_pass_for_all_and_the_others_are_sent_the_weights_again(
+    fault: str, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one server that dies takes all others out of service with it, for as long as they take to start."""
-    channel, weights = Channel(CPU, HOST, largest=3000, shares=shares), tensors(1)
+    """Else one server that dies takes all others out of service with it, for as long as they take to start; one that
+    hangs is waited for until others give it up, or for less time than a fleet has patience."""
+    channel, weights, turn = Channel(CPU, HOST, largest=3000, shares=shares), tensors(1), asyncio.Lock()
     well, ill = Server("a"), Server("b")
-    ill.fails_after = 3
-    first, second = await give(sending(channel, weights), [well, ill])
-    assert second == [{"failed": "its memory is full"}] and first == [{}]
-    assert_taken(well, weights)
-    ill.fails_after = None
-    assert await give(sending(channel, weights), [well, ill]) == [[{}], [{}]]
-    assert_taken(well, weights)
-    assert_taken(ill, weights)
-    channel.close()
-
-
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_server_that_is_lost_fails_alone_but_for_those_that_were_sent_to_with_it(shares: bool) -> None:
-    """A worker that is not there any more was waited for while a group was made, for five minutes."""
-    channel, well = Channel(CPU, HOST, largest=3000, shares=shares), Server("a")
-    lost = Server("b")
-
-    async def dies(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
-        raise EngineUnavailable("the connection was broken")
-
-    lost.call = dies  # type: ignore[method-assign]
-    sender = sending(channel, tensors(2))
-    both = await asyncio.gather(give(sender, [well]), give(sender, [lost]), return_exceptions=True)
-    assert both[0] == [[{}]] and isinstance(both[1], EngineUnavailable)
-    assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
-    channel.close()
-
-
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_server_that_hangs_leaves_the_others_their_answer_and_the_next_pass_its_turn(shares: bool) -> None:
-    """Whoever waits for it gives it up; the others waited as long."""
-    channel, turn = Channel(CPU, HOST, largest=3000, shares=shares), asyncio.Lock()
-    well, hangs = Server("a"), Server("b")
-
-    async def another_fails(method: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
-        await asyncio.sleep(0.05)
-        return [{"refused": "it has no memory"}]
-
-    take, hangs.call, well.call = well.call, never, another_fails  # type: ignore[method-assign]
-    sender, weights = sending(channel, tensors(2), turn), tensors(2)
-    hanging = asyncio.create_task(give(sender, [hangs]))
-    assert await give(sender, [well]) == [[{"refused": "it has no memory"}]]
-    assert not hanging.done()
-    well.call = take  # type: ignore[method-assign]
-    assert await give(sender, [well]) == [[{}]]
-    assert_taken(well, weights)
-    hanging.cancel()
-    await asyncio.wait({hanging})
-    assert await give(sending(channel, weights, turn), [well]) == [[{}]]
-    channel.close()
-
-
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_workers_that_never_begin_to_wait_end_the_pass_before_a_fleet_gives_all_up(
-    shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sending_module, "LOOKS", 20)
-    channel, well, hangs = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
-
-    hangs.call = never  # type: ignore[method-assign]
-    sender = sending(channel, tensors(2))
-    hanging, giving = asyncio.create_task(give(sender, [hangs])), asyncio.create_task(give(sender, [well]))
-    assert await giving == [[{}]] and not hanging.done()
-    assert_taken(well, tensors(2))
-    hanging.cancel()
-    channel.close()
-
-
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_an_engine_that_is_given_up_during_a_pass_ends_it(shares: bool) -> None:
-    channel, well, slow = Channel(CPU, HOST, largest=3000, shares=shares), Server("a"), Server("b")
-
-    slow.call = never  # type: ignore[method-assign]
-    sender = sending(channel, tensors(2))
-    giving, hanging = asyncio.create_task(give(sender, [well])), asyncio.create_task(give(sender, [slow]))
-    await asyncio.sleep(0.1)
-    hanging.cancel()
+    FAULTS[fault](ill)
+    if fault == "hangs":
+        monkeypatch.setattr(sending_module, "LOOKS", 20)
+    sender = sending(channel, weights, turn)
+    giving, failing = asyncio.create_task(give(sender, [well])), asyncio.create_task(give(sender, [ill]))
+    if fault == "hangs and is given up":
+        await asyncio.sleep(0.1)
+        failing.cancel()
     assert await giving == [[{}]]
-    assert await give(sending(channel, tensors(2)), [well]) == [[{}]]
+    assert_taken(well, weights)
+    assert failing.done() != (fault == "hangs")
+    failing.cancel()
+    (ended,) = await asyncio.gather(failing, return_exceptions=True)
+    assert ended == [[{"failed": "its memory is full"}]] or isinstance(
+        ended, EngineUnavailable | asyncio.CancelledError
+    )
+    again = tensors(2)
+    assert await give(sending(channel, again, turn), [well, Server("b")]) == [[{}], [{}]]
+    assert_taken(well, again)
     channel.close()
 
 
@@ -263,11 +209,11 @@ def test_a_file_that_is_not_the_learners_is_left_as_it_is(tmp_path: Path) -> Non
     assert (tmp_path / "other").stat().st_size == 0
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
+@every_way
 async def test_many_exchanges_leave_nothing_behind(shares: bool) -> None:
     channel, servers = Channel(CPU, HOST, largest=3000, shares=shares), [Server("a"), Server("b")]
     held: list[tuple[int, int]] = []
-    for number in range(30):
+    for number in range(15):
         servers[1].fails_after = 3 if number % 3 == 1 else None  # a broken group is made anew
         await give(sending(channel, tensors(number)), servers)
         held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
@@ -275,26 +221,18 @@ async def test_many_exchanges_leave_nothing_behind(shares: bool) -> None:
     channel.close()
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_learners_that_have_other_weights_by_now_are_no_fault_of_the_server(shares: bool) -> None:
-    channel, server = Channel(CPU, HOST, largest=3000, shares=shares), Server("a")
-
-    async def send() -> None:
-        raise EngineUnavailable("weights 3 have changed")
-
-    found = await give(Sending(channel, send, asyncio.Lock()), [server])
-    assert found == [[{"refused": "weights 3 have changed"}]]
-    channel.close()
-
-
-async def test_learners_that_end_end_the_run() -> None:
+async def test_learners_with_other_weights_by_now_are_no_fault_of_the_server_and_those_that_end_end_the_run() -> None:
     channel, server = Channel(CPU, HOST, largest=3000), Server("a")
 
-    async def send() -> None:
+    async def refuses() -> None:
+        raise EngineUnavailable("weights 3 have changed")
+
+    async def ends() -> None:
         raise RunHalted("learner ranks lost one another")
 
+    assert await give(Sending(channel, refuses, asyncio.Lock()), [server]) == [[{"refused": "weights 3 have changed"}]]
     with pytest.raises(RunHalted, match="lost one another"):
-        await give(Sending(channel, send, asyncio.Lock()), [server])
+        await give(Sending(channel, ends, asyncio.Lock()), [server])
     channel.close()
 
 
@@ -364,46 +302,20 @@ async def test_a_server_that_hangs_before_it_is_paused_is_not_waited_for_until_a
 
 
 async def test_who_leaves_without_asking_is_not_waited_for() -> None:
-    noted, leaves = Noted(), asyncio.Event()
-    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
-
-    async def fails() -> None:
-        with sender.expecting():
-            await leaves.wait()
-            raise EngineUnavailable("it could not be paused")
-
-    async def asks() -> list[dict[str, Any]]:
-        with sender.expecting() as send:
-            return await send(taken, [{"name": "a"}])
-
-    both = asyncio.gather(asks(), fails(), return_exceptions=True)
-    await asyncio.sleep(0.01)
-    assert noted.passes == []
-    leaves.set()
-    assert (await both)[0] == [{}]
-    assert noted.passes == [["a"]]
-
-
-async def test_who_is_no_longer_waited_for_does_not_hold_the_others_up() -> None:
-    """A fleet cancels an engine that takes too long."""
-    noted, begun = Noted(), threading.Event()
+    """Its server could not be paused, or a fleet has cancelled it because it took too long."""
+    noted = Noted()
     sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
 
     async def hangs() -> None:
         with sender.expecting():
-            begun.set()
             await asyncio.Event().wait()
 
-    async def asks() -> list[dict[str, Any]]:
-        with sender.expecting() as send:
-            return await send(taken, [{"name": "a"}])
-
-    hanging = asyncio.create_task(hangs())
-    asking = asyncio.create_task(asks())
+    hanging, asking = asyncio.create_task(hangs()), asyncio.create_task(given(sender, "a"))
     await asyncio.sleep(0.01)
-    assert begun.is_set() and not asking.done()
+    assert noted.passes == [] and not asking.done()
     hanging.cancel()
     assert await asking == [{}]
+    assert noted.passes == [["a"]]
 
 
 async def test_who_asked_and_is_given_up_then_is_not_sent_to() -> None:
@@ -422,40 +334,41 @@ async def test_who_asked_and_is_given_up_then_is_not_sent_to() -> None:
     assert noted.passes == [["b", "a, begun anew"]] or noted.passes == [["a, begun anew", "b"]]
 
 
-async def test_an_engine_that_is_given_weights_twice_takes_them_twice(tmp_path: Path) -> None:
-    """A fleet whose engines are all out gives weights to one that is just begun anew with them; the first exchange
-    waited for the second, and the second for the first."""
+@pytest.fixture
+async def exchange(tmp_path: Path) -> AsyncIterator[tuple[StandIn, VllmEngine, Weights, Noted]]:
     noted = Noted()
     sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
-    weights = Weights(
-        version=3, folder=str(tmp_path), canary=(Canary(token_ids=(1, 2), logprobs=(-1.0,)),), sender=sender
-    )
-    async with StandIn() as server, asyncio.timeout(60):
+    canary = (Canary(token_ids=(1, 2), logprobs=(-1.0,)),)
+    async with StandIn() as server:
         engine = VllmEngine(server.url, vocab_size=VOCAB)
         await engine.restart(None)
-        given = [asyncio.create_task(engine.load_weights(weights)) for _ in range(2)]
-        await asyncio.gather(*given)
-        assert len(noted.passes) == 2 and engine.load().policy_version == 3
+        yield server, engine, Weights(version=3, folder=str(tmp_path), canary=canary, sender=sender), noted
         await engine.close()
 
 
-async def test_an_engine_that_is_closed_while_it_waits_for_the_others_is_unavailable(tmp_path: Path) -> None:
+async def test_an_engine_that_is_given_weights_twice_takes_them_twice(
+    exchange: tuple[StandIn, VllmEngine, Weights, Noted],
+) -> None:
+    """A fleet whose engines are all out gives weights to one that is just begun anew with them; the first exchange
+    waited for the second, and the second for the first."""
+    _, engine, weights, noted = exchange
+    await asyncio.gather(*(engine.load_weights(weights) for _ in range(2)))
+    assert len(noted.passes) == 2 and engine.load().policy_version == 3
+
+
+async def test_an_engine_that_is_closed_while_it_waits_for_the_others_is_unavailable(
+    exchange: tuple[StandIn, VllmEngine, Weights, Noted],
+) -> None:
     """Its client raised what ended the run."""
-    noted = Noted()
-    sender = Sending(cast(Any, noted), nothing, asyncio.Lock())
-    weights = Weights(
-        version=3, folder=str(tmp_path), canary=(Canary(token_ids=(1, 2), logprobs=(-1.0,)),), sender=sender
-    )
-    async with StandIn() as server, asyncio.timeout(60):
-        engine = VllmEngine(server.url, vocab_size=VOCAB)
-        await engine.restart(None)
-        with sender.expecting():
-            given = asyncio.create_task(engine.load_weights(weights))
-            await server.asked_for("/pause")
-            await asyncio.sleep(0.1)
-            await engine.close()
-        with pytest.raises(EngineUnavailable, match="asked /collective_rpc after its engine was closed"):
-            await given
+    server, engine, weights, _ = exchange
+    assert weights.sender
+    with weights.sender.expecting():
+        given = asyncio.create_task(engine.load_weights(weights))
+        await server.asked_for("/pause")
+        await asyncio.sleep(0.1)
+        await engine.close()
+    with pytest.raises(EngineUnavailable, match="asked /collective_rpc after its engine was closed"):
+        await given
 
 
 class Scripted(Noted):
@@ -497,7 +410,7 @@ async def ticks(count: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 async def test_whatever_fails_or_is_given_up_whenever_nobody_waits_for_ever(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_long_prompt_is_fed_in_stretches_beside_the_others() -> None:
         assert (table.cached("long"), table.cached("decodes")) == (steps * (PAGE + 1), 2 + steps)
 
 
-def test_a_session_goes_on_where_its_cache_ends() -> None:
+def test_a_session_goes_on_where_its_cache_ends_or_where_it_says_something_else() -> None:
     table = Table()
     table.ask("a")
     table.finish()
@@ -138,14 +138,8 @@ def test_a_session_goes_on_where_its_cache_ends() -> None:
     table.ask("a", (*LONG, 100, 101, 102, 103, 7, 8), new=1)
     table.finish()
     assert (kept, table.fed - fed) == (len(LONG) + 3, 3)
-
-
-def test_a_session_that_says_something_else_keeps_the_pages_before_it() -> None:
-    table = Table()
-    table.ask("a")
-    table.finish()
     table.ask("a", (*LONG[: PAGE + 3], 99, 98))
-    assert table.cached("a") == PAGE
+    assert table.cached("a") == PAGE, "the pages before it"
     assert table.finish()["a"].written == (100, 101, 102, 103)
 
 
@@ -218,26 +212,20 @@ def test_who_waits_gets_the_pages_of_the_newest_that_does_not_decode() -> None:
     assert len(table.table.running) == 1
 
 
-def test_requests_of_one_session_are_answered_in_order() -> None:
+def test_requests_of_one_session_are_answered_in_order_and_closing_gives_all_back() -> None:
     table = Table()
-    table.ask("a", request="first")
-    table.ask("a", request="second")
-    table.ask("a", request="third")
+    for request in ("first", "second", "third"):
+        table.ask("a", request=request)
     assert table.table.abort("second") is not None
     assert list(table.finish()) == ["first", "third"]
-
-
-def test_closing_gives_back_all_requests_and_all_pages() -> None:
-    table = Table()
-    table.ask("a", request="first")
-    table.ask("a", request="second")
-    table.ask("b")
-    assert [work.request_id for work in table.table.close("a")] == ["first", "second"]
-    assert [work.request_id for work in table.table.clear()] == ["b"]
+    for session, request in (("a", "fourth"), ("a", "fifth"), ("b", "sixth")):
+        table.ask(session, request=request)
+    assert [work.request_id for work in table.table.close("a")] == ["fourth", "fifth"]
+    assert [work.request_id for work in table.table.clear()] == ["sixth"]
     assert (table.pages.used, table.table.running, table.table.waiting) == (0, [], [])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(6, 20))
 def test_whatever_happens_every_request_ends_as_if_it_were_alone(seed: int, rows: int, pages: int) -> None:
     """Sessions of several turns that open alike, wait, are aborted and closed, in few pages, under changing weights."""

@@ -102,19 +102,16 @@ async def test_shared_memory_of_a_server_that_was_killed_is_given_back(tmp_path:
 
 
 async def test_closing_a_server_ends_all_that_it_started(tmp_path: Path, stub: Path) -> None:
-    server = await VllmServer.start(settings(tmp_path, stub))
-    worker = worker_of(tmp_path / "vllm.log")
-    assert psutil.pid_exists(worker) and server.cpu_seconds() > 0
-    await server.close()
-    await gone(worker)
-    await server.close()
-
-
-async def test_a_server_that_was_killed_leaves_nothing_once_it_is_closed(tmp_path: Path, stub: Path) -> None:
-    server = await VllmServer.start(settings(tmp_path, stub))
-    os.kill(server.pid, signal.SIGKILL)
-    await server.close()
-    await gone(worker_of(tmp_path / "vllm.log"))
+    """Also where it was killed before."""
+    for killed in (False, True):
+        server = await VllmServer.start(settings(tmp_path, stub))
+        worker = worker_of(tmp_path / "vllm.log")
+        assert psutil.pid_exists(worker) and server.cpu_seconds() > 0
+        if killed:
+            os.kill(server.pid, signal.SIGKILL)
+        await server.close()
+        await gone(worker)
+        await server.close()
 
 
 STARTER = """

@@ -44,8 +44,42 @@ def codec() -> Codec:
     return train_bpe(["print(1) 2 3"], vocab_size=104, markers=markers, word_merges=False)
 
 
+def policy_of(made: Any, **section: Any) -> Policy:
+    return Policy(made, codec(), template_named("compact"), ModelSection.model_validate(section))
+
+
 def policy(seed: int = 0, **section: Any) -> Policy:
-    return Policy(model(seed), codec(), template_named("compact"), ModelSection(**section))
+    return policy_of(model(seed), **section)
+
+
+def naive_laws(made: Any, row: BatchRow, temperature: float = 1.0) -> Any:
+    """[T - 1, V] log-probabilities by a plain forward of one row alone."""
+    import torch
+
+    logits = made(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits / temperature, -1)
+
+
+def naive_values(made: Any, row: BatchRow, temperature: float = 1.0) -> Any:
+    """[T - 1] of the row's own tokens."""
+    import torch
+
+    return naive_laws(made, row, temperature).gather(1, torch.tensor(row.token_ids)[1:, None]).squeeze(1)
+
+
+def same_weights(one: Policy, other: Policy) -> bool:
+    import torch
+
+    return all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
+
+
+def assert_gradients(mine: Policy, expected: Any) -> None:
+    """They are those of `expected`, a model or tensors in the same order."""
+    import torch
+
+    others = [one.grad for one in expected.parameters()] if isinstance(expected, torch.nn.Module) else expected
+    for parameter, other in zip(mine.parameters, others, strict=True):
+        torch.testing.assert_close(parameter.grad, other, atol=1e-6, rtol=1e-4, check_dtype=False)
 
 
 def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[BatchRow, ...]:

@@ -1,10 +1,9 @@
-"""Adapters: gradients are PEFT's own, merged and adapter forms are one model, two ranks learn what one learns, and what
-is not adapted stays as it is."""
+"""Adapters: gradients are PEFT's own, merged and adapter forms are one model, and what is not adapted stays as it is.
+On two ranks: test_ranks.py."""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from rocstar.cluster.here import start_ranks
-from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.inside_vllm.rocstar_vllm_worker import _tensors
@@ -101,10 +98,7 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
     policy.save(tmp_path / "model")
     policy.save(tmp_path / "alone", merged=False)
     assert not (tmp_path / "alone" / "model.safetensors").exists()
-    kept, saved = (
-        load_file(tmp_path / "base" / "model.safetensors"),
-        load_file(tmp_path / "model" / "model.safetensors"),
-    )
+    kept, saved = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "model"))
     assert kept.keys() == saved.keys()
     assert {name for name in kept if not torch.equal(kept[name], saved[name])} == {n for n in kept if "_proj" in n}
     engine = load_model(tmp_path / "base")
@@ -127,28 +121,22 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, dtype: str) -> None:
+    """Not of a model that came as *.bin, which a server is not made to read."""
     policy = adapted(base(tmp_path / "base"), dtype=dtype)
     course(policy, steps=1)
     policy.publish(tmp_path / "merged")
     policy.publish(tmp_path / "alone", merged=False)
     assert policy.is_mergeable
-    save_file({"layers.0.wq.weight": torch.ones(1)}, tmp_path / "base" / "consolidated.safetensors")  # as Mistral has
+    file = tmp_path / "base" / "model.safetensors"
+    save_file({"layers.0.wq.weight": torch.ones(1)}, file.with_name("consolidated.safetensors"))  # as Mistral has
     assert {file.name for file in tmp_path.glob("alone/*")} == {"config.json", *FILES}
-    computed = getattr(torch, dtype)
-    sent, taken = (
-        load_file(tmp_path / "merged" / "model.safetensors"),
-        dict(_tensors(tmp_path / "alone", computed) or ()),
-    )
+    sent = load_file(tmp_path / "merged" / "model.safetensors")
+    taken = dict(_tensors(tmp_path / "alone", getattr(torch, dtype)) or ())
     assert sent.keys() == taken.keys()
     for name, tensor in sent.items():
         torch.testing.assert_close(taken[name].to(tensor.dtype), tensor, atol=0, rtol=0)
-
-
-def test_adapters_of_a_model_that_a_server_does_not_find_are_merged_here(tmp_path: Path) -> None:
-    """The model came as *.bin, which a server is not made to read."""
-    tensors = load_file(base(tmp_path / "base") / "model.safetensors")
-    torch.save(tensors, tmp_path / "base" / "pytorch_model.bin")
-    (tmp_path / "base" / "model.safetensors").unlink()
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
     assert not adapted(tmp_path / "base").is_mergeable
 
 
@@ -209,25 +197,6 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
     later.restore(tmp_path)
     learner.refresh_reference(), later.refresh_reference()
     assert later.update(Batch(rows=rows())).metrics == learner.update(Batch(rows=rows())).metrics
-
-
-def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
-    """In bf16 the model's own matrices are held in it, and layers are gathered in it on ranks."""
-    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
-        for dtype, near in (("float32", 1e-6), ("bfloat16", 2e-2)):
-            alone = adapted(base(tmp_path / dtype), dtype=dtype)
-            whole = course(alone)
-            both = adapted(tmp_path / dtype, ranks, dtype=dtype)
-            for mine, other in zip(course(both), whole, strict=True):
-                assert mine == pytest.approx(other, abs=near)
-            published: Any = both.publish()
-            for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
-                torch.testing.assert_close(
-                    published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
-                )
-            both.save(tmp_path / f"{dtype} model")
-            assert len(both.canary()) == len(alone.canary())
-    assert load_model(tmp_path / "float32 model") and load_model(tmp_path / "bfloat16 model")
 
 
 def test_a_model_kept_in_bf16_knows_its_own_noise(tmp_path: Path) -> None:

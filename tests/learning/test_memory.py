@@ -57,8 +57,7 @@ def held(model: Any, micro: Any) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "kind"), zip(SHAPES, ["llama", "qwen3"] * 2, strict=True))
 @pytest.mark.parametrize("siblings", [False, True])
 def test_a_pass_leaves_as_many_bytes_as_are_said(kind: str, name: str, siblings: bool) -> None:
     model = made(kind, name)

@@ -25,7 +25,7 @@ def documents(micro: MicroBatch, of_tokens: torch.Tensor) -> list[list[int]]:
 
 
 @given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_unpacking_gives_the_rows_back(
     rows: list[list[tuple[int, bool, float]]], budget: int, ranks: int, share: bool, system: bool
 ) -> None:
@@ -97,7 +97,7 @@ FAMILY = st.tuples(st.integers(0, 200), st.lists(st.integers(1, 3000), min_size=
 
 
 @given(st.lists(FAMILY, min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_pass_on_a_cpu_leaves_no_more_than_it_may(families: list[tuple[int, list[int]]]) -> None:
     ids = [[number] * (prompt + own) for number, (prompt, owns) in enumerate(families) for own in owns]
     counted = [[t >= prompt for t in range(prompt + own)] for prompt, owns in families for own in owns]

@@ -69,12 +69,9 @@ def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, 
     assert penalty(attempt, PAPER) == Penalty(errors=errors, format=form)
 
 
-def test_an_attempt_without_outcome_or_turns_has_a_penalty_too() -> None:
+def test_an_attempt_without_outcome_or_turns_has_a_penalty_too_and_the_total_is_the_sum() -> None:
     assert penalty(trajectory(outcome=False), PAPER) == Penalty(errors=0.5, format=1.0)
     assert penalty(trajectory(turn(OK), outcome=False), PAPER).total == 1.0
-
-
-def test_the_total_is_the_sum() -> None:
     assert penalty(trajectory(turn(BAD), turn(), answer_tags=2), PAPER).total == 1.0 + 0.5
 
 
@@ -83,18 +80,14 @@ def wrote(*turns: list[int]) -> Trajectory:
     return trajectory(*(Turn(completion=completion) for completion in completions))
 
 
-def test_repetition_counts_only_where_it_is_asked_for() -> None:
-    looping = wrote([1, 2, 3, 4, 5] * 8)
-    assert penalty(looping, PAPER).repetition == 0.0
-    assert penalty(looping, ResampleSection(repetition_weight=0.5)).total == penalty(looping, PAPER).total + 0.5
-
-
-def test_five_grams_are_repeated_from_the_sixth_time_on_and_never_over_turns() -> None:
+def test_five_grams_are_repeated_from_the_sixth_time_on_never_over_turns_and_count_where_that_is_asked_for() -> None:
     once = list(range(100, 106))  # two 5-grams
     assert repeated_share(wrote(*[[1, 2, 3, 4, 5]] * 5)) == 0.0
     assert repeated_share(wrote(*[[1, 2, 3, 4, 5]] * 6, once)) == 6 / 8
-    assert repeated_share(wrote([1], [2, 3, 4, 5])) == 0.0
-    assert repeated_share(wrote([])) == 0.0
+    assert repeated_share(wrote([1], [2, 3, 4, 5])) == repeated_share(wrote([])) == 0.0
+    looping = wrote([1, 2, 3, 4, 5] * 8)
+    assert penalty(looping, PAPER).repetition == 0.0
+    assert penalty(looping, ResampleSection(repetition_weight=0.5)).total == penalty(looping, PAPER).total + 0.5
 
 
 @pytest.mark.parametrize(("answer", "void"), [("1", False), (None, True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
 from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy, Put, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
@@ -102,45 +104,113 @@ def refused(name: str) -> Put:
     return put
 
 
-def test_two_ranks_learn_and_choose_what_one_does_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
-    alone = learner(ALONE)
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two, until one of the last tests ends them. While they are there torch saves and reads nothing without both."""
+    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as started:
+        yield started
+
+
+def test_two_ranks_learn_what_one_does(ranks: Ranks, tmp_path: Path) -> None:
+    alone, both = learner(ALONE), learner(ranks)
     whole = course(alone, range(6))
     scored = alone.score(rows())
-    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
-        both = learner(ranks)
-        assert close(course(both, range(3)), whole[:3])
-        both.save(tmp_path)
-        both._policy.save(tmp_path / "model")
-        assert close(course(both, range(3, 6)), whole[3:])
-        for mine, other in zip(both.score(rows()), scored, strict=True):
-            assert mine.old_logprobs == pytest.approx(other.old_logprobs, abs=1e-4)
-        published: Any = both._policy.publish()
-        for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
-            torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
-        sent: dict[str, torch.Tensor] = {}
-        weights = both._policy.publish(tmp_path / "sent", sent=True)
-        both._policy.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
-        assert sent.keys() == published.tensors.keys()
-        assert all(torch.equal(sent[name], each) for name, each in published.tensors.items())
-        for place in (0, len(sent) // 2, -1):
-            with pytest.raises(EngineUnavailable, match="no worker takes them"):
-                both._policy.send(refused(list(sent)[place]), weights)
-        for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
-            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-        imitate(ranks, both._policy)
-        choose(ranks)
-        spare(ranks)
-        ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
-        threading.Timer(0.5, ranks.children[0].kill).start()
-        with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
-            both.score(rows())
-        with pytest.raises(RunHalted, match=r"learner rank 1 ended with SIGKILL; resume"):
-            both.score(rows())
+    assert close(course(both, range(6)), whole)
+    both._policy.save(tmp_path / "model")
+    for mine, other in zip(both.score(rows()), scored, strict=True):
+        assert mine.old_logprobs == pytest.approx(other.old_logprobs, abs=1e-4)
+    published: Any = both._policy.publish()
+    for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
+        torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
+    sent: dict[str, torch.Tensor] = {}
+    weights = both._policy.publish(tmp_path / "sent", sent=True)
+    both._policy.send(lambda name, tensor: sent.update({name: tensor.clone()}), weights)
+    assert sent.keys() == published.tensors.keys()
+    assert all(torch.equal(sent[name], each) for name, each in published.tensors.items())
+    for place in (0, len(sent) // 2, -1):
+        with pytest.raises(EngineUnavailable, match="no worker takes them"):
+            both._policy.send(refused(list(sent)[place]), weights)
+    for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert len(load_file(tmp_path / "model" / "model.safetensors")) == len(published.tensors)
+
+
+def test_sft_with_muon_on_sharded_matrices_follows_sft_on_one_rank(ranks: Ranks) -> None:
+    section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
+    policies = [Policy(model(), codec(), template_named("compact"), ranks=each) for each in (ranks, ALONE)]
+    sharded, whole = (SftLearner(each, section, steps=9) for each in policies)
+    for step in range(3):
+        assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
+
+
+def test_the_tokens_and_attempts_that_a_loss_leaves_out_are_those_that_one_rank_leaves_out(ranks: Ranks) -> None:
+    settings = {"loss": "clip_cov", "covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
+    whole = course(learner(ALONE, **settings), range(3))
+    assert all(metrics["clip_share"] > 0 for metrics in whole)
+    assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
+    assert close(course(learner(ranks, **settings), range(3)), whole)
+
+
+def test_a_rank_for_which_there_is_no_row_takes_part_in_all_exchanges_of_the_others(ranks: Ranks) -> None:
+    """They waited for it."""
+    batch = Batch(rows=rows((12,)))
+    alone, both = learner(ALONE), learner(ranks)
+    assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
+    for name, gradient in both.gradient().items():
+        torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
+
+
+def test_two_ranks_learn_adapters_as_one_does(ranks: Ranks, tmp_path: Path) -> None:
+    """In bf16 the model's own matrices are held in it, and layers are gathered in it on ranks."""
+    pytest.importorskip("peft")
+    from tests.learning import test_lora as lora
+
+    for dtype, near in (("float32", 1e-6), ("bfloat16", 2e-2)):
+        alone = lora.adapted(lora.base(tmp_path / dtype), dtype=dtype)
+        whole = lora.course(alone)
+        both = lora.adapted(tmp_path / dtype, ranks, dtype=dtype)
+        for mine, other in zip(lora.course(both), whole, strict=True):
+            assert mine == pytest.approx(other, abs=near)
+        published: Any = both.publish()
+        for name, tensor in alone.publish().tensors.items():  # type: ignore[union-attr]
+            torch.testing.assert_close(
+                published.tensors[name], tensor.float(), atol=10 * near, rtol=0, check_dtype=False
+            )
+        both.save(tmp_path / f"{dtype} model")
+        assert len(both.canary()) == len(alone.canary())
+        assert load_model(tmp_path / f"{dtype} model")
+
+
+def test_a_dead_rank_ends_the_other_and_one_goes_on_from_their_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    whole, both = course(learner(ALONE), range(4)), learner(ranks)
+    course(both, range(2))
+    both.save(tmp_path)
+    other: Any = ranks.children[0]
+    other.send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
+    threading.Timer(0.5, other.kill).start()
+    with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
+        both.score(rows())
+    with pytest.raises(RunHalted, match=r"learner rank 1 ended with SIGKILL; resume"):
+        both.score(rows())
+    ranks.close()
     later = learner(ALONE, seed=5)
     later.restore(tmp_path)
-    assert later._policy.version == 3
-    assert len(load_file(tmp_path / "model" / "model.safetensors")) == len(published.tensors)
-    assert close(course(later, range(3, 6)), whole[3:])
+    assert later._policy.version == 2
+    assert close(course(later, range(2, 4)), whole[2:])
+
+
+def test_weights_that_are_broken_on_another_rank_are_told_as_such(ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 said that the other had ended, and to resume on as many ranks as there are."""
+    ranks.close()
+    broken = model()
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
+    save_state(tmp_path, dict(weights_of(broken)))
+    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as others:
+        policy = Policy(model(), codec(), template_named("compact"), ranks=others)
+        policy.restore(tmp_path)
+        with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):
+            policy.save(tmp_path / "model")
 
 
 def test_what_ranks_are_told_they_are_told_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,49 +233,6 @@ def test_what_ranks_are_told_they_are_told_one_after_the_other(monkeypatch: pyte
     for thread in threads:
         thread.join()
     assert told == [("policy", "send", (), {}), "sent", ("new", SimpleNamespace, (), {})]
-
-
-def test_weights_that_are_broken_on_another_rank_are_told_as_such(tmp_path: Path) -> None:
-    """Rank 0 said that the other had ended, and to resume on as many ranks as there are."""
-    broken = model()
-    with torch.no_grad():
-        broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
-    save_state(tmp_path, dict(weights_of(broken)))
-    with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as ranks:
-        policy = Policy(model(), codec(), template_named("compact"), ranks=ranks)
-        policy.restore(tmp_path)
-        with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):
-            policy.save(tmp_path / "model")
-
-
-def imitate(ranks: Ranks, policy: Policy) -> None:
-    """SFT with Muon on sharded matrices follows SFT on one rank."""
-    section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
-    twin = Policy(model(), codec(), template_named("compact"))
-    with torch.no_grad():
-        tensors: Any = policy.publish().tensors
-        twin.model.load_state_dict(tensors, strict=False)
-    sharded, whole = SftLearner(policy, section, steps=9), SftLearner(twin, section, steps=9)
-    for step in range(3):
-        assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
-
-
-def spare(ranks: Ranks) -> None:
-    """A rank for which there is no row takes part in all exchanges of the others, which waited for it."""
-    batch = Batch(rows=rows((12,)))
-    alone, both = learner(ALONE), learner(ranks)
-    assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
-    for name, gradient in both.gradient().items():
-        torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
-
-
-def choose(ranks: Ranks) -> None:
-    """The tokens and attempts that a loss leaves out are those that one rank leaves out."""
-    settings = {"covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
-    whole = course(learner(ALONE, loss="clip_cov", **settings), range(3))
-    assert all(metrics["clip_share"] > 0 for metrics in whole)
-    assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
-    assert close(course(learner(ranks, loss="clip_cov", **settings), range(3)), whole)
 
 
 def test_of_several_ranks_that_ended_the_one_that_was_killed_is_named() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.resample import METHODS, _fates, draw_weight, negatives_kept, release_quotas, select
+from rocstar.learning.resample import METHODS, _fates, negatives_kept, release_quotas, select
 from rocstar.types import Reason
 
 # A group of eight, kept 2G = 8 -> G = 4:  four successes, four failures.
@@ -34,21 +34,16 @@ def test_a_group_of_eight_keeps_two_of_each_class() -> None:
 def test_the_two_flawless_successes_win_the_draw_as_often_as_their_weights_say() -> None:
     # Weights of successes 0, 2, 4, 6 are 1/1.51, 1/.01, 1/.51, 1/.01 = .6623, 100, 1.961, 100; their sum 202.62.
     # Both flawless ones: 2 * (100 / 202.62) * (100 / 102.62) = .9619.
-    draws = [select(REWARDS, PENALTIES, 4, random.Random(seed))[0] for seed in range(4000)]
+    draws = [select(REWARDS, PENALTIES, 4, random.Random(seed))[0] for seed in range(1000)]
     both = sum({2, 6} <= set(kept) for kept in draws) / len(draws)
-    assert both == pytest.approx(0.9619, abs=0.012)  # four standard errors
+    assert both == pytest.approx(0.9619, abs=0.024)  # four standard errors
 
 
 def test_failures_are_drawn_without_looking_at_their_penalty() -> None:
     counts: Counter[int] = Counter()
-    for seed in range(4000):
+    for seed in range(1000):
         counts.update(index for index in select(REWARDS, PENALTIES, 4, random.Random(seed))[0] if index % 2)
-    assert all(counts[index] / 4000 == pytest.approx(0.5, abs=0.032) for index in (1, 3, 5, 7))
-
-
-def test_the_weight_is_finite_without_penalty_and_falls_with_it() -> None:
-    assert draw_weight(0.0) == 100.0
-    assert draw_weight(0.0) > draw_weight(0.1) > draw_weight(2.0) > 0
+    assert all(counts[index] / 1000 == pytest.approx(0.5, abs=0.064) for index in (1, 3, 5, 7))
 
 
 def test_graded_rewards_have_successes_above_a_threshold() -> None:
@@ -78,15 +73,17 @@ def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wro
         select((float("nan"), 0.0, 1.0), (0.0, 0.0, 0.0), keep, random.Random(0))
 
 
-@pytest.mark.parametrize(("negatives", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (16, 8), (17, 8), (31, 15)])
-def test_half_the_negatives_rounded_down_but_never_none(negatives: int, kept: int) -> None:
-    assert negatives_kept(negatives, 32, ResampleSection()) == kept
-
-
-@pytest.mark.parametrize(("floor", "kept"), [(0, [0, 0, 1, 1, 16]), (1, [0, 1, 1, 1, 16]), (3, [0, 1, 2, 3, 16])])
-def test_the_floor_of_failures_is_a_setting_and_the_papers_is_none(floor: int, kept: list[int]) -> None:
-    settings = ResampleSection(failure_floor=floor)
-    assert [negatives_kept(negatives, 32, settings) for negatives in (0, 1, 2, 3, 32)] == kept
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, [0, 1, 1, 1, 8, 8, 15, 16]),  # half, rounded down, but never none
+        ({"failure_floor": 0}, [0, 0, 1, 1, 8, 8, 15, 16]),  # the paper's
+        ({"failure_floor": 3}, [0, 1, 2, 3, 8, 8, 15, 16]),
+    ],
+)
+def test_half_the_negatives_are_kept_but_not_fewer_than_the_floor(settings: dict[str, int], kept: list[int]) -> None:
+    section = ResampleSection(**settings)  # type: ignore[arg-type]
+    assert [negatives_kept(negatives, 32, section) for negatives in (0, 1, 2, 3, 16, 17, 31, 32)] == kept
 
 
 def test_one_failure_of_many_teaches_nothing_without_the_floor() -> None:
@@ -102,6 +99,8 @@ def test_the_release_quotas_match_its_table_for_32_to_16() -> None:
     table = [0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10, 10, 11, 12, 12, 12, 13, 14, 14, 14]
     table += [14, 15, 16]
     assert [release_quotas(positives, 32 - positives, ResampleSection())[0] for positives in range(33)] == table
+    for keep in (7, 15):  # odd groups that trip the release are kept whole here
+        assert sum(release_quotas(keep, keep, ResampleSection(keep=keep))) == keep
 
 
 @given(st.integers(2, 20), st.integers(0, 10), st.integers(0, 10), st.integers(0, 40), st.integers(0, 40))
@@ -117,20 +116,13 @@ def test_the_release_quotas_fit_the_group_for_every_size(
     assert min(min_negative, negatives) <= kept_negatives <= negatives
 
 
-@pytest.mark.parametrize("keep", [7, 15])
-def test_odd_groups_that_trip_the_release_are_kept_whole_here(keep: int) -> None:
-    assert sum(release_quotas(keep, keep, ResampleSection(keep=keep))) == keep
-
-
-def test_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="must pair up"):
-        select((1.0, 0.0), (0.0,), 2, random.Random(0))
-
-
-@pytest.mark.parametrize("keep", [1, 2.5])
-def test_keeping_fewer_than_two_is_refused(keep: int) -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        select((1.0, 0.0), (0.0, 0.0), keep, random.Random(0))
+@pytest.mark.parametrize(
+    ("penalties", "keep", "told"),
+    [((0.0,), 2, "must pair up"), ((0.0, 0.0), 1, "at least 2"), ((0.0, 0.0), 2.5, "at least 2")],
+)
+def test_what_cannot_be_compared_is_refused(penalties: tuple[float, ...], keep: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        select((1.0, 0.0), penalties, keep, random.Random(0))
 
 
 def test_minima_that_do_not_fit_are_refused() -> None:

@@ -21,7 +21,7 @@ from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.methods import TOKEN_ADVANTAGES, by_token, covariances
 from rocstar.types import Batch, BatchRow, RowOrigin
 from tests.learning import examples
-from tests.learning.test_learner import gradients, learner
+from tests.learning.test_learner import learner
 
 ATTEMPTS = st.lists(
     st.tuples(st.sampled_from([0.0, 1.0]), st.lists(st.integers(1, 4), min_size=1, max_size=5)), min_size=2
@@ -66,16 +66,6 @@ def test_returns_of_turns_follow_a_plain_loop(made: list[tuple[float, list[int]]
         assert [own[0] for own in found] == pytest.approx(advantages([reward for reward, _ in made]))
 
 
-def test_the_optimal_token_baseline_by_hand() -> None:
-    """Energies so far are 1, 3 of the right attempt and 1, 1, 2 and 2 of the wrong ones: the baseline is 1/4 at the
-    first token, 3/4 at the second, and 0 where one attempt is alone."""
-    rows = [attempt(1.0, [1, 1], [1, 2]), attempt(0.0, [2, 1], [1, 0, 1]), attempt(0.0, [1], [2])]
-    found = TOKEN_ADVANTAGES["otb"](rows, LearningSection())
-    assert found[0] == pytest.approx([1 - 1 / 4, 1 - 3 / 4], abs=1e-7)
-    assert found[1] == pytest.approx([-1 / 4, -3 / 4, 0], abs=1e-7)
-    assert found[2] == pytest.approx([-1 / 4], abs=1e-7)
-
-
 @given(made=ATTEMPTS, seed=st.integers(0, 9))
 def test_the_optimal_token_baseline_follows_a_plain_loop(made: list[tuple[float, list[int]]], seed: int) -> None:
     rng = random.Random(seed)
@@ -91,7 +81,7 @@ def test_the_optimal_token_baseline_follows_a_plain_loop(made: list[tuple[float,
             assert value == pytest.approx(reward - baseline, abs=1e-9)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 40])
+@pytest.mark.parametrize("tokens", [4, 40])
 def test_energies_are_squared_norms_of_the_slopes_of_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", tokens * 97)
     chance = torch.Generator().manual_seed(1)
@@ -128,40 +118,27 @@ def test_a_group_is_one_however_it_is_cut_into_updates() -> None:
     assert not any(a for a, mine in zip(whole[0].advantages, whole[0].loss_mask, strict=True) if not mine)
 
 
-@pytest.mark.parametrize("name", TOKEN_ADVANTAGES)
-@pytest.mark.parametrize("loss", ["grpo", "gspo", "kl_cov"])
-@pytest.mark.parametrize("budget", [25, 10_000])
-def test_each_token_is_learnt_from_with_its_own(
-    name: str, loss: str, budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "loss"), [("gtpo", "grpo"), ("gtpo", "gspo"), ("otb", "grpo"), ("otb", "kl_cov")])
+def test_each_token_is_learnt_from_with_its_own(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the step's first update all losses have the gradient of - A log p."""
     monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", 3 * examples.SHAPE.vocab_size)
-    mine = learner(advantage=name, loss=loss, max_grad_norm=1e9, tokens_per_microbatch=budget, covariance_kl=0.0)
+    mine = learner(advantage=name, loss=loss, max_grad_norm=1e9, tokens_per_microbatch=25, covariance_kl=0.0)
     (batch,) = by_token([Batch(rows=mine.score(rewarded()))], mine._section)
     assert len({value for value in batch.rows[0].advantages if value}) > 1
     metrics = mine.update(batch).metrics
     model, total = examples.model(), torch.zeros(())
     for row in batch.rows:
-        ids = torch.tensor([row.token_ids])
-        logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
-        total = total - (logprobs * torch.tensor(row.advantages[1:])).sum()
+        total = total - (examples.naive_values(model, row) * torch.tensor(row.advantages[1:])).sum()
     (total / batch.num_loss_tokens).backward()
     expected = -sum(sum(row.advantages) for row in batch.rows) / batch.num_loss_tokens
     assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
-    for gradient, parameter in zip(gradients(mine), model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+    examples.assert_gradients(mine._policy, model)
 
 
-def test_covariances_are_of_the_tokens_own() -> None:
+def test_covariances_are_of_the_tokens_own_and_rewards_stand_for_advantages_until_tokens_are_scored() -> None:
     row = replace(attempt(1.0, [2]), advantages=[0.0, 3.0, -1.0, 0.0, 0.0], old_logprobs=[0.0, -1.0, -2.0, 0.0, 0.0])
     assert covariances([row]).tolist() == pytest.approx([1.0, 1.0])
-
-
-def test_rewards_stand_for_advantages_until_tokens_are_scored() -> None:
     assert advantage_of(LearningSection(advantage="gtpo"))([1.0, 0.0]) == (1.0, 0.0)
-
-
-def test_a_plan_knows_which_of_them_wants_scored_rows() -> None:
     assert [LearningSection(advantage=name).scores_first for name in ("grpo", "gtpo", "otb")] == [False, False, True]
 
 
