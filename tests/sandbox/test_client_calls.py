@@ -25,7 +25,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.call import SessionLost as Lost
-from rocstar.sandbox.client import SandboxClient, run_once
+from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.client.node import ChildConnection, place_of
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
@@ -72,18 +72,16 @@ async def test_many_calls_at_once_get_each_its_own_answer_also_under_one_id(
     pair: tuple[ScriptedDaemon, ScriptedDaemon],
 ) -> None:
     with connected(*pair) as client:
-        responses = await asyncio.gather(*(run(client, f"ok {n}", id=f"{n // 2}") for n in range(500)))
-    assert [(each.id, each.stdout) for each in responses] == [(f"{n // 2}", f"ok {n}") for n in range(500)]
-    assert all(len(daemon.calls) > 150 for daemon in pair)
+        responses = await asyncio.gather(*(run(client, f"ok {n}", id=f"{n // 2}") for n in range(200)))
+    assert [(each.id, each.stdout) for each in responses] == [(f"{n // 2}", f"ok {n}") for n in range(200)]
+    assert all(len(daemon.calls) > 60 for daemon in pair)
 
 
 @pytest.mark.parametrize(
     ("code", "outcome", "attempt"),
     [
-        ("ok", ProgramOutcome.OK, 1),
         ("once internal", ProgramOutcome.OK, 2),
         ("once die", ProgramOutcome.OK, 2),
-        ("once garbage", ProgramOutcome.OK, 2),
         ("once overloaded", ProgramOutcome.OK, 1),
         ("internal", ServiceOutcome.INTERNAL, 2),
     ],
@@ -174,9 +172,9 @@ async def test_a_client_outlives_event_loops_and_what_they_left_disturbs_no_othe
 
 async def test_more_than_a_socket_holds_goes_out_in_order(daemon: ScriptedDaemon) -> None:
     with connected(daemon) as client:
-        calls = [run(client, "ok", id=f"{n}", stdin=chr(97 + n) * 500_000) for n in range(20)]
-        assert len(await asyncio.gather(*calls)) == 20
-    assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(20)]
+        calls = [run(client, "ok", id=f"{n}", stdin=chr(97 + n) * 500_000) for n in range(8)]
+        assert len(await asyncio.gather(*calls)) == 8
+    assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(8)]
 
 
 async def test_a_daemon_that_lost_a_call_and_answers_pings_is_given_up(daemon: ScriptedDaemon) -> None:
@@ -263,15 +261,6 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         SandboxClient.connect([address])
 
 
-async def test_a_lost_cell_is_told_and_never_sent_again(daemon: ScriptedDaemon) -> None:
-    with connected(daemon) as client:
-        with pytest.raises(Lost):
-            await run(client, "ok", session="s", cell=3)
-        with pytest.raises(Lost, match="was lost"):
-            await run(client, "die", session="s", cell=1)
-        assert len(daemon.calls) == 2
-
-
 NAP = "import time\ntime.sleep(0.5)\n'done'"
 
 
@@ -343,8 +332,3 @@ async def test_a_client_that_was_never_launched_starts_its_daemon_at_the_first_c
                 await run(client, "1")
     with SandboxClient(DaemonSettings(slots=1, preload=())) as client:
         assert (await run(client, "1")).value == "1"
-
-
-def test_one_program_alone() -> None:
-    response = run_once("print(input())\n7", stdin="hello\n")
-    assert (response.stdout, response.value) == ("hello\n", "7")
