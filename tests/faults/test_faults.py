@@ -52,6 +52,7 @@ def naive(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """Forked from a process that has loaded what it imports; one that hangs would outlive its command."""
     command = tmp_path_factory.mktemp("naive") / "trainer"
     write_stub(command, "tests.faults.naive_trainer:main")
+    forked(PYTHON, "-c", "", folder=command.parent, files=[os.devnull] * 3).join()  # that process is up
     return trainer_of(str(command))
 
 
