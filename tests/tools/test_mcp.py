@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.errors import ConfigError, Unavailable
@@ -325,6 +325,7 @@ SCHEMA = {
 }
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from("abcd"), JSON))
 def test_whatever_a_model_writes_is_checked_before_it_is_sent(arguments: dict[str, Any]) -> None:
     checked = mcp._checked(arguments, SCHEMA)
