@@ -25,7 +25,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.call import SessionLost as Lost
-from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.client import SandboxClient, run_once
 from rocstar.sandbox.client.node import ChildConnection, place_of
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
@@ -332,3 +332,8 @@ async def test_a_client_that_was_never_launched_starts_its_daemon_at_the_first_c
                 await run(client, "1")
     with SandboxClient(DaemonSettings(slots=1, preload=())) as client:
         assert (await run(client, "1")).value == "1"
+
+
+def test_one_program_alone() -> None:
+    response = run_once("print(input())\n7", stdin="hello\n")
+    assert (response.stdout, response.value) == ("hello\n", "7")
