@@ -172,9 +172,9 @@ async def test_a_client_outlives_event_loops_and_what_they_left_disturbs_no_othe
 
 async def test_more_than_a_socket_holds_goes_out_in_order(daemon: ScriptedDaemon) -> None:
     with connected(daemon) as client:
-        calls = [run(client, "ok", id=f"{n}", stdin=chr(97 + n) * 500_000) for n in range(8)]
-        assert len(await asyncio.gather(*calls)) == 8
-    assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(8)]
+        calls = [run(client, "ok", id=f"{n}", stdin=chr(97 + n) * 500_000) for n in range(20)]
+        assert len(await asyncio.gather(*calls)) == 20
+    assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(20)]
 
 
 async def test_a_daemon_that_lost_a_call_and_answers_pings_is_given_up(daemon: ScriptedDaemon) -> None:
