@@ -1,16 +1,53 @@
-"""An attempt over a scripted engine that remembers what it was shown for each completion."""
+"""An attempt over a scripted engine that remembers what it was shown for each completion; agents of a test's own."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.agents.attempt import AgentAttempt
 from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.protocols import Tool
-from rocstar.types import Completion, Sampling, Trajectory
+from rocstar.types import Completion, Problem, Sampling, Trajectory
 from tests.rollout.examples import CODEC, PROBLEM, conversation, limits, roller
 from tests.scripted import ScriptedEngine
+
+GIVEN: dict[str, Any] = {"seconds": 20.0, "at_once": 4, "right_above": 0.5}
+ASKS = "    said = (await client.chat([{'role': 'user', 'content': problem.question}]))['choices'][0]['message']\n"
+"""A line of an agent that is a function."""
+SCRIPT = """
+import json, os, sys, urllib.request
+problem = json.load(sys.stdin)
+def ask(messages):
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    body = json.dumps({"messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+said = ask([{"role": "user", "content": problem["question"]}])
+"""
+"""With which an agent that is a program begins."""
+
+
+def function(folder: Path, text: str, **changes: Any) -> GatewayAgent:
+    """The function `agent` of this source."""
+    (folder / "own_agent.py").write_text(text)
+    sys.modules.pop("own_agent", None)
+    return agent_named("own_agent:agent", folders=[folder], **{**GIVEN, **changes})
+
+
+def asking(folder: Path, then: str, *, before: str = "", **changes: Any) -> GatewayAgent:
+    """A coroutine function that asks the problem's question, and does this then."""
+    return function(folder, f"{before}async def agent(problem, client):\n{ASKS}{then}", **changes)
+
+
+def program(folder: Path, text: str, **changes: Any) -> GatewayAgent:
+    """One that asks the problem's question, and does this then."""
+    (file := folder / "own_agent.py").write_text(SCRIPT + text)
+    return agent_named(f"{sys.executable} {file}", **{**GIVEN, **changes})
 
 
 class Told(ScriptedEngine):
@@ -33,6 +70,13 @@ class Told(ScriptedEngine):
 
     async def close_session(self, session_id: str) -> None:
         self.closed.append(session_id)
+
+
+async def made(agent: GatewayAgent, engine: Any, problem: Problem = PROBLEM, **changes: Any) -> Trajectory:
+    """One attempt, verified as a step's attempts are. engine: or the replies of one; changes: of the roller."""
+    drawn = replace(roller(Told(engine) if isinstance(engine, list) else engine, agent=agent), **changes)
+    (group,) = await drawn.roll([problem], attempts=1, seed=1)
+    return group.trajectories[0]
 
 
 def attempt(engine: Any, *tools: Tool, **changes: int) -> AgentAttempt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.tiny_run import Command, begun, metrics, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 WANDERER = '''
 import json
 PARAMETERS = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -110,32 +108,4 @@ def test_where_every_agent_fails_the_run_halts_and_says_why(
     given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=broken:solve")
     ended = Command.start(place, "train", "tiny.toml", *given).wait()
     said = "rollout.agent failed in every attempt; the first says: RuntimeError: no such luck (broken.py, line 2)"
-    assert ended.code != 0 and said in ended.told
-
-
-@pytest.mark.parametrize(
-    "agent", [f"{EXAMPLES}/with_tools.py:solve", f"python {EXAMPLES / 'client_script.py'}"], ids=["function", "program"]
-)
-def test_the_examples_take_part_in_a_run(agent: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    place = workplace(tmp_path / "place")
-    given = [*settings(tmp_path_factory.getbasetemp(), f"rollout.agent={agent}"), "stage.stage1.steps=1"]
-    given.remove("stage.stage1.steps=3")
-    ended = Command.start(place, "train", "tiny.toml", *given).wait()
-    assert ended.code == 0, ended.told
-    *_, row = metrics(place)
-    found: dict[str, Any] = row
-    assert found["agent/failed"] == 0.0 and found["agent/conversations"] == 1.0 and found["tool/calls"] > 0
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("rollout.environment=x:y", "both make attempts"),
-        ("rollout.carry_over=0.3", "sets attempts aside"),
-        ("learning.advantage=gtpo", "is of attempts with one conversation"),
-    ],
-)
-def test_what_does_not_go_with_an_agent_is_refused(setting: str, said: str, tmp_path: Path) -> None:
-    place = workplace(tmp_path / "place")
-    ended = Command.start(place, "train", "tiny.toml", "--dry-run", "rollout.agent=x:y", setting).wait()
     assert ended.code != 0 and said in ended.told

@@ -320,10 +320,14 @@ class Lost(Told):
         return replace(super().load(), **self._changes if self._is_lost else {})
 
 
-@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "stop"),
-    [({}, Stop.ANSWERED), ({"lost": 1}, Stop.ENVIRONMENT_FAILED), ({"capacity_tokens": 0}, Stop.ENVIRONMENT_FAILED)],
+    ("changes", "stop", "answers"),
+    [
+        ({}, Stop.ANSWERED, False),
+        ({"lost": 1}, Stop.ENVIRONMENT_FAILED, False),
+        ({"lost": 1}, Stop.ENVIRONMENT_FAILED, True),
+        ({"capacity_tokens": 0}, Stop.ENVIRONMENT_FAILED, False),
+    ],
 )
 async def test_who_gives_a_request_up_while_engines_are_lost_is_not_to_blame(
     changes: dict[str, int], stop: Stop, answers: bool

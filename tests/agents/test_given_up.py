@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from rocstar.agents.agent import GatewayAgent, agent_named
+from rocstar.agents.agent import GatewayAgent
 from rocstar.errors import EngineUnavailable, SandboxUnavailable
 from rocstar.protocols import Tool
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory
-from tests.agents.examples import Told
-from tests.rollout.examples import PROBLEM, conversation, roller
+from tests.agents import examples
+from tests.agents.examples import Told, function
+from tests.rollout.examples import conversation
 from tests.scripted import ScriptedTool
 
 PATIENCE = 0.3  # seconds: thirty looks
@@ -44,22 +44,10 @@ BY_HTTP = """
             await http.post(PATH, json=BODY)
     return 0.0
 """
-BY_PROGRAM = """
-import json, os, urllib.request
-def ask(path, body, timeout):
-    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-    return urllib.request.urlopen(request, timeout=timeout)
-asked = [{"role": "user", "content": "What is 2 + 3?"}]
-ask("/chat/completions", {"messages": asked}, 20)
-try:
-    ask(PATH, BODY, SECONDS)
-except OSError:
-    print('{"reward": 0}')
-"""
 ENGINE = {"WORK": "client.chat(asked)", "PATH": "'/chat/completions'", "BODY": "{'messages': asked}"}
 TOOL = {"WORK": "client.call('python', code='1')", "PATH": "'/tools/python'", "BODY": "{'code': '1'}"}
-WAYS = {"function": FIRST + BY_FUNCTION, "http": FIRST + BY_HTTP, "program": BY_PROGRAM}
+WAYS = {"function": FIRST + BY_FUNCTION, "http": FIRST + BY_HTTP}
+"""A program gives up as one does who asks over HTTP: its connection ends."""
 GOES_ON = FIRST + BY_HTTP.replace("return 0.0", "await asyncio.sleep(2.0)\n    return 0.0")
 
 
@@ -68,10 +56,7 @@ def agent_that_gives_up(way: str, asks: dict[str, str], tmp_path: Path, *, secon
     text = {**WAYS, "goes on": GOES_ON}[way]
     for name, value in {"SECONDS": "0.05", **asks}.items():
         text = text.replace(name, value)
-    (tmp_path / "gives_up.py").write_text(text)
-    sys.modules.pop("gives_up", None)
-    name = f"{sys.executable} {tmp_path / 'gives_up.py'}" if way == "program" else "gives_up:agent"
-    return agent_named(name, folders=[tmp_path], seconds=seconds, at_once=1, right_above=0.5)
+    return function(tmp_path, text, seconds=seconds)
 
 
 class After(Told):
@@ -104,10 +89,8 @@ async def fleet_of(monkeypatch: pytest.MonkeyPatch, *, tick: float = 0.01, **eng
 
 
 async def made(agent: GatewayAgent, engine: Any, *tools: Tool) -> Trajectory:
-    drawn = roller(engine, conversation(*tools) if tools else None, agent=agent)
     async with asyncio.timeout(60):
-        (group,) = await drawn.roll([PROBLEM], attempts=1, seed=1)
-    return group.trajectories[0]
+        return await examples.made(agent, engine, conversation=conversation(*tools))
 
 
 def is_judged(found: Trajectory) -> bool:

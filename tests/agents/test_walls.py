@@ -21,8 +21,8 @@ from rocstar.agents.gateway import MOST_CONNECTIONS
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
 from rocstar.types import Stop, Trajectory
-from tests.agents.examples import Told
-from tests.agents.test_agent import SCRIPT
+from tests.agents import examples
+from tests.agents.examples import SCRIPT, Told
 from tests.rollout.examples import ANSWER, PROBLEM, roller
 from tests.sandbox.driver import eventually
 
@@ -32,14 +32,11 @@ GIVEN: dict[str, Any] = {"seconds": 120.0, "at_once": 8, "right_above": 0.5, "re
 
 
 def program(tmp_path: Path, text: str, **changes: Any) -> GatewayAgent:
-    file = tmp_path / "own_agent.py"
-    file.write_text(SCRIPT + text)
-    return agent_named(f"{sys.executable} {file}", **{**GIVEN, **changes})
+    return examples.program(tmp_path, text, **{**GIVEN, **changes})
 
 
 async def made(agent: GatewayAgent) -> Trajectory:
-    (group,) = await roller(Told([ANSWER]), agent=agent).roll([PROBLEM], attempts=1, seed=1)
-    return group.trajectories[0]
+    return await examples.made(agent, [ANSWER])
 
 
 async def printed(tmp_path: Path, text: str, **changes: Any) -> Any:
@@ -50,26 +47,15 @@ async def printed(tmp_path: Path, text: str, **changes: Any) -> Any:
 
 
 @needs_walls
-async def test_a_program_asks_the_model_and_works_in_its_home(tmp_path: Path) -> None:
+async def test_a_program_asks_the_model_and_does_in_its_home_what_it_does_elsewhere(tmp_path: Path) -> None:
     text = """
-import ssl, subprocess, tempfile
+import multiprocessing, shutil, socket, ssl, subprocess, tempfile
 for certificates in filter(None, ssl.get_default_verify_paths()[:1]):
     ssl.create_default_context(cafile=certificates)  # as clients do, whatever the address
 with tempfile.NamedTemporaryFile('w', suffix='.py') as file:
     file.write('print(6 * 7)'); file.flush()
     said = subprocess.run([sys.executable, file.name], capture_output=True, text=True).stdout
 assert os.environ['HOME'] == tempfile.gettempdir()
-print(json.dumps({'reward': float(said) / 56}))
-"""
-    found = await made(program(tmp_path, text))
-    assert found.outcome and found.outcome.reward == 0.75, found.fault
-    assert len(found.turns) == 1
-
-
-@needs_walls
-async def test_programs_do_in_their_home_what_they_do_elsewhere(tmp_path: Path) -> None:
-    text = """
-import multiprocessing, shutil, socket, subprocess
 os.chdir(os.environ['HOME'])
 open('one.sh', 'w').write('timeout 9 true && cp -p one.sh two.sh && echo said > /dev/null && touch -d yesterday one.sh')
 os.chmod('one.sh', 0o700)
@@ -77,10 +63,11 @@ os.makedirs('folder/inner'); shutil.copy('one.sh', 'folder/inner'); shutil.copyt
 assert subprocess.run(['sh', '-c', '. ./one.sh']).returncode == 0
 with multiprocessing.Pool(1) as pool: pool.map(abs, [1])
 socket.getaddrinfo('localhost', 80)
-print(json.dumps({'reward': 0.75}))
+print(json.dumps({'reward': float(said) / 56}))
 """
     found = await made(program(tmp_path, text))
     assert found.outcome and found.outcome.reward == 0.75, found.fault
+    assert len(found.turns) == 1
 
 
 @needs_walls
@@ -111,8 +98,8 @@ sys.exit(json.dumps(closed))
 @needs_walls
 async def test_many_attempts_at_once_are_answered_each(tmp_path: Path) -> None:
     agent = program(tmp_path, "")
-    (group,) = await roller(Told([ANSWER] * 12), agent=agent).roll([PROBLEM], attempts=12, seed=1)
-    assert [one.stop for one in group.trajectories] == [Stop.ANSWERED] * 12, [one.fault for one in group.trajectories]
+    (group,) = await roller(Told([ANSWER] * 4), agent=agent).roll([PROBLEM], attempts=4, seed=1)
+    assert [one.stop for one in group.trajectories] == [Stop.ANSWERED] * 4, [one.fault for one in group.trajectories]
 
 
 @needs_walls
@@ -228,10 +215,8 @@ async def test_a_program_that_the_walls_hide_is_the_agents_failure(tmp_path: Pat
 @needs_walls
 async def test_a_failure_is_told_by_its_first_line_and_with_what_the_program_may_read(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
-    found = await made(program(tmp_path, "raise KeyError('first line') from ValueError('one\\n  two')\n"))
-    assert str(found.fault).endswith("ended with exit code 1: KeyError: 'first line'")
-    found = await made(program(tmp_path, "raise ValueError('one\\n  two')\n"))
-    assert str(found.fault).endswith("ended with exit code 1: ValueError: one")
+    found = await made(program(tmp_path, "raise ValueError('first line\\n  two') from KeyError('one')\n"))
+    assert str(found.fault).endswith("ended with exit code 1: ValueError: first line")
     found = await made(program(tmp_path, "import neighbour\n"))
     assert "No module named 'neighbour'; rollout.agent_reads says what it may read" in str(found.fault)
 

@@ -43,7 +43,7 @@ OF_PROGRAMS = {
     "test_fork_bomb_ends_at_the_wall_limit",
     "test_limits_cannot_be_raised",
     "test_memory_of_a_call_is_limited_whatever_its_number_of_processes_and_told_even_if_the_first_goes_on",
-    "test_exit_hooks_and_threads_that_never_end_are_killed",
+    "test_exit_hooks_and_messages_that_never_end_are_killed",
 }
 """They ask for figures of a whole process, or for its end, which cells do not have, be they of a branch or not."""
 ATTACKS = [

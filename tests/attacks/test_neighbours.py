@@ -29,18 +29,17 @@ def during(neighbours: Daemon, first: str, second: str) -> tuple[Response, Respo
     return neighbours.cancel(number), seen
 
 
-@pytest.mark.parametrize("path", [*SHARED, "library"])
-def test_a_lock_on_a_shared_file_is_not_seen_by_another(neighbours: Daemon, path: str) -> None:
-    name = "__import__('os').__file__" if path == "library" else repr(path)
+def test_a_lock_on_a_shared_file_is_not_seen_by_another(neighbours: Daemon) -> None:
     take = f"""
 import fcntl, os
-fd = os.open({name}, os.O_RDONLY)
-fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-fcntl.fcntl(fd, fcntl.F_OFD_SETLK if hasattr(fcntl, "F_OFD_SETLK") else 37, b"\\0" * 32)
-print("taken")
+for path in (*{SHARED}, os.__file__):
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK if hasattr(fcntl, "F_OFD_SETLK") else 37, b"\\0" * 32)
+    print("taken", path)
 """
     first, second = during(neighbours, take, take)
-    assert (first.stdout, second.stdout) == ("taken\n", "taken\n")
+    assert first.stdout == second.stdout and first.stdout.count("taken") == len(SHARED) + 1, second
 
 
 @pytest.mark.parametrize("kind", ["fcntl.F_WRLCK", "fcntl.F_RDLCK"])
@@ -112,20 +111,19 @@ except PermissionError: print(True)
     assert (first.stdout, second.stdout) == ("filled\n", "True\n")
 
 
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "libc.sethostname(b'box', 3)",
-        "socket.socket(socket.AF_UNIX).bind('\\0box')",
-        "libc.shmget(7, 4096, 0o1600)",
-        "libc.syscall(248, b'user', b'box', b'x', 1, -4)",
-        "open('/dev/shm/box', 'w')",
-        "os.utime('/dev/null', (1, 1))",
-        "os.chmod('/dev/null', 0o600)",
-        "[libc.syscall(129, os.getpid(), 40, bytes(128)) for _ in range(20_000)]",
-    ],
-)
-def test_a_mark_is_not_seen_by_a_neighbour(neighbours: Daemon, mark: str) -> None:
+MARKS = [
+    "libc.sethostname(b'box', 3)",
+    "socket.socket(socket.AF_UNIX).bind('\\0box')",
+    "libc.shmget(7, 4096, 0o1600)",
+    "libc.syscall(248, b'user', b'box', b'x', 1, -4)",
+    "open('/dev/shm/box', 'w')",
+    "os.utime('/dev/null', (1, 1))",
+    "os.chmod('/dev/null', 0o600)",
+    "[libc.syscall(129, os.getpid(), 40, bytes(128)) for _ in range(20_000)]",
+]
+
+
+def test_no_mark_is_seen_by_a_neighbour(neighbours: Daemon) -> None:
     look = """
 import ctypes, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -139,10 +137,10 @@ timer = ctypes.c_void_p()
 print(libc.timer_create(0, None, ctypes.byref(timer)))
 """
     alone = neighbours.run(look)
-    first = (
-        "import ctypes, os, signal, socket\nlibc = ctypes.CDLL(None)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [40])\n"
-    )
-    _, second = during(neighbours, f"{first}try: kept = {mark}\nexcept OSError: pass\n", look)
+    first = "import ctypes, os, signal, socket\nlibc, kept = ctypes.CDLL(None), []\n"
+    first += "signal.pthread_sigmask(signal.SIG_BLOCK, [40])\n"
+    first += "".join(f"try: kept.append({mark})\nexcept OSError: pass\n" for mark in MARKS)
+    _, second = during(neighbours, first, look)
     assert second.stdout == alone.stdout
 
 
@@ -198,25 +196,24 @@ def test_what_a_program_is_told_does_not_depend_on_those_that_take_all_cpu() -> 
     assert response.outcome in (ProgramOutcome.OK, ServiceOutcome.INTERNAL), response
 
 
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        ("while True: pass", ServiceOutcome.INTERNAL),
-        ("import os\nif not os.fork():\n    while True: pass\nos.wait()", ServiceOutcome.INTERNAL),
-        ("__import__('time').sleep(9)", ProgramOutcome.WALL_TIMEOUT),
-    ],
-    ids=["computes", "waits-for-a-child-that-computes", "sleeps"],
-)
-def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time(code: str, outcome: str) -> None:
+def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time() -> None:
+    ends = {
+        "while True: pass": ServiceOutcome.INTERNAL,
+        "import os\nif not os.fork():\n    while True: pass\nos.wait()": ServiceOutcome.INTERNAL,
+        "__import__('time').sleep(9)": ProgramOutcome.WALL_TIMEOUT,
+    }
     hog = [sys.executable, "-c", "while True: pass"]
-    with Daemon(slots=1, groups=False) as daemon, ExitStack() as ended:
+    with Daemon(slots=len(ends), groups=False) as daemon, ExitStack() as ended:
+        for number in [daemon.submit("__import__('time').sleep(0.5)") for _ in ends]:
+            assert daemon.answer(number).outcome is ProgramOutcome.OK, "each slot is up"
         processes = [subprocess.Popen(hog, start_new_session=True) for _ in range(12)]
         for process in processes:
             ended.callback(process.wait)
             ended.callback(process.kill)
         for process in (daemon.process, *daemon.below(), *processes):  # what they start is there as well
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
-        assert daemon.answer(daemon.submit(code, wall_seconds=2.0)).outcome == outcome
+        numbers = {code: daemon.submit(code, wall_seconds=2.0) for code in ends}
+        assert {code: daemon.answer(number).outcome for code, number in numbers.items()} == ends
 
 
 @pytest.mark.parametrize("plan", [PLANS.index(CONFINED), PLANS.index(PROCESS)])

@@ -11,7 +11,6 @@ from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.slot import channel
 from tests.attacks.support import attack
 from tests.sandbox.driver import Daemon
-from tests.sandbox.test_verdict import FORGED
 
 SAY = """
 import os
@@ -40,8 +39,7 @@ HEADS: list[object] = [
     {"outcome": "ok", "exit_code": 0, "kill_reason": "wall"},
     None,
 ]
-REPORTS = [
-    *map(framed, FORGED.values()),
+REPORTS = [  # beside those of tests/sandbox/test_verdict.py
     *(framed(json.dumps(head).encode() + b"\nvalue") for head in HEADS),
     framed(b"{" * 262_140),
     framed(b'{"value": 3}\n\xff\xfe\xfd'),
@@ -69,8 +67,6 @@ def test_forged_reports_change_no_outcome_and_no_count(daemon: Daemon) -> None:
 def test_a_flood_of_reports_costs_nobody_an_answer(daemon: Daemon) -> None:
     code = f"{SAY}\nimport time\nend = time.monotonic() + 0.2\nwhile time.monotonic() < end: say(b'\\0' * 65536)"
     assert attack(daemon, code).outcome is ProgramOutcome.OK
-    code = f"{SAY}\nwhile True: say(b'\\0' * 65536)"
-    assert attack(daemon, code, wall_seconds=0.2).outcome is ProgramOutcome.WALL_TIMEOUT
 
 
 def test_another_process_group_or_session_changes_nothing(daemon: Daemon) -> None:
@@ -78,19 +74,6 @@ def test_another_process_group_or_session_changes_nothing(daemon: Daemon) -> Non
         code = f"import os\ntry: {move}\nexcept OSError: pass\nos.write(1, b'x')\nos._exit(7)"
         response = attack(daemon, code)
         assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 7, "x")
-        code = code.replace("os._exit(7)", "__import__('time').sleep(60)")
-        assert attack(daemon, code, wall_seconds=0.2).outcome is ProgramOutcome.WALL_TIMEOUT
-
-
-def test_a_parent_stuck_behind_a_vforked_child_is_ended_in_time(daemon: Daemon) -> None:
-    code = """
-import ctypes, time
-libc = ctypes.CDLL(None)
-libc.vfork.restype = ctypes.c_int
-if libc.vfork() == 0:
-    while True: libc.usleep(100000)
-"""
-    assert attack(daemon, code, wall_seconds=0.2).outcome is ProgramOutcome.WALL_TIMEOUT
 
 
 def test_the_signals_of_a_slot_cannot_be_forged(daemon: Daemon) -> None:

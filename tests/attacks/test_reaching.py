@@ -185,17 +185,15 @@ def test_the_machine_cannot_be_made_to_write_its_disks(daemon: Daemon) -> None:
     assert found[1] in {"-1", "PermissionError"}
 
 
-@pytest.mark.parametrize("folder", ["/", "/usr", "/usr/lib", "/etc", "/dev", "{prefix}", "{site}", "{source}"])
-def test_system_and_libraries_cannot_be_written(daemon: Daemon, folder: str) -> None:
+def test_system_and_libraries_cannot_be_written(daemon: Daemon) -> None:
     promised(daemon, "L2", "L3")
-    where = folder.format(prefix=sys.prefix, site=sysconfig.get_paths()["purelib"], source=REPOSITORY)
-    # Harmless where the wall has a hole: an empty file of an odd name, and the mode that is there already.
-    create = f"os.open({where + '/.rocstar-attack'!r}, os.O_CREAT | os.O_WRONLY)"
-    change = f"os.chmod({where!r}, os.stat({where!r}).st_mode & 0o7777)"
-    found = names(daemon, create, change)
-    refused = {"OSError", "PermissionError", "FileNotFoundError"}
-    assert found[0] in refused
-    assert found[-1] in refused
+    libraries = (sys.prefix, sysconfig.get_paths()["purelib"], str(REPOSITORY))
+    for where in ("/", "/usr", "/usr/lib", "/etc", "/dev", *libraries):
+        # Harmless where the wall has a hole: an empty file of an odd name, and the mode that is there already.
+        create = f"os.open({where + '/.rocstar-attack'!r}, os.O_CREAT | os.O_WRONLY)"
+        change = f"os.chmod({where!r}, os.stat({where!r}).st_mode & 0o7777)"
+        found = names(daemon, create, change)
+        assert len(found) == 2 and {*found} <= {"OSError", "PermissionError", "FileNotFoundError"}, where
 
 
 def test_a_crash_leaves_no_core_file(daemon: Daemon) -> None:

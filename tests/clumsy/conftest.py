@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ def started(*_: Any, **__: Any) -> Any:
     raise Started
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    return make(tmp_path_factory.mktemp("sound") / "w", model_folder)
+
+
 @pytest.fixture
-def place(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, for a test to spoil."""
     monkeypatch.setattr("rocstar.cli.launch.run", started)
     monkeypatch.setattr("rocstar.evaluation.command.opened_machines", started)
     monkeypatch.setattr("rocstar.serving.agent.started_sandbox", started)
-    made = make(tmp_path / "w", model_folder)
-    monkeypatch.chdir(made)
-    return made
+    place = tmp_path / "w"
+    shutil.copytree(sound, place)
+    monkeypatch.chdir(place)
+    return place

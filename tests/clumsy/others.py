@@ -74,6 +74,4 @@ OTHERS = [
     given("data check tran.jsonl", "tran.jsonl does not exist"),
     given("data check train.jsonl --template papr", "'papr' ... 'paper'"),
     given("data check train.jsonl --tokenizer runs", "runs has no tokenizer.json"),
-    given("sandbox serve --min-isolation L9", "--min-isolation L9 ... L1, L2, L3"),
-    given("trian tiny.toml", "no such command 'trian' ... train"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.clumsy.workplace import (
     RL_ONLY,
+    Spoil,
     Start,
     cut,
     folder,
@@ -24,31 +25,36 @@ def tiny(settings: str, words: str) -> Start:
     return given(f"train tiny.toml {settings}", words)
 
 
+def bad(name: str, words: str, spoil: Spoil) -> Start:
+    return spoilt(name, "train bad.toml", words, spoil)
+
+
+def pretrained(name: str, words: str, spoil: Spoil) -> Start:
+    return spoilt(name, "train pretrained.toml", words, spoil)
+
+
+def file(name: str, words: str, spoil: Spoil) -> Start:
+    return spoilt(name, "train tiny.toml", words, spoil)
+
+
+def problems(path: str, name: str, words: str, content: str) -> Start:
+    """The recipe's problems are in a file that holds this."""
+    return spoilt(name, f"train tiny.toml data.train_files={path}", words, text(path, content))
+
+
 RECIPES = [
     given("train tny.toml", "there is no recipe tny.toml ... did you mean tiny.toml?"),
     given("train rollout.max_turns=2", "give a recipe first"),
-    spoilt(
-        "UTF-16 recipe",
-        "train bad.toml",
-        "bad.toml is not UTF-8 ... save it as UTF-8",
-        text("bad.toml", RECIPE.encode("utf-16")),
-    ),
-    spoilt("nothing to do", "train bad.toml", "bad.toml has no [[stage]]", text("bad.toml", "")),
+    bad("UTF-16 recipe", "bad.toml is not UTF-8 ... save it as UTF-8", text("bad.toml", RECIPE.encode("utf-16"))),
+    bad("nothing to do", "bad.toml has no [[stage]]", text("bad.toml", "")),
     *(
-        spoilt(
-            f"stage named {name!r}",
-            "train bad.toml",
-            f"{name!r} ... letters, digits, - _",
-            replaced('"cold"', f'"{name}"'),
-        )
-        for name in ("a/b", "", "../../x", "x" * 51)
+        bad(f"stage named {name!r}", f"{name!r} ... letters, digits, - _", replaced('"cold"', f'"{name}"'))
+        for name in ("a/b", "", "x" * 51)
     ),
-    given("train pool.toml", "pool.toml ... unknown key"),
 ]
 
 VALUES = [
     tiny("sft.adamw_learning_rate=50", "sft.adamw_learning_rate = 50 ... less than 1"),
-    tiny("rollout.max_turns=2.5", "rollout.max_turns = 2.5 ... integer"),
     tiny("rollout.attempts_per_problem=0", "rollout.attempts_per_problem = 0 ... greater than or equal to 1"),
     tiny("rollout.temperature=0", "rollout.temperature = 0 ... greater than 0"),
     tiny("stage.stage1.steps=-1", "stage.stage1.steps = -1 ... greater than or equal to 0"),
@@ -65,7 +71,6 @@ VALUES = [
     tiny("resample.method=rocstar.types:Group", "should take (settings)"),
     tiny("data.source=arithmetic 'data.families=[\"gdc\"]' sft.rows_file=none", "gdc ... gcd"),
     tiny("sandbox.min_isolation=L9", "'L9' ... 'L1', 'L2' or 'L3'"),
-    tiny("sandbox.memory_bytes=1000", "sandbox.memory_bytes = 1000 ... greater than or equal"),
     tiny("run.name=a/b", "run.name = 'a/b' ... letters, digits and dashes"),
     tiny("run.folder=rows.jsonl/runs", "rows.jsonl/runs ... run.folder"),
     tiny("--runs rows.jsonl", "rows.jsonl ... run.folder"),
@@ -80,9 +85,6 @@ VALUES = [
 TOO_LARGE = [
     ("run.threads", 100000, "4096"),
     ("sandbox.slots", 100000, "4096"),
-    ("sandbox.timeout_seconds", 1e9, "86400"),
-    ("sandbox.cpu_seconds", 1e9, "86400"),
-    ("sandbox.memory_bytes", 2**60, str(2**40)),
     ("model.num_layers", 100000, "1000"),
     ("model.hidden_size", 2**20, "65536"),
     ("model.max_positions", 2**40, str(2**24)),
@@ -116,9 +118,8 @@ LIMITS = [
 
 UNREAD = [
     tiny("data.pool=5", "override 'data.pool=5' ... data.source is 'files' ... leave it"),
-    spoilt(
+    bad(
         "families of files in a child",
-        "train bad.toml",
         "bad.toml line 3: data.families ... leave it out",
         recipe('[data]\nfamilies = ["gcd"]'),
     ),
@@ -126,22 +127,19 @@ UNREAD = [
         "data.source=arithmetic data.columns.question=q",
         "override 'data.columns.question=q' ... data.source is 'arithmetic'",
     ),
-    spoilt(
+    bad(
         "files without a source",
-        "train bad.toml",
         "data.train_files is not read ... data.source is 'arithmetic' ... change data.source",
         replaced('source = "files"', ""),
     ),
-    spoilt(
+    bad(
         "files for a stage of arithmetic",
-        "train bad.toml",
         "stage.stage1.data.max_problems is not read",
         recipe('[[stage]]\nname = "stage1"\ndata.source = "arithmetic"\ndata.max_problems = 2'),
     ),
     given("train pretrained.toml model.num_layers=2", "model.path is 'model' ... leave it"),
-    spoilt(
+    bad(
         "a shape beside a model",
-        "train bad.toml",
         "bad.toml line 4: model.rope_theta",
         recipe('[model]\npath = "model"\nrope_theta = 10'),
     ),
@@ -156,13 +154,15 @@ UNREAD = [
         "stage.cold.steps=5 sft.warmup_steps=6",
         "override 'sft.warmup_steps=6' ... stage cold ends after 5 updates ... raise stage.cold.steps",
     ),
-    spoilt(
+    bad(
         "a warm-up beyond the stage",
-        "train bad.toml",
         "bad.toml line 6: stage.stage1.learning.warmup_steps is 50 ... after",
         recipe('[[stage]]\nname = "stage1"\nsteps = 2\n[stage.learning]\nwarmup_steps = 50'),
     ),
     tiny("resample.failure_floor=4", "resample.failure_floor 4 ... resample.keep 4 ... lower it"),
+    tiny("rollout.agent=x:y rollout.environment=x:y", "both make attempts"),
+    tiny("rollout.agent=x:y rollout.carry_over=0.3", "sets attempts aside"),
+    tiny("rollout.agent=x:y learning.advantage=gtpo", "is of attempts with one conversation"),
     tiny("learning.updates_per_step=1000", "learning.updates_per_step 1000 ... 8 attempts ... lower it"),
     tiny(
         "rollout.attempts_per_problem=1 resample.method=all",
@@ -185,9 +185,8 @@ UNREAD = [
     ),
     tiny("evaluate.every_steps=500", "override 'evaluate.every_steps=500' ... no RL stage has more than 4 steps"),
     tiny("resample.min_positive=1", "resample.method is 'roc' ... leave it out"),
-    spoilt(
+    bad(
         "data of rows from a file",
-        "train bad.toml",
         "bad.toml line 5: stage.cold.data.max_problems ... sft.rows_file is 'rows.jsonl'",
         recipe('[[stage]]\nname = "cold"\n[stage.data]\nmax_problems = 2'),
     ),
@@ -197,79 +196,45 @@ FILES = [
     tiny("data.train_files=tran.jsonl", "tran.jsonl does not exist ... check the path"),
     tiny("data.test_files=tst.jsonl", "tst.jsonl does not exist ... check the path"),
     tiny("data.train_files=[]", "data.train_files is empty ... give at least one"),
-    spoilt("a folder as file", "train tiny.toml", "train.jsonl ... directory", folder("train.jsonl")),
-    spoilt(
-        "kind of file", "train tiny.toml data.train_files=train.txt", "train.txt ... .jsonl", text("train.txt", "a")
-    ),
-    spoilt(
+    file("a folder as file", "train.jsonl ... directory", folder("train.jsonl")),
+    problems("train.txt", "kind of file", "train.txt ... .jsonl", "a"),
+    problems(
+        "a.jsonl.gz",
         "gz that is none",
-        "train tiny.toml data.train_files=a.jsonl.gz",
         "a.jsonl.gz is not a whole gzip file ... drop the .gz",
-        text("a.jsonl.gz", '{"question": "a", "answer": "1"}\n'),
+        '{"question": "a", "answer": "1"}\n',
     ),
-    spoilt(
-        "parquet that is none",
-        "train tiny.toml data.train_files=a.parquet",
-        "a.parquet is not a parquet file",
-        text("a.parquet", "abc"),
-    ),
-    spoilt(
+    problems("a.parquet", "parquet that is none", "a.parquet is not a parquet file", "abc"),
+    file(
         "UTF-16 rows",
-        "train tiny.toml",
         "train.jsonl, line 1: not UTF-8 ... convert",
         text("train.jsonl", '{"question": "é"}\n'.encode("utf-16")),
     ),
-    spoilt(
-        "not JSON",
-        "train tiny.toml",
-        "train.jsonl, line 2 ... not JSON",
-        text("train.jsonl", '{"question": "a", "answer": "1"}\n{oops\n'),
+    file(
+        "not JSON", "train.jsonl, line 2 ... not JSON", text("train.jsonl", '{"question": "a", "answer": "1"}\n{oops\n')
     ),
-    spoilt(
-        "one JSON array",
-        "train tiny.toml",
-        "train.jsonl, line 1 ... one JSON object",
-        text("train.jsonl", '[{"question": "a"}]\n'),
-    ),
-    spoilt(
-        "CSV of uneven rows",
-        "train tiny.toml data.train_files=a.csv",
-        "a.csv, line 2 ... quote cells",
-        text("a.csv", "question,answer\na,b,c\n"),
-    ),
-    spoilt("empty file", "train tiny.toml", "train.jsonl has no rows ... at least one", text("train.jsonl", "")),
+    file("one JSON array", "train.jsonl, line 1 ... one JSON object", text("train.jsonl", '[{"question": "a"}]\n')),
+    problems("a.csv", "CSV of uneven rows", "a.csv, line 2 ... quote cells", "question,answer\na,b,c\n"),
+    file("empty file", "train.jsonl has no rows ... at least one", text("train.jsonl", "")),
     tiny("data.columns.question=qestion", "qestion ... did you mean question? ... data.columns.question"),
-    spoilt(
+    file(
         "answer missing",
-        "train tiny.toml",
         'train.jsonl, line 1, field "answer" ... expected a text or a number',
         rows("train.jsonl", {"question": "a", "answer": None}),
     ),
-    spoilt(
-        "answer column missing",
-        "train tiny.toml",
-        'no field "answer" ... data.columns.answer',
-        rows("train.jsonl", {"question": "a"}),
-    ),
+    file("answer column missing", 'no field "answer" ... data.columns.answer', rows("train.jsonl", {"question": "a"})),
     tiny("data.train_files=test.jsonl", "stage stage1 ... not held out"),
     tiny("sft.rows_file=rws.jsonl", "rws.jsonl does not exist"),
-    spoilt("a folder as rows", "train tiny.toml", "rows.jsonl ... directory", folder("rows.jsonl")),
-    spoilt("no rows", "train tiny.toml", "rows.jsonl", text("rows.jsonl", "")),
-    spoilt(
+    file("a folder as rows", "rows.jsonl ... directory", folder("rows.jsonl")),
+    file("no rows", "rows.jsonl", text("rows.jsonl", "")),
+    file(
         "rows of unknown roles",
-        "train tiny.toml",
         "rows.jsonl, line 1 ... role",
         rows("rows.jsonl", {"messages": [{"role": "human", "content": "hi"}, final(3)]}),
     ),
-    spoilt(
-        "rows without messages",
-        "train tiny.toml",
-        "rows.jsonl, line 1 ... messages",
-        rows("rows.jsonl", {"text": "hi"}),
-    ),
-    spoilt(
+    file("rows without messages", "rows.jsonl, line 1 ... messages", rows("rows.jsonl", {"text": "hi"})),
+    file(
         "rows with an unanswered call",
-        "train tiny.toml",
         "rows.jsonl, line 1",
         rows("rows.jsonl", {"messages": [user(1), call("1"), final(1)]}),
     ),
@@ -280,20 +245,10 @@ MODELS = [
     tiny("model.path=./nowhere", "nowhere is not a model folder ... give a Hugging Face folder"),
     tiny("model.path=runs", "runs is not a model folder"),
     tiny("model.path=tiny.toml", "tiny.toml is not a model folder"),
-    spoilt("broken config.json", "train pretrained.toml", "config.json cannot be read", text("model/config.json", "{")),
-    spoilt(
-        "no decoder",
-        "train pretrained.toml",
-        "config.json lacks max_position_embeddings;",
-        model_config(max_position_embeddings=None),
-    ),
+    pretrained("broken config.json", "config.json cannot be read", text("model/config.json", "{")),
+    pretrained("no decoder", "config.json lacks max_position_embeddings;", model_config(max_position_embeddings=None)),
     *(
-        spoilt(
-            f"a model with {word}",
-            "train pretrained.toml",
-            f"of type qwen3 ... {word} ... take one of those",
-            model_config(**changes),
-        )
+        pretrained(f"a model with {word}", f"of type qwen3 ... {word} ... take one of those", model_config(**changes))
         for word, changes in {
             "kv_lora_rank 512": {"kv_lora_rank": 512},  # DeepSeek-V3
             "values of another width": {"v_head_dim": 999},
@@ -303,103 +258,79 @@ MODELS = [
             "lsh_attn_chunk_length": {"lsh_attn_chunk_length": 64},  # Reformer
         }.items()
     ),
-    spoilt(
+    pretrained(
         "a model of the shape of GPT-2",
-        "train pretrained.toml",
         "of type gpt2 ... Qwen2.5, Qwen3 and Llama",
         model_config(model_type="gpt2", max_position_embeddings=None, n_positions=1024),
     ),
-    spoilt("no tokenizer", "train pretrained.toml", "no tokenizer.json", without("model/tokenizer.json")),
-    spoilt("broken tokenizer", "train pretrained.toml", "tokenizer.json", text("model/tokenizer.json", "{}")),
-    spoilt(
-        "another model's tokenizer",
-        "train pretrained.toml",
-        "tokenizer in model ... do not belong together",
-        model_config(vocab_size=151936),
+    pretrained("no tokenizer", "no tokenizer.json", without("model/tokenizer.json")),
+    pretrained("broken tokenizer", "tokenizer.json", text("model/tokenizer.json", "{}")),
+    pretrained(
+        "another model's tokenizer", "tokenizer in model ... do not belong together", model_config(vocab_size=151936)
     ),
-    spoilt(
-        "a tokenizer larger than the model",
-        "train pretrained.toml",
-        "do not belong together",
-        model_config(vocab_size=20),
-    ),
-    spoilt("no weights", "train pretrained.toml", "model ... safetensors", without("model/model.safetensors")),
-    spoilt(
+    pretrained("a tokenizer larger than the model", "do not belong together", model_config(vocab_size=20)),
+    pretrained("no weights", "model ... safetensors", without("model/model.safetensors")),
+    pretrained(
         "a git-LFS pointer",
-        "train pretrained.toml",
         "model.safetensors is a git-LFS pointer ... `git lfs pull`",
         text("model/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"),
     ),
-    spoilt("half a download", "train pretrained.toml", "holds 9000 bytes of ... fetch it again", cut(9000)),
-    spoilt(
-        "the first bytes of a download",
-        "train pretrained.toml",
-        "holds 99 bytes of at least ... fetch it again",
-        cut(99),
-    ),
-    spoilt("an empty file of weights", "train pretrained.toml", "holds 0 bytes of at least 8", cut(0)),
-    spoilt(
+    pretrained("half a download", "holds 9000 bytes of ... fetch it again", cut(9000)),
+    pretrained("the first bytes of a download", "holds 99 bytes of at least ... fetch it again", cut(99)),
+    pretrained("an empty file of weights", "holds 0 bytes of at least 8", cut(0)),
+    pretrained(
         "a web page for weights",
-        "train pretrained.toml",
         "no header of safetensors",
         text("model/model.safetensors", (60).to_bytes(8, "little") + b"<html>" * 10),
     ),
-    spoilt(
+    pretrained(
         "a shard that is not there",
-        "train pretrained.toml",
         "model lacks 1 of the 1 files of weights ... such as model-1.safetensors; fetch the whole model",
         sharded(),
     ),
     *(
-        spoilt(
+        pretrained(
             f"weights of one layer for {said}",
-            "train pretrained.toml",
             f"weights of 1 layer, ... config.json says {said} (num_hidden_layers); correct config.json",
             model_config(num_hidden_layers=said),
         )
         for said in (0, 2)
     ),
-    spoilt(
+    pretrained(
         "quantised weights",
-        "train pretrained.toml",
         "quantised by gptq ... take the unquantised model",
         model_config(quantization_config={"quant_method": "gptq", "bits": 4}),
     ),
-    spoilt(
+    pretrained(
         "heads that no width divides",
-        "train pretrained.toml",
         "config.json describes no model that can be made: ... not a multiple of the number of attention heads (5)",
         model_config(model_type="llama", num_attention_heads=5, layer_types=None),
     ),
-    spoilt("an unknown family", "train pretrained.toml", "model type `llama9`", model_config(model_type="llama9")),
-    spoilt(
+    pretrained("an unknown family", "model type `llama9`", model_config(model_type="llama9")),
+    pretrained(
         "a model with code of its own",
-        "train pretrained.toml",
         "code of a model folder is not run here; take a model whose class transformers has",
         model_config(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}),
     ),
-    spoilt(
+    pretrained(
         "a model that neither learns nor runs",  # Gemma 2: another engine would not help
-        "train pretrained.toml",
         "final_logit_softcapping 30.0; the learner trains decoders",
         model_config(final_logit_softcapping=30.0, attn_logit_softcapping=50.0),
     ),
-    spoilt(
+    pretrained(
         "an encoder",
-        "train pretrained.toml",
         "of type bert ... type_vocab_size 2 ... the learner trains decoders",
         model_config(model_type="bert", type_vocab_size=2),
     ),
     given("train pretrained.toml rollout.max_response_tokens=300", "300 ... 256 ... set it to"),
-    spoilt(
+    pretrained(
         "a template whose stop the tokenizer lacks",
-        "train pretrained.toml",
         "<|im_end|>",
         lambda place: (place / "model" / "tokenizer.json").write_text(
             (place / "model" / "tokenizer.json").read_text().replace("<|im_end|>", "<|other|>")
         ),
     ),
-    spoilt("random weights for RL", "train bad.toml", "sft stage first ... model.path", text("bad.toml", RL_ONLY)),
+    bad("random weights for RL", "sft stage first ... model.path", text("bad.toml", RL_ONLY)),
 ]
 
 TRAINING = [*RECIPES, *VALUES, *LIMITS, *UNREAD, *FILES, *MODELS]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from rocstar.faults.kit import ATTEMPTS
 from rocstar.faults.stand_ins import PROGRAM, QUESTION, reward_of
-
-reward = reward_of(os.environ["FAULTS_REWARD"])
 
 
 def asked(seam: str, path: str, body: dict[str, Any]) -> Any:
@@ -27,7 +26,7 @@ def said(messages: list[dict[str, str]]) -> str:
         return repr(error)
 
 
-def attempt(number: int) -> float:
+def attempt(number: int, reward: Callable[..., list[float]]) -> float:
     messages = [{"role": "user", "content": QUESTION.format(number)}]
     for _ in range(2):
         messages.append({"role": "assistant", "content": said(messages)})
@@ -43,5 +42,11 @@ def attempt(number: int) -> float:
         return 0.0
 
 
-for number in range(ATTEMPTS):
-    print(json.dumps({"reward": attempt(number)}))
+def main() -> None:
+    reward = reward_of(os.environ["FAULTS_REWARD"])
+    for number in range(ATTEMPTS):
+        print(json.dumps({"reward": attempt(number, reward)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -44,6 +44,8 @@ class Daemon:
         self.frames: list[Frame] = []
         self.early: dict[int, Frame] = {}
         self.number = 0
+        self.sessions: set[str] = set()
+        """Names of all that have had a call."""
         try:
             first = self.next_frame()
             if first.kind is FrameKind.REFUSED:
@@ -68,6 +70,7 @@ class Daemon:
     def submit(self, code: str, **fields: Any) -> int:
         """The number of a new call. `limits` as given, fields of it as keywords replace those of LIMITS."""
         limits = {name: fields.pop(name) for name in Limits.__struct_fields__ if name in fields}
+        self.sessions |= {fields["session"]} if fields.get("session") else set()
         call = Call(**{"id": f"{self.number + 1}", "code": code, "limits": structs.replace(LIMITS, **limits)} | fields)
         return self.submit_body(wire.encode(call))
 
@@ -102,6 +105,13 @@ class Daemon:
 
     def end(self, session: str) -> None:
         self.send(FrameKind.CLOSE, wire.encode(session))
+
+    def end_sessions(self) -> None:
+        """All of them, with their processes."""
+        for name in self.sessions:
+            self.end(name)
+        self.sessions.clear()
+        assert eventually(lambda: self.usage().sessions == 0 and not self.programs())
 
     def usage(self) -> Usage:
         """Asked for by a ping."""
@@ -181,6 +191,11 @@ def ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def runs(pid: int) -> bool:
+    """Whether it lives; its number may be nobody's."""
+    return psutil.pid_exists(pid) and not ended(psutil.Process(pid))
 
 
 def eventually(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> bool:

@@ -72,18 +72,16 @@ async def test_many_calls_at_once_get_each_its_own_answer_also_under_one_id(
     pair: tuple[ScriptedDaemon, ScriptedDaemon],
 ) -> None:
     with connected(*pair) as client:
-        responses = await asyncio.gather(*(run(client, f"ok {n}", id=f"{n // 2}") for n in range(500)))
-    assert [(each.id, each.stdout) for each in responses] == [(f"{n // 2}", f"ok {n}") for n in range(500)]
-    assert all(len(daemon.calls) > 150 for daemon in pair)
+        responses = await asyncio.gather(*(run(client, f"ok {n}", id=f"{n // 2}") for n in range(200)))
+    assert [(each.id, each.stdout) for each in responses] == [(f"{n // 2}", f"ok {n}") for n in range(200)]
+    assert all(len(daemon.calls) > 60 for daemon in pair)
 
 
 @pytest.mark.parametrize(
     ("code", "outcome", "attempt"),
     [
-        ("ok", ProgramOutcome.OK, 1),
         ("once internal", ProgramOutcome.OK, 2),
         ("once die", ProgramOutcome.OK, 2),
-        ("once garbage", ProgramOutcome.OK, 2),
         ("once overloaded", ProgramOutcome.OK, 1),
         ("internal", ServiceOutcome.INTERNAL, 2),
     ],
@@ -261,15 +259,6 @@ def test_an_address_where_nobody_is_is_told(address: str) -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(SandboxDown, match="is no address of a sandbox"):
         SandboxClient.connect([address])
-
-
-async def test_a_lost_cell_is_told_and_never_sent_again(daemon: ScriptedDaemon) -> None:
-    with connected(daemon) as client:
-        with pytest.raises(Lost):
-            await run(client, "ok", session="s", cell=3)
-        with pytest.raises(Lost, match="was lost"):
-            await run(client, "die", session="s", cell=1)
-        assert len(daemon.calls) == 2
 
 
 NAP = "import time\ntime.sleep(0.5)\n'done'"

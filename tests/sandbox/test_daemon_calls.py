@@ -44,12 +44,6 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
-    numbers = [daemon.submit("import time\ntime.time()") for _ in range(10)]
-    times = [float(daemon.answer(number).value or 0) for number in numbers]
-    assert times == sorted(times)
-
-
 def test_callers_take_turns(daemon: Daemon) -> None:
     many = [daemon.submit("import time\ntime.sleep(0.02); time.time()") for _ in range(40)]
     other = 1 << wire.CALLER_SHIFT | 10**6
@@ -58,7 +52,7 @@ def test_callers_take_turns(daemon: Daemon) -> None:
     assert float(daemon.answer(other).value or 0) < times[20] and times == sorted(times)
 
 
-def test_callers_share_the_time_of_slots_and_not_the_number_of_calls() -> None:
+def test_two_slots_are_shared_by_time_and_run_two_programs_at_once() -> None:
     with Daemon(slots=2) as daemon:
         long = [daemon.submit("import time\na = time.time()\ntime.sleep(0.5)\na") for _ in range(6)]
         shorts = [1 << wire.CALLER_SHIFT | 10**6 + n for n in range(40)]
@@ -66,11 +60,7 @@ def test_callers_share_the_time_of_slots_and_not_the_number_of_calls() -> None:
             daemon.send(FrameKind.CALL, wire.encode(Call(id="short", code="import time\ntime.time()")), number)
         starts = sorted(float(daemon.answer(number).value or 0) for number in long)
         ends = [float(daemon.answer(number).value or 0) for number in shorts]
-    assert max(ends) < starts[3]
-
-
-def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
-    with Daemon(slots=2) as daemon:
+        assert max(ends) < starts[3], "callers share the time of slots, and not the number of calls"
         code = "import time\na = time.time()\ntime.sleep(0.2)\na, time.time()"
         numbers = [daemon.submit(code) for _ in range(4)] + [daemon.submit(f"{code} # numpy") for _ in range(2)]
         numbers += [daemon.submit(code, session=f"s{n}", cell=1) for n in range(2)]
@@ -146,9 +136,9 @@ def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) 
     [("1 / 0", "exception"), ("raise SystemExit(3)", "exit_nonzero"), ("held = bytearray(2**33)", "memory")],
 )
 def test_files_come_back_from_a_program_that_failed_wherever_it_is_then(daemon: Daemon, end: str, outcome: str) -> None:
-    held = "held = [bytearray(2**20) for _ in range(400)]\ntry:\n    while held.append(open('f')) is None: pass"
+    held = "held = [bytearray(2**20) for _ in range(80)]\ntry:\n    while held.append(open('f')) is None: pass"
     code = f"import os\nopen('f', 'wb').write(b'x' * 10**7)\n{held}\nexcept OSError: os.chdir('/')\n{end}"
-    response = daemon.run(code, fetch=("f",), memory_bytes=2**29)
+    response = daemon.run(code, fetch=("f",), memory_bytes=2**27)
     assert (response.outcome, len(response.files["f"])) == (outcome, 10**7), response
 
 
@@ -307,7 +297,7 @@ def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
 
 def test_memory_up_to_the_limit_is_there_whatever_earlier_calls_held(daemon: Daemon) -> None:
     files = {"large": bytes(15 * 2**20)}
-    for _ in range(3):
+    for _ in range(2):
         assert daemon.run("1", files=files, fetch=("large",)).files == files
         response = daemon.run("len(bytearray(80 * 2**20))", memory_bytes=100 * 2**20)
         assert response.value == str(80 * 2**20)
@@ -319,18 +309,18 @@ def test_recursion_without_a_limit_is_bounded(daemon: Daemon) -> None:
     assert response.outcome in ("memory", "signal", "exception")
 
 
-@pytest.mark.parametrize(("byte", "shown"), [(0, "\0"), (255, "\ufffd")], ids=["control", "no text"])
-def test_the_longest_answer_fits_a_frame(daemon: Daemon, byte: int, shown: str) -> None:
+def test_the_longest_answer_fits_a_frame(daemon: Daemon) -> None:
+    """Each byte that is no text becomes three."""
     code = f"""
         import os
         class Long:
             def __repr__(self): return "\\0" * 10**6
         open("f", "wb").write(bytes(2**24))
-        for _ in range({MAX_OUTPUT_BYTES // 2**16}): os.write(1, bytes([{byte}]) * 2**16)
+        for _ in range({MAX_OUTPUT_BYTES // 2**16}): os.write(1, bytes([255]) * 2**16)
         Long()
     """
     response = daemon.run(textwrap.dedent(code), output_bytes=MAX_OUTPUT_BYTES, fetch=("f",))
-    assert (response.outcome, response.stdout) == ("ok", shown * MAX_OUTPUT_BYTES), response.message
+    assert (response.outcome, response.stdout) == ("ok", "\ufffd" * MAX_OUTPUT_BYTES), response.message
     assert len(response.value or "") + response.truncated_bytes == 10**6
     assert response.files["f"] == bytes(2**24)
 

@@ -47,11 +47,17 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
         yield started
 
 
-@pytest.fixture
-def own() -> Iterator[Daemon]:
-    """A test may break it."""
+@pytest.fixture(scope="module")
+def small() -> Iterator[Daemon]:
     with Daemon(session_slots=2, grace_seconds=1.0) as started:
         yield started
+
+
+@pytest.fixture
+def own(small: Daemon) -> Iterator[Daemon]:
+    """With nobody else's session; a test may break all below it."""
+    yield small
+    small.end_sessions()
 
 
 def lost(daemon: Daemon, session: str, cell: int) -> bool:
@@ -98,9 +104,7 @@ def test_a_failed_cell_keeps_what_it_did_and_shows_the_lines_of_cells(daemon: Da
         ("input()", "exception", 1, Failure(type="EOFError", message="EOF when reading a line", line=1)),
         ("x = = 1", "exception", 1, Failure(type="SyntaxError", message="invalid syntax (<cell 2>, line 1)", line=1)),
         ("import sys\nsys.exit(3)", "exit_nonzero", 3, None),
-        ("exit('bye')", "exit_nonzero", 1, None),
         ("import os\nos.fork()\nNone", "ok", 0, None),
-        ("pass", "ok", 0, None),
     ],
 )
 def test_a_cell_ends_and_the_session_goes_on(
@@ -151,7 +155,6 @@ def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemo
     ("code", "limits", "outcome"),
     [
         ("x = 2\nimport time\ntime.sleep(60)", {"wall_seconds": 0.3}, "wall_timeout"),
-        ("x = 2\nwhile True: pass", {"wall_seconds": 0.3}, "wall_timeout"),
         ("x = 2\nimport asyncio\nasyncio.run(asyncio.sleep(60))", {"wall_seconds": 0.3}, "wall_timeout"),
         ("x = 2\ntry:\n    while True: pass\nexcept Exception: pass", {"cpu_seconds": 0.3}, "cpu_timeout"),
         ("x = 2\nwhile True: print('y' * 1000)", {"output_bytes": 5000}, "output_limit"),

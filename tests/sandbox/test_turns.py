@@ -23,11 +23,11 @@ def test_no_caller_who_waits_is_more_than_his_running_calls_behind_another(
     lengths: list[list[float]], slots: int
 ) -> None:
     callers, line, now = Callers(), Line(), 0.0
-    for order in range(400):
+    for order in range(200):
         line.push(queued(callers, order % len(lengths), order))
     running: list[tuple[float, int, Queued]] = []
     had, longest = Counter[int](), max(map(max, lengths))
-    for _ in range(200):
+    for _ in range(100):
         while len(running) < slots:
             call = line.first(now)
             assert call is not None
@@ -39,7 +39,7 @@ def test_no_caller_who_waits_is_more_than_his_running_calls_behind_another(
         now, _, call = heapq.heappop(running)
         call.caller.run(-1, now)
         used = [caller.used(now) for caller in callers._all.values()]
-        if all(had[name] < 400 // len(lengths) for name in range(len(lengths))):
+        if all(had[name] < 200 // len(lengths) for name in range(len(lengths))):
             assert max(used) - min(used) <= slots * longest + 1e-6
 
 

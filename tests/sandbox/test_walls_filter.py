@@ -107,8 +107,9 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
         seccomp.build(machine, private_files=True, own_files=False, slot=1),
         seccomp.build_without_signals(machine),
     ):
-        assert {verdict(code, other, number) for number in range(1024)} == {KILL}
-        assert {verdict(code, machine, 0x40000000 + number) for number in range(1024)} == {foreign}
+        some = [*range(0, 1024, 31), 1023]
+        assert {verdict(code, other, number) for number in some} == {KILL}
+        assert {verdict(code, machine, 0x40000000 + number) for number in some} == {foreign}
         assert verdict(code, machine, 0xFFFFFFFF) == errno.ENOSYS
 
 

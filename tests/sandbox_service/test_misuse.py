@@ -32,7 +32,6 @@ from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
     [
         (b"", 400, "the request is not valid JSON"),
         (b"[1", 400, "the request has a wrong field: Expected `object`, got `array`"),
-        (b'{"code": 1}', 400, "Expected `str`, got `int` - at `$.code`"),
         (b'{"cod": "1"}', 400, "`cod`"),
         (b'{"code": "\xff"}', 400, "the request is not valid JSON"),
         (b'{"code": "\\ud800"}', 400, "not valid JSON: it has half of a surrogate pair, which is no character"),
@@ -46,13 +45,10 @@ from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
         (b'{"code": "1", "limits": {"wall_seconds": 1e308}}', 400, "at most 600 here, got 1e+308"),
         (b'{"code": "1", "limits": {"memory_bytes": 99999999999}}', 400, "the operator's --max-memory-mb says so"),
         (b'{"code": "1", "limits": {"output_bytes": 4194305}}', 400, "output_bytes"),
-        (b'{"code": "1", "limits": {"processes": 1025}}', 400, "limit processes must be from 1 to 1024, got 1025"),
         (b'{"code": "1", "limits": {"processes": 1.5}}', 400, "Expected `int`, got `float` - at `$.processes`"),
         (b'{"code": "1", "limits": {"wall": 1}}', 400, "there is no limit 'wall'"),
         (b'{"code": "1", "patience_seconds": 0}', 400, "$.patience_seconds"),
         (b'{"code": "1", "files": {"data.bin": {"base64": "AAA"}}}', 400, "Invalid base64"),
-        (b'{"code": "1", "files": [1]}', 400, "wrong field"),
-        (b'{"code": "1", "fetch": {"a": "b"}}', 400, "wrong field"),
         (b"[" * 100_000, 400, "the request"),
         (b'{"code": "' + b"x" * (17 * 2**20) + b'"}', 413, "the body is longer than"),
     ],
@@ -79,8 +75,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/run_jupyter": {"cells": ["1"], "total_timeout": 2, "cell_timeout": 1, "kernel": "python3", **FILES},
 }
 BAD: list[Any] = [
-    None, True, -1, 0, 1e-320, 2**70, float("nan"), "", "x" * 100_000, "\ud800", [], [[]], [1], {}, {"a": {"b": 1}},
-    {"": ""}, {"\0": ""}, {"a": None}, {"../x": ""}, {"base64": 1}, ["\0"], ["/etc/passwd"],
+    None, -1, 1e-320, 2**70, float("nan"), "", "x" * 100_000, "\ud800", [[]], {"a": {"b": 1}}, {"\0": ""}, {"../x": ""},
+    ["/etc/passwd"],
 ]  # fmt: skip
 
 
@@ -101,15 +97,8 @@ def test_whatever_a_field_holds_it_is_run_or_refused_and_never_our_failure(http:
 MANY, FEWER = 1_000_000, 900_000
 HEAVY = {
     "files": ("/v1/run", lambda: b'{"code":"","files":{' + b",".join(b'"%d":""' % n for n in range(MANY)) + b"}}"),
-    "fetch": ("/v1/run", lambda: b'{"code":"","fetch":[' + b",".join([b'""'] * 5 * MANY) + b"]}"),
     "nested fetch": ("/v1/run", lambda: b'{"code":"","fetch":[' + b",".join([b"[]"] * 5 * MANY) + b"]}"),
-    "batch": ("/v1/batch", lambda: b'{"calls":[' + b",".join([b'{"code":""}'] * MANY) + b"]}"),
     "hidden keys": ("/v1/batch", lambda: b'{"calls":[' + b",".join([b'{"\\u0063ode":""}'] * FEWER) + b"]}"),
-    "cells": ("/run_jupyter", lambda: b'{"cells":[' + b",".join([b'""'] * 5 * MANY) + b"]}"),
-    "submissions": (
-        "/run/batch",
-        lambda: b'{"submissions":[' + b",".join([b'{"solution":""}'] * FEWER) + b"]}",
-    ),
 }
 
 
@@ -286,17 +275,17 @@ def test_results_of_a_batch_are_held_within_the_room_there_is(narrow: Http) -> N
     assert eventually(lambda: held(narrow) == 0)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 300])
-def test_who_sends_a_second_request_ahead_and_goes_ends_the_first(seconds: float) -> None:
-    body = json.dumps({"code": f"import time; time.sleep({seconds})", "limits": {"wall_seconds": 400}}).encode()
+def test_who_sends_a_second_request_ahead_and_goes_ends_the_first() -> None:
     service = RunningService()
     http = Http(service.url)
-    with http.connect() as connection:
-        connection.sendall(2 * (begun(len(body)) + body))
-        assert eventually(lambda: http.status("running") == 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
-    assert eventually(lambda: http.status("running") == 0)
-    assert http.run("1")["value"] == "1"
+    for seconds in (0.5, 300):
+        body = json.dumps({"code": f"import time; time.sleep({seconds})", "limits": {"wall_seconds": 400}}).encode()
+        with http.connect() as connection:
+            connection.sendall(2 * (begun(len(body)) + body))
+            assert eventually(lambda: http.status("running") == 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        assert eventually(lambda: http.status("running") == 0)
+        assert http.run("1")["value"] == "1"
     service.process.terminate()
     assert "Traceback" not in service.process.communicate()[1]
 
@@ -315,22 +304,7 @@ def test_a_caller_over_the_limit_of_connections_is_told_so_and_not_reset() -> No
         assert answers == [b"HTTP/1.1 503"] * 10
 
 
-def test_a_full_queue_refuses_at_once_and_the_backlog_is_all_that_waits() -> None:
-    with running(max_queue=5) as url, ThreadPoolExecutor(30) as pool:
-        http = Http(url)
-        with http.under_way("/v1/run", SLEEPER), http.under_way("/v1/run", SLEEPER, running=2):
-            waiting = [pool.submit(http.run, "1") for _ in range(5)]
-            assert eventually(lambda: http.status("queue") == 5)
-            assert [http.post("/v1/run", {"code": "1"})[0] for _ in range(13)] == [503] * 13
-            assert not any(each.done() for each in waiting)
-        assert {each.result()["outcome"] for each in waiting} == {"ok"}
-        batch = pool.submit(http.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
-        assert eventually(lambda: http.status("queue") > 20)
-        assert re.search(r"^rocstar_sandbox_waiting [123]\d", http.get("/metrics")[1], re.M)
-        assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
-
-
-def test_a_caller_who_fills_the_queue_fills_it_for_nobody_else(tmp_path: Path) -> None:
+def test_a_full_queue_refuses_at_once_and_is_full_for_nobody_but_who_fills_it(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
     with running(max_queue=6, token="one", token_file=str(file)) as url, ThreadPoolExecutor(30) as pool:
@@ -339,23 +313,17 @@ def test_a_caller_who_fills_the_queue_fills_it_for_nobody_else(tmp_path: Path) -
             greedy = [pool.submit(one.run, "1") for _ in range(6)]
             assert eventually(lambda: one.status("queue") == 6)
             assert [one.post("/v1/run", {"code": "1"})[0] for _ in range(12)] == [503] * 12
+            assert not any(each.done() for each in greedy)
             modest = [pool.submit(two.run, "1") for _ in range(2)]
             assert eventually(lambda: two.status("queue") == 8)
         assert {each.result()["outcome"] for each in greedy + modest} == {"ok"}
+        batch = pool.submit(one.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
+        assert eventually(lambda: one.status("queue") > 20)
+        assert re.search(r"^rocstar_sandbox_waiting [123]\d", one.get("/metrics")[1], re.M)
+        assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
 
 
-def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
-    with running(token="s3cret") as url:
-        http = Http(url)
-        assert http.get("/ping") == (200, "pong")
-        assert http.get("/status")[0] == http.get("/v1/status")[0] == 401
-        assert http.post("/v1/run", {"code": "1"}, Authorization="Bearer wrong")[0] == 401
-        assert http.post("/token/wrong/v1/run", {"code": "1"})[0] == 401
-        assert http.post("/v1/run", {"code": "1"}, Authorization="Bearer s3cret")[0] == 200
-        assert http.post("/token/s3cret/run_code", {"code": "print(1)"})[1]["status"] == "Success"
-
-
-def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> None:
+def test_tokens_are_asked_for_have_turns_and_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
     with running(token="one", token_file=str(file)) as url:
@@ -363,6 +331,11 @@ def test_each_token_has_its_turns_and_they_are_read_again(tmp_path: Path) -> Non
 
         def status(token: str) -> int:
             return http.get("/v1/status", Authorization=f"Bearer {token}")[0]
+
+        assert http.get("/ping") == (200, "pong"), "the pulse asks for no token"
+        assert http.get("/status")[0] == http.get("/v1/status")[0] == status("wrong") == 401
+        assert http.post("/token/wrong/v1/run", {"code": "1"})[0] == 401
+        assert http.post("/token/one/run_code", {"code": "print(1)"})[1]["status"] == "Success"
 
         alone, crowded = http.waits("two", "one")
         assert alone < crowded / 2

@@ -36,20 +36,15 @@ def test_a_seed_and_files_of_text_and_bytes_go_in_and_files_come_back(http: Http
 
 
 def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(http: Http) -> None:
-    calls: list[dict[str, Any]] = [{"code": f"print({n})", "id": str(n)} for n in range(60)]
+    calls: list[dict[str, Any]] = [{"code": f"print({n})", "id": str(n)} for n in range(30)]
     calls[7]["limits"] = {"wall_seconds": 1e6}
     status, answer = http.post("/v1/batch", {"calls": calls})
     assert status == 200
-    assert [result["id"] for result in answer["results"]] == [str(n) for n in range(60)]
+    assert [result["id"] for result in answer["results"]] == [str(n) for n in range(30)]
     bad = answer["results"].pop(7)
     sentence = "limit wall_seconds is at most 600 here, got 1e+06; the operator's --max-wall-seconds says so"
     assert (bad["outcome"], bad["message"]) == ("rejected", sentence)
     assert all(result["stdout"] == f"{result['id']}\n" for result in answer["results"])
-
-
-def test_a_batch_of_one_is_a_batch(http: Http) -> None:
-    status, answer = http.post("/v1/batch", {"calls": [{"code": "print(1)"}]})
-    assert (status, [result["stdout"] for result in answer["results"]]) == (200, ["1\n"])
 
 
 @pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/run_jupyter"])

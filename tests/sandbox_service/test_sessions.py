@@ -55,7 +55,9 @@ def test_a_session_whose_cell_ended_its_process_is_gone(notebook: Notebook) -> N
     assert status == 404 and "open one with POST /v1/sessions" in refused["error"]
 
 
-def test_the_limits_of_a_session_are_those_it_was_opened_with(http: Http) -> None:
+def test_the_limits_of_a_session_are_those_it_was_opened_with_and_the_operators_hold(http: Http) -> None:
+    status, refused = http.post("/v1/sessions", {"limits": {"wall_seconds": 1e6}})
+    assert (status, "--max-wall-seconds" in refused["error"]) == (400, True)
     notebook = Notebook(http, limits={"wall_seconds": 0.5, "memory_bytes": 2**26})
     assert notebook.run("import time; time.sleep(9)")["outcome"] == "wall_timeout"
     assert notebook.run("len(bytearray(2**27))")["outcome"] == "memory"
@@ -77,11 +79,6 @@ def test_a_session_is_forked_into_sessions_with_ids_of_their_own(notebook: Noteb
         assert http.send("DELETE", f"/v1/sessions/{name}", None)[0] == 204
     assert notebook.run("x")["value"] == "[1]"
     assert {http.post(fork, {"branches": count})[0] for count in (0, 65)} == {400}
-
-
-def test_the_operators_limits_hold_for_sessions(http: Http) -> None:
-    status, refused = http.post("/v1/sessions", {"limits": {"wall_seconds": 1e6}})
-    assert (status, "--max-wall-seconds" in refused["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("name", ["0" * 32, "x", "٣-1", "9" * 5000, "0-\x00%2e%2e"])

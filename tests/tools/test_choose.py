@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,6 +26,10 @@ def lookup(city: str) -> str:
 
 def python(code: str) -> str:
     """Has a name that is taken."""
+    return code
+
+def jupyter_code(code: str) -> str:
+    """Has a name that python answers to as well."""
     return code
 
 class Echo:
@@ -98,7 +101,7 @@ async def test_a_function_has_the_time_of_a_program(own: Path) -> None:
         (["pyton"], "'pyton', which is none of python, notebook; did you mean 'python'"),
         (["python", "notebook"], "'python' and 'notebook' both answer to the name 'python'"),
         (["python", "own_tools_module:python"], "'python' and 'own_tools_module:python' both answer to the name"),
-        (["python", "python"], "'python' and 'python' both answer"),
+        (["own_tools_module:jupyter_code", "python"], "both answer to the name"),
         (["own_tools_module:lookup", "own_tools_module:lookup"], "both answer to the name 'lookup'"),
         (["own_tools_module:Runs"], "own_tools_module:Runs' has no run; give it `spec` and `run`"),
         (["own_tools_module:Wants"], r"Wants' should take \(\), but it takes \(key\)"),
@@ -109,11 +112,3 @@ def test_what_does_not_fit_is_one_sentence(own: Path, names: list[str], said: st
     with pytest.raises(ConfigError, match=said) as refused:
         chosen(names, own)
     assert "\n" not in str(refused.value)
-
-
-def test_a_tool_of_ones_own_may_not_take_a_name_that_python_answers_to(modules: Path) -> None:
-    text = '\ndef jupyter_code(code: str) -> str:\n    """Runs."""\n    return code\n'
-    (modules / "own_alias_module.py").write_text(text)
-    names: list[Any] = ["own_alias_module:jupyter_code", "python"]
-    with pytest.raises(ConfigError, match="both answer to the name"):
-        chosen(names, modules)

@@ -95,31 +95,24 @@ def test_text_is_shown_as_it_is_and_anything_else_as_json_where_it_can_be(value:
     assert called(made(give)).stdout == text
 
 
-@pytest.mark.parametrize("error", [ValueError("no such city"), TimeoutError("no such city")])
-def test_what_the_function_raises_is_for_the_model_to_read(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no such city"), "ValueError: no such city\n"),
+        (TimeoutError("no such city"), "TimeoutError: no such city\n"),
+        (SystemExit(3), "RuntimeError: SystemExit: 3\n"),
+        (concurrent.futures.CancelledError("its pool"), "RuntimeError: CancelledError: its pool\n"),
+    ],
+)
+def test_what_the_function_raises_is_for_the_model_to_read_and_ends_the_call_only(
+    error: BaseException, told: str
+) -> None:
     def look() -> str:
         """Looks."""
         raise error
 
     result = called(made(look))
-    assert result.status is Status.CODE_ERROR
-    assert str(error) in result.stderr and result.stdout == ""
-
-
-def test_an_exit_ends_the_call_only() -> None:
-    def leave() -> str:
-        """Leaves."""
-        raise SystemExit(3)
-
-    assert called(made(leave)).stderr == "RuntimeError: SystemExit: 3\n"
-
-
-def test_a_pool_of_its_own_that_was_cancelled_ends_the_call_only() -> None:
-    def look() -> str:
-        """Looks."""
-        raise concurrent.futures.CancelledError("its pool")
-
-    assert called(made(look)).stderr == "RuntimeError: CancelledError: its pool\n"
+    assert (result.status, result.stdout) == (Status.CODE_ERROR, "") and result.stderr.endswith(told), result
 
 
 def test_a_service_that_is_down_is_a_fault_of_ours() -> None:

@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.errors import ConfigError, Unavailable
@@ -24,7 +23,7 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.support import exits
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import Status, ToolCall, ToolResult
-from tests.sandbox.driver import eventually
+from tests.sandbox.driver import eventually, runs
 
 pytest.importorskip("mcp")
 from rocstar.tools import mcp
@@ -64,13 +63,6 @@ def scripted(folder: Path, *, kind: str = "mcp") -> str:
 
 def starts(folder: Path) -> list[int]:
     return [int(line) for line in (folder / "starts").read_text().split()]
-
-
-def runs(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def nothing_runs(folder: Path) -> bool:
@@ -333,6 +325,7 @@ SCHEMA = {
 }
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from("abcd"), JSON))
 def test_whatever_a_model_writes_is_checked_before_it_is_sent(arguments: dict[str, Any]) -> None:
     checked = mcp._checked(arguments, SCHEMA)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,14 +32,6 @@ async def test_names_stay_within_an_attempt_and_are_never_shared_with_another(cl
         result = await one.run(call("print('seen'); x + 1", 7))
         assert (result.status, result.stdout, result.value, result.call_id) == (Status.OK, "seen\n", "21", "call-7")
         assert (await other.run(call("x"))).status is Status.CODE_ERROR
-
-
-async def test_calls_made_together_run_in_their_order(client: SandboxClient) -> None:
-    async with NotebookTool(client, LIMITS) as tool:
-        await tool.run(call("seen = []"))
-        cells = [call(f"import time; time.sleep({0.1 if n == 0 else 0}); seen.append({n}); seen", n) for n in range(4)]
-        results = await asyncio.gather(*map(tool.run, cells))
-    assert [result.value for result in results] == ["[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]"]
 
 
 async def test_other_attempts_may_begin_with_what_one_has(client: SandboxClient) -> None:
