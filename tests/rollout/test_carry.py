@@ -166,6 +166,8 @@ async def test_a_group_goes_on_with_the_attempts_it_began_with_and_draws_other_r
     begun = await set_aside(made, 20, 2)
     group = (await made.advance(begun, None, sampling=SAMPLING, attempts=3)).group
     assert [each.index for each in group.trajectories] == [0, 1]
+    again = await made.advance(replace(begun, group=group), None, sampling=SAMPLING, attempts=2)
+    assert again.group.trajectories == group.trajectories, "what has ended is left as it is"
     assert len({seed for _, seed in engine.asked}) == len(engine.asked)
 
 
