@@ -473,6 +473,27 @@ async def test_weights_in_memory_are_not_read_after_the_call() -> None:
         assert a.version == 0 and fleet.load().capacity_tokens == a.capacity
 
 
+async def test_cancelling_whoever_waits_frees_the_request() -> None:
+    a = PlainEngine(pause=0.01)
+    async with opened(a=a) as fleet:
+        turn = asyncio.create_task(ask(fleet, tokens=10**6))
+        await until(lambda: bool(a.running))
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await until(lambda: not a.running)
+        assert fleet.load().running == fleet.load().waiting == 0
+
+
+async def test_two_turns_of_a_session_are_done_one_after_the_other() -> None:
+    a = PlainEngine(pause=0.001)
+    async with opened(a=a) as fleet:
+        both = [asyncio.create_task(ask(fleet, turn=turn)) for turn in range(2)]
+        await until(lambda: bool(a.running))
+        assert list(a.running) == ["s/0"]
+        assert [len((await turn).token_ids) for turn in both] == [5, 5]
+
+
 async def test_a_turn_whose_end_was_asked_for_is_not_begun_again_when_its_engine_dies() -> None:
     a = Faulty(lambda request_id: "hang")
     async with opened(a=a, b=PlainEngine()) as fleet:

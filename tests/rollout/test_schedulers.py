@@ -224,6 +224,12 @@ def test_a_newcomer_that_fits_the_later_engine_only_is_admitted_there() -> None:
     assert admitted == 12
 
 
+def test_whoever_is_alone_needs_no_forecast() -> None:
+    ours = KvScheduler()
+    ours.ask(ask("0", limit=100_000), 0.0)
+    assert ours.assign({"engine0": FREE}, 0.0) == [Assignment("0/0", "engine0")]
+
+
 def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
     ours = KvScheduler()
     engines = {"engine0": FREE, "engine1": EngineLoad(capacity_tokens=3000, used_tokens=0, running=0, waiting=0)}
