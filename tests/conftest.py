@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -93,6 +94,15 @@ def import_in_turn(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.fixture
+def own_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, whatever handler this process has else: those that share the tests lack
+    Python's own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -82,6 +82,14 @@ def forked(
     return Forked(dict(act=act, given=given, folder=str(folder), files=files, environment=dict(environment)))
 
 
+def once_it_speaks(act: str, *given: str, folder: str | Path) -> tuple[Forked, str]:
+    """A process that has written a line to its stdout, and that line."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as said, os.fdopen(writing):
+        process = forked(act, *given, folder=folder, files=[os.devnull, opened_by(os.getpid(), writing), os.devnull])
+        return process, said.readline()
+
+
 def opened_by(process: int, descriptor: int) -> str:
     return f"/proc/{process}/fd/{descriptor}"
 

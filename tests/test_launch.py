@@ -38,11 +38,6 @@ def test_a_daemon_below_the_level_asked_for_is_refused_by_name_before_anything_s
             pass
 
 
-def test_without_urls_it_is_a_child_of_this_process() -> None:
-    with started_sandbox(SandboxSection(slots=1, preload=[])) as sandbox:
-        assert asyncio.run(sandbox.run(Call(id="x", code="6 * 7"))).value == "42"
-
-
 def test_a_run_that_is_refused_because_it_goes_on_starts_no_second_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.slow
 SETTINGS = (
     *("model.lora_rank=4", "sft.adamw_learning_rate=1e-2", "learning.learning_rate=1e-3"),
-    *("stage.stage1.steps=3", "stage.stage3.steps=0"),
+    *("stage.stage1.steps=3", "stage.stage3.steps=0", "evaluate.problems=0"),
 )
 
 
@@ -32,18 +32,12 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
     command = ("train", "tiny.toml", *base, *SETTINGS)
     ended = Command.start(whole, *command).wait()
     assert ended.code == 0, ended.told
-    killed = killed_run(tmp_path / "killed", COLD_STEPS + 2, *command)
+    killed = killed_run(tmp_path / "killed", COLD_STEPS + 1, *command)
     resumed = Command.start(killed, "train", "--resume", "tiny").wait()
     assert resumed.code == 0, resumed.told
-    branch = ("train", "--branch", f"tiny@{COLD_STEPS}", "run.name=second", "cluster.learners=2")
-    branched = Command.start(killed, *branch).wait()
+    branched = Command.start(killed, "train", "--branch", f"tiny@{COLD_STEPS}", "run.name=second").wait()
     assert branched.code == 0, branched.told
-    assert metrics(killed) == metrics(whole)
-    first, same = (
-        next(row["learn/grad_norm"] for row in metrics(folder, name) if "learn/grad_norm" in row)
-        for folder, name in ((killed, "second"), (whole, "tiny"))
-    )
-    assert first == pytest.approx(same, rel=1e-3)  # after that other sums are rounded and other tokens drawn
+    assert metrics(killed) == metrics(whole) == metrics(killed, "second")
     ends = [last_checkpoint(folder) / "model" for folder in (whole, killed)]
     for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
         assert ends[0].joinpath(file).read_bytes() == ends[1].joinpath(file).read_bytes()
@@ -52,9 +46,8 @@ def test_a_run_of_adapters_is_killed_resumed_branched_and_asked(
     assert COLD_STEPS < adapter_alone < last == COLD_STEPS + 3
     assert not (ends[0].parents[1] / f"step={adapter_alone:06d}" / "model" / "model.safetensors").exists()
     assert (ends[0] / "model.safetensors").exists()
-    for asked in (f"tiny@{adapter_alone}", f"tiny@{last}"):
-        said = Command.start(whole, "chat", asked, "-p", "Add 4 and 3", "--json").wait()
-        assert said.code == 0, said.told
+    said = Command.start(whole, "chat", f"tiny@{last}", "-p", "Add 4 and 3", "--json").wait()
+    assert said.code == 0, said.told
     said = Command.start(whole, "eval", f"tiny@{adapter_alone}", "--data", "test.jsonl", "--json").wait()
     assert said.code == 0 and json.loads(said.out)["problems"] == 2, said.told
 
@@ -79,16 +72,8 @@ def test_a_base_that_was_replaced_before_the_first_checkpoint_is_noticed(base: t
     assert ended.code == 0, ended.told
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("model.lora_targets=['q_proj','w_proj']", "model.lora_targets names 'w_proj', which is no linear layer of"),
-        ("model.path='gone'", "gone"),
-    ],
-)
-def test_what_gets_no_adapters_is_refused_before_anything_starts(
-    base: tuple[str, ...], setting: str, told: str, tmp_path: Path
-) -> None:
-    folder = workplace(tmp_path / "w")
-    ended = Command.start(folder, "train", "tiny.toml", *base, *SETTINGS, setting).wait()
+def test_what_gets_no_adapters_is_refused_before_anything_starts(base: tuple[str, ...], tmp_path: Path) -> None:
+    folder, wrong = workplace(tmp_path / "w"), "model.lora_targets=['q_proj','w_proj']"
+    ended = Command.start(folder, "train", "tiny.toml", *base, *SETTINGS, wrong).wait()
+    told = "model.lora_targets names 'w_proj', which is no linear layer of"
     assert ended.code == 2 and told in ended.told and not (folder / "runs").exists()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from rocstar.cli import main as cli
 from rocstar.record.folder import RunFolder
 from rocstar.record.replays import replays_of
 from rocstar.record.rollouts import read_table, write_table
+from rocstar.support import exits
 from tests.tiny_run import RL_STEPS, SFT_STEPS, Command, finished_run
 
 pytest.importorskip("torch")
@@ -34,12 +36,6 @@ def replayed(folder: Path, *given: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def refused(folder: Path, *given: str) -> str:
-    ended = Command.start(folder, "replay", *given).wait()
-    assert ended.code != 0
-    return ended.told
-
-
 def change(place: Path, setting: str) -> None:
     """Note in the run that a setting is another one after its last step but one."""
     file = place / "runs" / "tiny" / "run.json"
@@ -47,63 +43,53 @@ def change(place: Path, setting: str) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "changes": changes}))
 
 
-def test_every_step_of_every_stage_comes_out_to_the_bit(place: Path) -> None:
-    change(place, "stage.stage3.learning.clip_low")
-    assert "stage.stage3.learning.clip_low is another one after" in refused(place, "tiny")
+def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_hand_is_found(place: Path) -> None:
+    import pyarrow
+
+    run = RunFolder(place / "runs" / "tiny")
     change(place, "stage.stage3.steps")  # no step depends on how many there are
     steps = replayed(place, "tiny")["steps"]
     assert [(one["step"], one["differs"]) for one in steps] == [(n, {}) for n in range(SFT_STEPS + 1, LAST + 1)]
     assert all(one["metrics"] > 20 for one in steps)
-    kept = RunFolder(place / "runs" / "tiny").checkpoint_steps()
+    kept = run.checkpoint_steps()
     assert [one["step"] for one in steps if one["weights"]] == [step for step in kept if step > SFT_STEPS] != []
-    record = replays_of(RunFolder(place / "runs" / "tiny"), None)["all"]
+    record = replays_of(run, None)["all"]
     assert record["steps"] == steps and record["made"] and "rocstar" in record["versions"]
 
-
-def test_what_was_changed_by_hand_is_found_and_named(place: Path) -> None:
-    import pyarrow
-
-    run, step = RunFolder(place / "runs" / "tiny"), LAST - 1
-    table = read_table(run.rollout_file(step))
-    for name, change in (("advantage", lambda value: value and value * 2), ("reward", lambda value: 1.0)):
-        values = [change(value) for value in table[name].to_pylist()]
+    table = read_table(run.rollout_file(LAST - 1))
+    for name, other in (("advantage", lambda value: value and value * 2), ("reward", lambda value: 1.0)):
+        values = [other(value) for value in table[name].to_pylist()]
         place_of = table.column_names.index(name)
         table = table.set_column(place_of, table.schema.field(place_of), pyarrow.array(values, pyarrow.float32()))
-    write_table(run.rollout_file(step), table)
+    write_table(run.rollout_file(LAST - 1), table)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     rows[-1]["learn/loss"] += 1e-12
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = {one["step"]: one["differs"] for one in replayed(place, "tiny", code=1)["steps"]}
-    assert {"advantages", "rewards"} <= found[step].keys()
+    assert {"advantages", "rewards"} <= found[LAST - 1].keys()
     assert "learn/loss" in found[LAST] and "recorded" in found[LAST]["learn/loss"]
     assert not found[SFT_STEPS + 1]
 
 
-def test_other_methods_learn_from_the_same_weights_and_change_nothing(place: Path) -> None:
-    loss, clip = "learning.loss=grpo,gspo", "learning.clip_low=0.2"
-    found = replayed(place, "tiny", "--step", str(LAST), loss, clip, "learning.updates_per_step=1")
-    own, grpo, gspo = found["tried"]
-    assert own["settings"] == "as the run did"
-    assert own["cosine"] == pytest.approx(1) and own["gradient_norm"] > 0
+def test_other_methods_learn_from_the_same_weights_and_the_run_keeps_what_was_tried_of_a_step(place: Path) -> None:
+    run, own = RunFolder(place / "runs" / "tiny"), "as the run did"
+    once = ("tiny", "--step", str(LAST), "learning.clip_low=0.2", "learning.updates_per_step=1")
+    found = replayed(place, *once, "learning.loss=grpo,gspo")
+    mine, grpo, gspo = found["tried"]
+    assert mine["settings"] == own
+    assert mine["cosine"] == pytest.approx(1) and mine["gradient_norm"] > 0
     # The only update has ratios of 1, where GSPO's gradient is GRPO's: learner and reference code agree in one number.
     assert gspo["gradient_norm"] == pytest.approx(grpo["gradient_norm"], rel=1e-4)
     assert grpo["cosine"] == pytest.approx(gspo["cosine"], abs=1e-4) and 0 < grpo["cosine"] <= 1 + 1e-9
     assert all(not one["differs"] for one in found["steps"]), "the step itself follows, as it was"
     shares = [one["share"] for one in found["tokens"]]
     assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1 + 1e-9
-    rows = read_table(RunFolder(place / "runs" / "tiny").rollout_file(LAST)).to_pylist()
-    first = found["tokens"][0]
-    (row,) = [r for r in rows if (r["problem_id"], r["index"]) == (first["problem_id"], first["index"])]
-    assert row["kept"] and row["loss_mask"][first["place"]] and row["advantage"] == pytest.approx(first["advantage"])
 
-
-def test_the_run_keeps_what_was_tried_of_a_step_with_the_tokens_of_its_heaviest_attempts(place: Path) -> None:
-    run, last = RunFolder(place / "runs" / "tiny"), ("tiny", "--step", str(LAST))
-    found = replayed(place, *last, "learning.loss=grpo,gspo")
-    replayed(place, *last, "learning.loss=gspo,cispo")
+    replayed(place, *once, "learning.loss=gspo,cispo")
     kept = json.loads(run.replay(LAST).read_text())["tried"]
-    own = "as the run did"
-    assert [one["settings"] for one in kept] == [own, *(f"learning.loss={loss}" for loss in ("grpo", "gspo", "cispo"))]
+    for loss, one in zip(("grpo", "gspo", "cispo"), kept[1:], strict=True):
+        given = {"learning.clip_low=0.2", "learning.updates_per_step=1", f"learning.loss={loss}"}
+        assert set(one["settings"].split(", ")) == given
     assert [{**one, "heaviest": None} for one in kept[:3]] == [{**one, "heaviest": None} for one in found["tried"]]
     rows = read_table(run.rollout_file(LAST)).to_pylist()
     for attempt in (attempt for one in kept for attempt in one["heaviest"]):
@@ -115,6 +101,9 @@ def test_the_run_keeps_what_was_tried_of_a_step_with_the_tokens_of_its_heaviest_
     first = found["tokens"][0]
     heaviest = max((share, attempt["row"]) for attempt in kept[0]["heaviest"] for share in attempt["carried"])
     assert heaviest == (pytest.approx(first["share"], rel=0.01), first["row"])
+    row = rows[first["row"]]
+    assert (row["problem_id"], row["index"]) == (first["problem_id"], first["index"])
+    assert row["kept"] and row["loss_mask"][first["place"]] and row["advantage"] == pytest.approx(first["advantage"])
 
 
 def test_a_run_folder_that_cannot_be_written_is_told_and_the_table_printed(place: Path) -> None:
@@ -145,16 +134,25 @@ def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_pat
     assert len(list(moved.glob("rollouts/*"))) == len(found["steps"])
 
 
-def test_what_cannot_be_replayed_is_refused_in_a_sentence(place: Path) -> None:
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*given: str) -> str:
+        assert cli.run(["replay", *given]) == exits.USAGE
+        return capsys.readouterr().err
+
+    monkeypatch.chdir(place)
     last = ("tiny", "--step", str(LAST))
-    assert "only RL steps are replayed" in refused(place, "tiny", "--step", "3")
-    assert f"its steps go to {LAST}" in refused(place, "tiny", "--step", "999")
-    assert "say which with --step N" in refused(place, "tiny", "learning.loss=gspo")
-    assert "a replay takes no 'learning.optimizer=muon'" in refused(place, *last, "learning.optimizer=muon")
-    assert "a replay takes no 'rollout.temperature=2'" in refused(place, *last, "rollout.temperature=2")
-    assert "is there already" in refused(place, *last, "--bundle", ".")
+    assert "only RL steps are replayed" in told("tiny", "--step", "3")
+    assert f"its steps go to {LAST}" in told("tiny", "--step", "999")
+    assert "say which with --step N" in told("tiny", "learning.loss=gspo")
+    assert "a replay takes no 'learning.optimizer=muon'" in told(*last, "learning.optimizer=muon")
+    assert "a replay takes no 'rollout.temperature=2'" in told(*last, "rollout.temperature=2")
+    assert "is there already" in told(*last, "--bundle", ".")
     for more in ("learning.loss=gspo", "--json"):
-        assert "--bundle only writes a folder" in refused(place, *last, "--bundle", "new", more)
+        assert "--bundle only writes a folder" in told(*last, "--bundle", "new", more)
+    change(place, "stage.stage3.learning.clip_low")
+    assert "stage.stage3.learning.clip_low is another one after" in told("tiny")
     for checkpoint in (place / "runs" / "tiny" / "checkpoints").iterdir():
         shutil.rmtree(checkpoint)
-    assert "keeps no checkpoint of steps" in refused(place, *last)
+    assert "keeps no checkpoint of steps" in told(*last)

@@ -109,23 +109,24 @@ class Clock:
         return self.now
 
 
-def test_the_time_left_is_said_after_three_steps_and_follows_the_clock() -> None:
+@pytest.mark.parametrize(
+    ("steps", "total", "expected", "seconds", "left"),
+    [
+        (range(1, 6), 20, None, 30.0, "about 8 min left"),
+        (range(1, 5), 20, 10, 30.0, "about 3 min left"),  # of a stage that will end before its steps: to its end
+        (range(101, 105), 200, None, 10.0, "about 16 min left"),  # of a run that goes on: by what it did itself
+    ],
+)
+def test_the_time_left_is_said_after_three_steps_and_follows_the_clock(
+    steps: range, total: int, expected: int | None, seconds: float, left: str
+) -> None:
     progress, clock = io.StringIO(), Clock()
     screen = Screen(progress=progress, clock=clock)
-    for step in range(1, 6):
-        clock.now += 30.0
-        screen.step("stage1", step, 20, {"step/seconds": 30.0})
+    for step in steps:
+        clock.now += seconds
+        screen.step("stage1", step, total, {"step/seconds": seconds}, expected=expected)
     told = [line.partition(", ")[2] for line in progress.getvalue().splitlines()]
-    assert told == ["", "", "about 8 min left", "about 8 min left", "about 8 min left"]
-
-
-def test_the_time_left_of_a_stage_that_will_end_before_its_steps_is_that_to_its_end() -> None:
-    progress, clock = io.StringIO(), Clock()
-    screen = Screen(progress=progress, clock=clock)
-    for step in range(1, 5):
-        clock.now += 30.0
-        screen.step("stage1", step, 20, {"step/seconds": 30.0}, expected=10)
-    assert progress.getvalue().splitlines()[-1] == "stage1 step 4/20, about 3 min left"
+    assert told[:2] == ["", ""] and all(told[2:]) and told[-1] == left
 
 
 @pytest.mark.parametrize(
@@ -143,15 +144,6 @@ def test_an_uneven_pace_is_told_as_a_span() -> None:
         clock.now += seconds
         screen.attempted("sampled", done, 16, 0.5)
     assert progress.getvalue().splitlines()[-1] == "sampled 6/16 problems  right .50, 50 to 90 s left"
-
-
-def test_a_run_that_goes_on_counts_only_what_it_did_itself() -> None:
-    progress, clock = io.StringIO(), Clock()
-    screen = Screen(progress=progress, clock=clock)
-    for step in range(101, 105):
-        clock.now += 10.0
-        screen.step("stage1", step, 200, {"step/seconds": 10.0})
-    assert progress.getvalue().splitlines()[-1] == "stage1 step 104/200, about 16 min left"
 
 
 def test_a_log_is_never_silent_for_long_and_hears_nothing_twice() -> None:
@@ -175,20 +167,9 @@ def test_what_a_step_line_will_say_is_kept_back_unless_a_log_waits_for_long() ->
     assert progress.getvalue().splitlines() == ["begin", "pool 3/8 problems asked, about 20 s left", "stage1 step 1/1"]
 
 
-def test_a_terminal_shows_a_live_line_that_stays_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    screen, progress, _ = screens(Terminal())
-    screen.step("stage1", 11, 12, METRICS)
-    screen.note("a note")
-    screen.step("stage1", 12, 12, METRICS)
-    screen.close()
-    text = progress.getvalue()
-    assert "\x1b[" in text and "a note" in text and "step 12/12" in text
-
-
-def test_a_terminal_shows_what_is_under_way_below_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_live_line_that_stays_at_the_end_and_what_is_under_way_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beside it, it was cut off where the step line fills the screen."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -197,7 +178,11 @@ def test_a_terminal_shows_what_is_under_way_below_the_last_step(monkeypatch: pyt
     screen.step("stage1", 11, 12, METRICS)
     screen.look(lambda: "rollout for 12 s: 31 of 128 attempts done")
     assert "rollout for 12 s: 31 of 128 attempts done" in progress.getvalue()
+    screen.note("a note")
+    screen.step("stage1", 12, 12, METRICS)
     screen.close()
+    text = progress.getvalue()
+    assert "\x1b[" in text and "a note" in text and "step 12/12" in text
 
 
 def test_ci_gets_plain_lines_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +254,13 @@ def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:
     assert "seed" not in results.getvalue()
 
 
-def test_a_run_that_failed_says_why_and_shows_no_table_of_nothing() -> None:
+def test_a_run_that_failed_says_why_before_its_table_and_shows_none_of_nothing() -> None:
     screen, _, results = screens()
     failed = {"name": "tiny", "state": "failed", "reason": "the sandbox is gone", "step": 3}
     screen.summary({**failed, "summary": {"accuracy_before": None, "cpu_seconds": {}, "benchmarks": []}})
     assert results.getvalue() == "tiny failed after 3 steps: the sandbox is gone\n"
+    screen.summary({**failed, "summary": {"accuracy_before": {"value": 0.0, "interval": [0.0, 0.1], "n": 40}}})
+    assert "right answers, sampled" in results.getvalue().partition("tiny failed after 3 steps")[2]
 
 
 def test_one_step_is_no_steps() -> None:
@@ -283,14 +270,6 @@ def test_one_step_is_no_steps() -> None:
     screen.summary({"name": "tiny", "state": "stopped", "reason": "", "step": 1, "summary": {}, "stages": [stage]})
     told = "tiny stopped after 1 step\none ended after 1 of at most 1 step: a person asked for it\n"
     assert results.getvalue() == told
-
-
-def test_a_run_that_failed_says_why_before_its_table() -> None:
-    screen, _, results = screens()
-    failed = {"name": "tiny", "state": "failed", "reason": "the sandbox is gone", "step": 3}
-    screen.summary({**failed, "summary": {"accuracy_before": {"value": 0.0, "interval": [0.0, 0.1], "n": 40}}})
-    shown = results.getvalue()
-    assert shown.startswith("tiny failed after 3 steps") and "right answers, sampled" in shown
 
 
 def test_lines_of_a_transcript_stay_whole_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

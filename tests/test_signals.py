@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,15 +17,7 @@ class Odd:
         signal.raise_signal(signal.SIGINT)
 
 
-@pytest.fixture
-def python_s_own_handler() -> Iterator[None]:
-    """Which processes that share the tests lack."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_s_own_handler")
+@pytest.mark.usefixtures("own_ctrl_c")
 def test_a_ctrl_c_that_a_destructor_loses_comes_again() -> None:
     with answered(), pytest.raises(KeyboardInterrupt):
         Odd()

@@ -101,16 +101,12 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tup
     assert refused.code == 2 and "stage cold was over at step 4" in refused.told
     refused = Command.start(folder, *branch, "run.seed=4").wait()
     assert refused.code == 2 and "takes no 'run.seed=4'" in refused.told
-    ended = Command.start(folder, *branch, "stage.stage3.rollout.max_turns=2", "run.name=second").wait()
+    ended = Command.start(folder, *branch, "run.name=second").wait()
     assert ended.code == 0, ended.told
+    assert metrics(folder, "second") == metrics(folder)
     assert (metrics(folder), results(folder), attempts(folder)) == before
-    rows = read_journal(run_of(folder, "second") / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, COLD_STEPS + 6))
     identity: dict[str, Any] = json.loads((run_of(folder, "second") / "run.json").read_text())
     assert identity["branched_from"] == {"run": str(run_of(folder).resolve()), "step": COLD_STEPS + 2}
-    same = Command.start(folder, *branch, "run.name=third").wait()
-    assert same.code == 0, same.told
-    assert metrics(folder, "third") == metrics(folder)
 
 
 def test_a_run_that_is_given_more_steps_makes_the_numbers_of_one_that_had_them_from_the_start(
@@ -146,8 +142,8 @@ def test_a_run_leaves_out_long_prompts_and_counts_epochs_and_says_so(tmp_path: P
     with (folder / "train.jsonl").open("a") as train:
         train.write(json.dumps({"question": "Add 9 and 3" + " please" * 60, "answer": "12"}) + "\n")
     epochs = ("stage.cold.steps=-1", "stage.cold.epochs=1")  # 18 rows, 12 a step
-    given = (*epochs, "stage.stage3.steps=0", "evaluate.problems=0", "data.max_prompt_tokens=150",
-             "run.checkpoint_seconds=1000")  # fmt: skip
+    given = (*epochs, "stage.stage1.steps=3", "stage.stage3.steps=0", "evaluate.problems=0",
+             "data.max_prompt_tokens=150", "run.checkpoint_seconds=1000")  # fmt: skip
     told = (
         "stage stage1: data.max_prompt_tokens leaves out 1 of 5 problems, whose prompts have more than 150 tokens: tra"
     )

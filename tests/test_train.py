@@ -49,6 +49,10 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
+OF_THREE_STEPS = ("stage.stage1.steps=3", "stage.stage3.steps=0")
+"""Of RL: what `plain` did first."""
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     return finished_run(tmp_path_factory.getbasetemp())
@@ -73,18 +77,12 @@ def test_a_run_ends_with_a_table_and_learns_from_mixed_groups(finished: tuple[Pa
     assert sum(row.get("learn/updates", 0) for row in rows) > 0
     assert all(row["policy/logprob_gap_max"] < 1e-4 for row in rows if "policy/logprob_gap_max" in row)
     assert rows[SFT_STEPS - 1]["loss"] < rows[0]["loss"] / 5
-    assert len(attempts(folder)) == RL_STEPS * 8
-
-
-def test_an_attempt_is_filed_under_the_policy_version_that_wrote_it(finished: tuple[Path, Ended]) -> None:
-    filed = versions(finished[0])
-    assert all(wrote == {version} for version, wrote in filed)
+    filed = versions(folder)
+    assert len(filed) == RL_STEPS * 8
+    assert all(wrote == {version} for version, wrote in filed), "an attempt is filed under the version that wrote it"
     assert len({version for version, _ in filed}) > 2, "the run must have learnt something in between"
-
-
-def test_stage_three_keeps_its_choice_of_problems(finished: tuple[Path, Ended]) -> None:
-    record = json.loads((finished[0] / "runs" / "tiny" / "pools" / "stage3.json").read_text())
-    assert (record["attempts"], record["asked"]) == (2, 4)
+    record = json.loads((folder / "runs" / "tiny" / "pools" / "stage3.json").read_text())
+    assert (record["attempts"], record["asked"]) == (2, 4), "stage3 keeps its choice of problems"
 
 
 def test_transformers_loads_the_last_checkpoint_unchanged(finished: tuple[Path, Ended]) -> None:
@@ -138,12 +136,12 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     that teach nothing are replaced ahead of learning as well."""
     folder = workplace(tmp_path / "w")
     stale = ("rollout.max_staleness_steps=1", "learning.importance_cap=2")
-    settings = ("evaluate.problems=0", "rollout.refill=2", *stale)
+    settings = ("evaluate.problems=0", "stage.stage3.steps=2", "rollout.refill=2", *stale)
     start = begun(tmp_path_factory.getbasetemp(), steps=0)
     command = Command.start(folder, "train", "tiny.toml", *start, *settings)
     assert command.after_step(2, command.process.kill).code == -signal.SIGKILL
     command = Command.start(folder, "train", "--resume", "tiny")
-    stopped = command.after_step(4, command.interrupt)
+    stopped = command.after_step(3, command.interrupt)
     assert stopped.code == 130, stopped.told
     assert last_checkpoint(folder).name == f"step={len(metrics_lines(folder)):06d}"
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
@@ -151,7 +149,7 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
 
     rows, made = metrics(folder), attempts(folder)
     of_plain = [{**one, "step": one["step"] - COLD_STEPS} for one in attempts(plain)]
-    assert [row["step"] for row in rows] == list(range(1, RL_STEPS + 1))
+    assert [row["step"] for row in rows] == list(range(1, 7))
     for row in rows:
         of_step = [attempt for attempt in made if attempt["step"] == row["step"]]
         groups = 2 + row["refill/groups"]
@@ -207,35 +205,19 @@ def engines_of(command: Command) -> list[psutil.Process]:
 
 
 TWO_ENGINES = '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'
-DEADLY = """
-import os
-from pathlib import Path
-from rocstar.learning.advantages import ADVANTAGES
-
-def deadly(rewards, settings):
-    if Path("armed").exists():  # this is called in the learner's turn
-        Path("armed").unlink()
-        os.kill(os.getpid(), 9)
-    return ADVANTAGES["grpo"](rewards, settings)
-"""
 
 
-def test_a_run_that_carries_attempts_over_while_engines_take_turns_is_killed_as_if_nothing_had_been(
+def test_a_run_that_carries_attempts_over_while_engines_take_turns_loses_none_by_the_death_of_an_engine(
     carried: Path, unlearnt: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Engines sleep while the learner computes: every attempt is there with its very tokens. Neither kill -9 of the run
-    while it learns costs one nor the death of an engine."""
+    """Engines sleep while the learner computes: every attempt is there with its very tokens."""
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
     recipe.write_text(recipe.read_text() + TWO_ENGINES)
-    (folder / "own.py").write_text(DEADLY)
-    turns = ("cluster.colocate=true", "learning.advantage=own.py:deadly")
     at = next(row["step"] for row in metrics(carried) if row["carry/attempts"])
-    command = Command.start(folder, "train", "tiny.toml", *unlearnt, *CARRIED, *turns)
-    assert command.after_step(at, (folder / "armed").touch).code == -signal.SIGKILL
-    command = Command.start(folder, "train", "--resume", "tiny")
-    ended = command.after_step(at + 2, lambda: engines_of(command)[-1].kill())
-    assert ended.code == 0 and not (folder / "armed").exists(), ended.told
+    command = Command.start(folder, "train", "tiny.toml", *unlearnt, *CARRIED, "cluster.colocate=true")
+    ended = command.after_step(at + 1, lambda: engines_of(command)[-1].kill())
+    assert ended.code == 0, ended.told
     assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(carried)]
     assert attempts(folder) == attempts(carried) and versions(folder) == versions(carried)
     lost = [each for each in read_journal(folder / "runs" / "tiny" / "events.jsonl") if each["event"] == "engine_lost"]
@@ -273,11 +255,11 @@ def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
 ) -> None:
     """Either the run goes on with a new sandbox, or it says in a sentence that it cannot; never a reward of 0."""
     folder = workplace(tmp_path / "w")
-    command = Command.start(folder, "train", "tiny.toml", *start)
+    command = Command.start(folder, "train", "tiny.toml", *start, *OF_THREE_STEPS, "evaluate.problems=0")
     ended = command.after_step(COLD_STEPS + 1, lambda: sandbox_daemon(command).kill())
     assert "Traceback" not in ended.told, ended.told
     if ended.code == 0:
-        assert metrics(folder) == metrics(plain)
+        assert metrics(folder) == metrics(plain)[: COLD_STEPS + 3]
     else:
         assert ended.code in (1, 3)
         assert "sandbox" in ended.told.splitlines()[-1].lower()
@@ -305,10 +287,11 @@ def test_a_run_whose_programs_run_elsewhere_learns_the_same(
     plain: Path, start: tuple[str, ...], service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = workplace(tmp_path / "w")
-    refused = Command.start(folder, "train", "tiny.toml", f"sandbox.urls={service}", *start).wait()
+    given = ("train", "tiny.toml", f"sandbox.urls={service}", *start, *OF_THREE_STEPS, "evaluate.problems=0")
+    refused = Command.start(folder, *given).wait()
     assert refused.code == 3 and "ROCSTAR_SANDBOX_TOKEN" in refused.told, refused.told
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
-    command = Command.start(workplace(tmp_path / "v"), "train", "tiny.toml", f"sandbox.urls={service}", *start)
+    command = Command.start(workplace(tmp_path / "v"), *given)
     children: list[list[str]] = []
     step = COLD_STEPS + 1
     ended = command.after_step(
@@ -316,15 +299,15 @@ def test_a_run_whose_programs_run_elsewhere_learns_the_same(
     )
     assert ended.code == 0, ended.told
     assert not any("sandbox" in word for words in children for word in words), "it needs no sandbox of its own"
-    assert metrics(command.folder) == metrics(plain)
+    assert metrics(command.folder) == metrics(plain)[: COLD_STEPS + 3]
 
 
 def killed_as_if_nothing_had_been(given: tuple[str, ...], step: int, tmp_path: Path) -> None:
     """A run with these settings and its twin, which is killed after a step and resumed, make the same attempts."""
-    whole = workplace(tmp_path / "whole")
-    ended = Command.start(whole, "train", *given).wait()
+    whole, command = workplace(tmp_path / "whole"), ("train", *given, "evaluate.problems=0")
+    ended = Command.start(whole, *command).wait()
     assert ended.code == 0, ended.told
-    killed = killed_run(tmp_path / "killed", step, "train", *given)
+    killed = killed_run(tmp_path / "killed", step, *command)
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
     assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
     assert not any(row["fault"] for row in attempts(whole))
@@ -335,8 +318,8 @@ def killed_as_if_nothing_had_been(given: tuple[str, ...], step: int, tmp_path: P
 def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(
     start: tuple[str, ...], tmp_path: Path
 ) -> None:
-    given = ("tiny.toml", "sandbox.tools=notebook", *start, "stage.stage1.steps=3", "stage.stage3.steps=0")
-    killed_as_if_nothing_had_been(given, COLD_STEPS + 2, tmp_path)
+    given = ("tiny.toml", "sandbox.tools=notebook", *start, *OF_THREE_STEPS)
+    killed_as_if_nothing_had_been(given, COLD_STEPS + 1, tmp_path)
 
 
 def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_had_been(
@@ -345,7 +328,7 @@ def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_h
     pytest.importorskip("mcp", reason="needs the extra [mcp]")
     server = Path(__file__).parent / "tools" / "mcp_server.py"
     tool = f'sandbox.tools=["mcp:{sys.executable} {server} {tmp_path} python"]'
-    given = ("tiny.toml", tool, *start, "stage.stage1.steps=2", "stage.stage3.steps=0")
+    given = ("tiny.toml", tool, *start, *OF_THREE_STEPS)
     killed_as_if_nothing_had_been(given, COLD_STEPS + 1, tmp_path)
     left = [process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(process.info["cmdline"])]
     assert not left, "servers end with their attempts, and with a run that is killed"
@@ -353,7 +336,8 @@ def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_h
 
 def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w", with_tool=False)
-    ended = Command.start(folder, "train", "tiny.toml", "stage.cold.steps=50").wait()
+    short = ("stage.cold.steps=50", "stage.stage1.steps=1", "stage.stage3.steps=1")
+    ended = Command.start(folder, "train", "tiny.toml", *short).wait()
     assert ended.code == 0, ended.told
     assert "attempts without the tool" in ended.out
     rows = attempts(folder)
@@ -380,7 +364,7 @@ def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path
     """At f664d51 a reward of 0.5 passed `reward test` and the dry run, and ended the run in its first evaluation."""
     folder = workplace(tmp_path / "w")
     (folder / "rewards.py").write_text(REWARDS)
-    graded = ("evaluate.verifier=rewards.py:graded", "stage.stage3.steps=0")
+    graded = ("evaluate.verifier=rewards.py:graded", *OF_THREE_STEPS)
     ended = Command.start(folder, "train", "tiny.toml", *start, *graded).wait()
     assert ended.code == 0, ended.told
     made = attempts(folder)
@@ -445,11 +429,26 @@ def carried(unlearnt: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+DEADLY = """
+import os
+from pathlib import Path
+from rocstar.learning.advantages import ADVANTAGES
+
+def deadly(rewards, settings):
+    if Path("armed").exists():  # this is called in the learner's turn
+        Path("armed").unlink()
+        os.kill(os.getpid(), 9)
+    return ADVANTAGES["grpo"](rewards, settings)
+"""
+
+
 def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_had_been(
     carried: Path, unlearnt: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Every attempt is learnt from once, in its step or the next; its tokens say which weights wrote them."""
+    """Every attempt is learnt from once, in its step or the next; its tokens say which weights wrote them. The run is
+    killed while it learns."""
     killed = workplace(tmp_path / "killed")
+    (killed / "own.py").write_text(DEADLY)
     rows, made = metrics(carried), attempts(carried)
     counts = [row["carry/attempts"] for row in rows]
     assert counts[0] == counts[6] == 0 < max(counts) <= 3
@@ -465,11 +464,12 @@ def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_ha
     assert {step for step in late if any(row["step"] == step and row["staleness/max"] == 2 for row in rows)}
 
     at = next(row["step"] for row in rows if row["carry/attempts"])
-    command = Command.start(killed, "train", "tiny.toml", *unlearnt, *CARRIED)
-    assert command.after_step(at, command.process.kill).code == -signal.SIGKILL
+    command = Command.start(killed, "train", "tiny.toml", *unlearnt, *CARRIED, "learning.advantage=own.py:deadly")
+    assert command.after_step(at, (killed / "armed").touch).code == -signal.SIGKILL
     command = Command.start(killed, "train", "--resume", "tiny")
     command.after_step(at + 1, command.interrupt)
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
+    assert not (killed / "armed").exists()
     assert metrics(killed) == rows
     assert attempts(killed) == made
     weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, carried)]

@@ -152,16 +152,24 @@ async def rolled(made: Roller, attempts: int = 4) -> list[Group]:
     return await made.roll([PROBLEM], attempts=attempts, seed=1)
 
 
-async def test_a_request_that_the_engine_lost_is_told_and_its_neighbours_are_not() -> None:
+@pytest.mark.parametrize(
+    ("faults", "more", "counts", "place"),
+    [
+        ([Fault(kind=FaultKind.LOST, first=5)], {}, {"an engine": 1}, "FaultyEngine.generate"),
+        ([], {"verifier": Hangs(lambda problem, trajectory: Verdict.RIGHT)}, {"the verifier": 1}, "Hangs.verify_all"),
+    ],
+)
+async def test_a_request_that_the_engine_lost_and_a_verifier_that_hangs_are_told_and_their_neighbours_are_not(
+    faults: list[Fault], more: dict[str, Any], counts: dict[str, int], place: str
+) -> None:
     watch, told = Watch(), Told()
-    made = watched(watch, faults=[Fault(kind=FaultKind.LOST, first=5)])
+    made = watched(watch, faults, **more)
     with Watching(watch, SOON, told):
         rollout = asyncio.create_task(rolled(made))
         stall = await told.of_one()
         rollout.cancel()
         await asyncio.gather(rollout, return_exceptions=True)
-    assert stall.counts == {"an engine": 1}
-    assert "in run_episode" in told.stacks[0] and "FaultyEngine.generate" in told.stacks[0]
+    assert stall.counts == counts and place in told.stacks[0]
     assert not watch.stall().waiting
 
 
@@ -173,15 +181,6 @@ async def test_a_tool_that_hangs_is_told() -> None:
         assert stall.counts == {"a tool": 4}
         tool.go.set()
         assert len((await rollout)[0].trajectories) == 4
-
-
-async def test_a_verifier_that_hangs_is_told() -> None:
-    watch, told = Watch(), Told()
-    with Watching(watch, SOON, told):
-        rollout = asyncio.create_task(rolled(watched(watch, verifier=Hangs(lambda problem, trajectory: Verdict.RIGHT))))
-        assert (await told.of_one()).counts == {"the verifier": 1}
-        rollout.cancel()
-        await asyncio.gather(rollout, return_exceptions=True)
 
 
 async def test_a_blocked_event_loop_is_told_with_the_place_that_blocks_it() -> None:

@@ -15,7 +15,7 @@ from rocstar.record.call_errors import failures
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import TOKEN_COLUMNS, AttemptRecord, write_attempts
 from rocstar.record.table import first, select
-from rocstar.types import Reason, Stop, Verdict
+from rocstar.types import Reason, Stop, Trajectory, Verdict
 from tests.record.examples import PROBLEM, choice, decode, run, trajectory
 
 
@@ -31,9 +31,10 @@ def recorded(folder: RunFolder, step: int) -> Path:
     return folder.rollout_file(step)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    folder = run(tmp_path)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of two steps, to be read only."""
+    folder = run(tmp_path_factory.mktemp("files"))
     return [recorded(folder, step) for step in (3, 4)]
 
 
@@ -67,10 +68,10 @@ def test_rows_come_with_their_turns_and_without_their_tokens(files: list[Path]) 
     assert failures(row["turns"]) == ["exit status"]
 
 
-def test_a_cut_file_is_refused_by_name(files: list[Path]) -> None:
-    files[1].write_bytes(files[1].read_bytes()[:200])
+def test_a_cut_file_is_refused_by_name(files: list[Path], tmp_path: Path) -> None:
+    (cut := tmp_path / files[1].name).write_bytes(files[1].read_bytes()[:200])
     with pytest.raises(DataError, match=r"step=000004.parquet is no whole file of attempts"):
-        list(select(files, {}))
+        list(select([files[0], cut], {}))
 
 
 @pytest.mark.parametrize(
@@ -102,36 +103,32 @@ def test_each_option_chooses_its_own(files: list[Path], asked: str, count: int) 
     assert len(json.loads(CliRunner().invoke(app, given).stdout)["attempts"]) == count
 
 
-def test_a_graded_reward_is_shown_beside_the_verdict(tmp_path: Path) -> None:
-    folder, whole, half = run(tmp_path), trajectory(0), trajectory(1, verdict=Verdict.WRONG)
+def listed(base: Path, *made: Trajectory) -> str:
+    """What `runs rollouts` says of these attempts of a step."""
+    folder = run(base)
+    records = [AttemptRecord(problem=PROBLEM, trajectory=one, choice=None, policy_version=1) for one in made]
+    write_attempts(folder.rollout_file(1), 1, records, decode)
+    return CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+
+
+def test_a_graded_reward_is_shown_beside_the_verdict_and_a_reply_without_room_beside_the_stop(tmp_path: Path) -> None:
+    whole, half = trajectory(0), trajectory(1, verdict=Verdict.WRONG)
     assert half.outcome is not None
-    graded = replace(half, outcome=replace(half.outcome, reward=0.5))
-    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in (whole, graded)]
-    write_attempts(folder.rollout_file(1), 1, records, decode)
-    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+    shown = listed(tmp_path / "graded", whole, replace(half, outcome=replace(half.outcome, reward=0.5)))
     assert " wrong     reward 0.5 " in shown and shown.count("reward") == 1
-
-
-def test_a_reply_that_had_no_room_is_told_beside_the_stop(tmp_path: Path) -> None:
-    folder, whole = run(tmp_path), trajectory(0)
     cut = [replace(whole, stop=Stop.MAX_TOKENS, turns=turns) for turns in (whole.turns, whole.turns[:1])]
-    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in cut]
-    write_attempts(folder.rollout_file(1), 1, records, decode)
-    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+    shown = listed(tmp_path / "cut", *cut)
     assert "max_tokens:" in shown and shown.count("max_tokens (no room for the last reply):") == 1
 
 
 def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
     """What a function or an agent rewarded has an answer, and one that an agent left behind says how."""
-    folder, whole = run(tmp_path), trajectory(0)
+    whole = trajectory(0)
     assert whole.outcome is not None
     unread = replace(whole.outcome, extracted=None)
     made = [replace(whole, outcome=replace(unread, method=method)) for method in ("function", "agent", "no_answer")]
     made.append(replace(made[2], stop=Stop.AGENT_FAILED, fault=f"python ended with 1: KeyError: {'x' * 90}"))
-    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in made]
-    write_attempts(folder.rollout_file(1), 1, records, decode)
-    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
-    told = [line.partition(" tokens, ")[2] for line in shown.splitlines() if line.startswith("step ")]
+    told = [line.partition(" tokens, ")[2] for line in listed(tmp_path, *made).splitlines() if line.startswith("step ")]
     assert told == [
         "answered: judged by the reward function",
         "answered: rewarded by its agent",

@@ -131,11 +131,6 @@ def test_a_step_without_attempts_is_a_file_without_rows(tmp_path: Path) -> None:
     assert read_rollouts(folder, 1) == []
 
 
-def test_a_step_without_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"step=000009\.parquet does not exist"):
-        read_rollouts(run(tmp_path), 9)
-
-
 def test_the_page_explains_every_column() -> None:
     page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
     assert [column for column in COLUMNS if f"`{column}`" not in page] == []
@@ -147,6 +142,8 @@ def test_a_path_given_as_text_is_read_too(tmp_path: Path) -> None:
     assert read_rollouts(str(folder.path), 1) == read_rollouts(folder, 1)
     with pytest.raises(DataError, match="step 2 has no rollouts"):
         read_rollouts(str(folder.path), 2)
+    with pytest.raises(DataError, match=r"step=000009\.parquet does not exist"):
+        read_rollouts(folder, 9)
 
 
 VERSION_1 = Path(__file__).parent / "version_1.parquet"

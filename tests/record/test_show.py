@@ -58,18 +58,21 @@ def test_a_killed_run_shows_what_its_files_say(tmp_path: Path) -> None:
     assert summary["accuracy_after"] is None
     assert summary["greedy_before"] is None
     assert summary["cpu_seconds"] == {"trainer": 6.0, "sandbox": 1.0}
+    assert cpu_seconds([{"cpu/trainer": 1.0}, {"cpu/trainer": None, "cpu/sandbox": 0.5}]) == {
+        "trainer": 1.0,
+        "sandbox": 0.5,
+    }
     assert shown["transcripts"] == {"before": {"problem_id": "p", "text": "before", "verdict": "right"}, "after": None}
     json.dumps(shown, allow_nan=False)
 
 
-def test_a_run_killed_before_its_first_step_shows_its_identity(tmp_path: Path) -> None:
-    shown = show_run(run(tmp_path))
-    assert (shown["name"], shown["step"], shown["evals"], shown["metrics"]) == ("tiny", 0, [], {})
-    assert [stage["done"] for stage in shown["stages"]] == [0, 0]
-
-
-def test_a_finished_run_shows_the_summary_it_wrote(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_step_shows_its_identity_and_a_finished_one_the_summary_it_wrote(
+    tmp_path: Path,
+) -> None:
     folder = run(tmp_path)
+    shown = show_run(folder)
+    assert (shown["name"], shown["step"], shown["evals"], shown["metrics"]) == ("tiny", 0, [], {})
+    assert [stage["done"] for stage in shown["stages"]] == [0, 0] and shown["finished"] is False
     write_json(folder.summary, {"accuracy_after": figure(0.98), "cpu_seconds": {"sft": 60.0}})
     shown = show_run(folder)
     assert shown["finished"] is True
@@ -108,11 +111,6 @@ def test_a_torn_evaluation_and_a_newer_version_are_told_and_the_rest_is_shown(
     assert (
         torn.startswith("warning: ") and "result.json does not hold a JSON object, so this evaluation is left" in torn
     )
-
-
-def test_cpu_seconds_are_summed_by_phase_and_holes_are_skipped() -> None:
-    rows = [{"step": 1, "cpu/trainer": 1.0}, {"step": 2, "cpu/trainer": None, "cpu/sandbox": 0.5}]
-    assert cpu_seconds(rows) == {"trainer": 1.0, "sandbox": 0.5}
 
 
 def test_transcripts_are_of_one_problem_that_was_wrong_and_became_right() -> None:

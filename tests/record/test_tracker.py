@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.record import tracker as tracker_module
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal, read_journal
 from rocstar.record.rollouts import read_rollouts
@@ -42,23 +40,6 @@ def test_it_writes_more_steps_than_its_queue_holds(tmp_path: Path) -> None:
         assert len(list(folder.rollouts.iterdir())) == WAITING_STEPS + 3
     assert [row["text"][0] for row in read_rollouts(folder, 1)] == ["<11> <12>"] * 3
     assert tracker.failure is None
-
-
-def test_rollouts_are_written_by_a_named_thread_that_close_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
-
-    def note_thread(*arguments: object) -> None:
-        names.append(threading.current_thread().name)
-
-    monkeypatch.setattr(tracker_module, "write_rollouts", note_thread)
-    tracker = RunTracker(run(tmp_path))
-    tracker.record_attempts(1, attempts_of([resampled()]))
-    tracker.close()
-    tracker.close()
-    assert names == ["rollout-writer_0"]
-    assert "rollout-writer_0" not in [thread.name for thread in threading.enumerate()]
 
 
 def gone(folder: RunFolder) -> RunFolder:

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from random import Random
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +19,6 @@ from rocstar.config.sections import StageRolloutSection
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, StepLimit, rolled
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.support.watch import Watch
 from rocstar.types import (
     Completion,
@@ -34,7 +31,6 @@ from rocstar.types import (
     Turn,
     Weights,
     joined,
-    seed_for,
     spans_of,
     without_tokens,
 )
@@ -153,15 +149,6 @@ async def test_a_branch_that_carries_nothing_over_completes_what_was_carried_onc
     assert [len(step.groups) for step in (first, second)] == [2, 1] and first.left == second.left == Carried()
 
 
-async def test_a_group_that_goes_on_has_as_many_attempts_as_it_began_with() -> None:
-    """Whatever the recipe of a branch says."""
-    made = roller(Lengthy())
-    begun = await set_aside(made, 5, 2)
-    for attempts in (1, 3):
-        group = (await made.advance(begun, None, sampling=SAMPLING, attempts=attempts)).group
-        assert [each.index for each in group.trajectories] == [0, 1]
-
-
 @pytest.mark.parametrize("most", [5, 60])
 async def test_an_attempt_that_has_more_than_a_branch_allows_ends_as_it_is(most: int) -> None:
     """In its first turn or in a later one."""
@@ -172,11 +159,15 @@ async def test_an_attempt_that_has_more_than_a_branch_allows_ends_as_it_is(most:
     assert (found.stop, found.num_sampled_tokens, found.fault) == (Stop.MAX_TOKENS, most, None)
 
 
-async def test_what_goes_on_draws_other_random_numbers_than_its_turn_began_with() -> None:
+async def test_a_group_goes_on_with_the_attempts_it_began_with_and_draws_other_random_numbers() -> None:
+    """As many attempts as it began with, whatever the recipe of a branch says."""
     engine = Lengthy()
     made = roller(engine)
     begun = await set_aside(made, 20, 2)
-    await made.advance(begun, None, sampling=SAMPLING, attempts=2)
+    group = (await made.advance(begun, None, sampling=SAMPLING, attempts=3)).group
+    assert [each.index for each in group.trajectories] == [0, 1]
+    again = await made.advance(replace(begun, group=group), None, sampling=SAMPLING, attempts=2)
+    assert again.group.trajectories == group.trajectories, "what has ended is left as it is"
     assert len({seed for _, seed in engine.asked}) == len(engine.asked)
 
 
@@ -246,86 +237,3 @@ async def test_faults_say_nothing_of_how_long_attempts_are() -> None:
     faults = [[0, 0, 0] for _ in sizes]
     found = await roll_all([sizes, faults, [[0, 24, 0], *faults[1:]], sizes], 0.25)
     assert [step.left.limit for step in found] == [29, 29, 24, None]
-
-
-async def test_over_a_run_right_and_wrong_attempts_are_learnt_from_as_often_as_they_are_made() -> None:
-    """Wrong attempts are twice as long, so that taking the first to end would favour right ones. Here the share of
-    right ones among those learnt from is that of those drawn: exactly over the run, though not in each step."""
-    rng = Random(3)
-    steps = [[[rng.choice((10, 20)) + rng.randrange(10) for _ in range(3)] for _ in range(8)] for _ in range(40)]
-    found = await roll_all(steps, 0.2)
-    shares = [fmean(size < 20 for g in step.groups for size in sampled(g)) for step in found]
-    drawn_right = [size < 20 for step in steps for sizes in step for size in sizes]
-    learnt_right = [size < 20 for step in found for g in step.groups for size in sampled(g)]
-    assert fmean(learnt_right) == fmean(drawn_right) and len(learnt_right) == len(drawn_right)
-    assert max(step.left.attempts for step in found) == 4 and len(set(shares)) > 1
-
-
-class Ticking(ScriptedEngine):
-    """Each step of it writes a token of every running request; `places` run at once, the others wait in order.
-    `sizes`: tokens of a session in all; they are random numbers of the session."""
-
-    places = 8
-
-    def __init__(self, sizes: Any) -> None:
-        super().__init__(CODEC, [])
-        self._sizes, self.steps = sizes, 0
-        self._queue: list[tuple[int, asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
-        done = int(names["request_id"].rpartition("/turn")[2].partition("+")[2] or 0)
-        tokens = min(self._sizes(names["session_id"]) - done, sampling.max_new_tokens)
-        over = asyncio.get_running_loop().create_future()
-        self._queue.append((tokens, over))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-        await over
-        ids = tuple(seed_for(names["session_id"], place) % 50 for place in range(done, done + tokens))
-        spans = spans_of([self._version] * tokens)
-        return Completion(token_ids=ids, logprobs=(-0.5,) * tokens, finish=Finish.LENGTH, version_spans=spans)
-
-    async def _run(self) -> None:
-        while self._queue:
-            for _ in range(20):
-                await asyncio.sleep(0)  # who has an answer may ask again
-            self.steps += 1
-            running = self._queue[: self.places]
-            for _, over in [one for one in running if one[0] <= 1]:
-                over.set_result(None)
-            self._queue = [(left - 1, over) for left, over in running if left > 1] + self._queue[self.places :]
-
-
-async def engine_steps(share: float) -> tuple[int, list[Group]]:
-    """Of two engines behind a fleet, over six steps of 4 problems x 6 attempts; two of the attempts are three
-    times as long as the others."""
-
-    def size(session: str) -> int:
-        return 60 if session.endswith(("/0/0", "/1/5")) else 15 + seed_for("size", session) % 10
-
-    engines = {"a": Ticking(size), "b": Ticking(size)}
-    fleet = Fleet(engines, KvScheduler())
-    made, left, found = roller(fleet), Carried(), []
-    made = replace(made, limits=limits(max_response_tokens=400))
-    for step in range(6):
-        await fleet.load_weights(Weights(version=step))
-        groups = drawn(step, *(replace(PROBLEM, id=str(place)) for place in range(4)))
-        advance = partial(made.advance, sampling=SAMPLING, attempts=6)
-        one = await rolled(advance, left, groups, attempts=6, share=share, last=step == 5 or not share)
-        for attempt in (attempt for group in one.groups for attempt in group.trajectories):
-            spans = [span for turn in attempt.turns for span in turn.completion.version_spans]
-            assert sum(span.tokens for span in spans) == attempt.num_sampled_tokens
-            assert {span.version for span in spans} <= {step, step - 1}
-        found += one.groups
-        left = one.left
-    await fleet.close()
-    return max(engine.steps for engine in engines.values()), found
-
-
-async def test_two_engines_take_fewer_steps_for_the_very_same_attempts_where_some_are_far_longer() -> None:
-    (waited, plain), (carried, made) = await engine_steps(0.0), await engine_steps(0.2)
-    assert Counter(t.token_ids for g in made for t in g.trajectories) == Counter(
-        t.token_ids for g in plain for t in g.trajectories
-    )
-    assert all(len(group.trajectories) == 6 for group in made) and len(made) == len(plain) == 24
-    assert carried < 0.85 * waited, (carried, waited)

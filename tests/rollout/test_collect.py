@@ -188,13 +188,3 @@ async def test_an_error_of_the_person_is_told_plainly_and_ends_all_attempts() ->
     with pytest.raises(ConfigError, match="the prompt is too long"):
         await roller(engine).roll([PROBLEM], attempts=3, seed=1)
     assert engine.cancelled and len(engine.closed) == 3
-
-
-async def test_cancelling_a_roll_cancels_its_attempts() -> None:
-    engine = Endless()
-    task = asyncio.create_task(roller(engine).roll([PROBLEM], attempts=2, seed=1))
-    await engine.asked.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert engine.cancelled and len(engine.closed) == 2

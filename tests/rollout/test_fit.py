@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,9 @@ from rocstar.forecast.engine_model import COSTS, EngineModel, with_costs  # noqa
 from rocstar.forecast.fit import Trial, fit, nonnegative  # noqa: E402
 from rocstar.forecast.policies import LeastRequests  # noqa: E402
 from rocstar.forecast.simulate import simulate  # noqa: E402
-from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload  # noqa: E402
-from tests.rollout.played import designed  # noqa: E402
+from rocstar.forecast.workload import PlannedAttempt, planned, shrunk, synthetic_workload  # noqa: E402
 
+WAVES = 3  # fillings of the cache, one after another, in the designed workload that only feeds
 SIZES = with_costs(
     EngineModel(
         capacity_tokens=2048,
@@ -34,6 +35,36 @@ SIZES = with_costs(
     ),
     [0.0] * len(COSTS),
 )
+
+
+def designed(model: EngineModel, *, longest: int) -> list[list[PlannedAttempt]]:
+    """Workloads for one engine that tell its costs apart: alone, in small and large batches, with short and long
+    contexts up to a full cache, with much to feed, and with many short turns. `longest`: most tokens of one attempt.
+    Most take a hundred steps or more, since a few steps say less than what else the machine does meanwhile. Nobody
+    gives way; with much to feed most wait for room first."""
+    short, long = max(2, longest // 16), max(4, longest // 2)
+    some, rest = max(1, longest // 4), max(1, longest - long - short)
+
+    def fitting(tokens: int) -> int:
+        """Attempts of so many tokens that the cache holds at once, each with a page more."""
+        return max(1, min(model.most_running, model.capacity_tokens // model.in_pages(tokens + model.page_tokens)))
+
+    full, deep, few = fitting(short + some), fitting(long + rest), max(1, fitting(short + some) // 4)
+    return [
+        *(_alike(count, short, (some,)) for count in sorted({1, few, full})),
+        *(_alike(count, long, (rest,)) for count in sorted({1, deep})),
+        _alike(WAVES * fitting(long + 1), long, (1,)),
+        _alike(few, short, (1,) * some),
+        _alike(few, short, tuple(range(1, 1 + max(1, short // 2)))),
+    ]
+
+
+def _alike(count: int, prompt: int, sampled: Sequence[int]) -> list[PlannedAttempt]:
+    """Attempts of different problems, with one token of reply between turns and no wait."""
+    limit, lengths = sum(sampled) + len(sampled), [(tokens, 1) for tokens in sampled]
+    return [planned(f"{place}", prompt, lengths, wait=0.0, limit=limit) for place in range(count)]
+
+
 costs = st.tuples(
     st.floats(1e-4, 1e-2), st.floats(1e-8, 1e-5), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3), st.floats(1e-5, 1e-2)
 )

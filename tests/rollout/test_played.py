@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,16 +12,13 @@ pytest.importorskip("numpy")
 
 from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_decoder import PagedDecoder
-from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_table import Work
 from rocstar.forecast.engine_model import torch_engine, with_costs
 from rocstar.forecast.policies import RoundRobin
 from rocstar.forecast.simulate import simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
-from rocstar.rollout.fleet import Fleet
 from rocstar.types import Sampling
 from tests.engines.models import VOCAB, qwen
-from tests.rollout.played import Dictated, dictated_lengths, play
 
 POSITIONS, PAGES, ROWS = 128, 24, 16
 
@@ -72,17 +68,3 @@ def test_the_simulated_torch_engine_takes_about_the_steps_of_the_real_one() -> N
     assert again > 500
     assert simulated == pytest.approx(steps, rel=0.05)
     assert simulated_again == pytest.approx(again, rel=0.5)
-
-
-async def test_planned_attempts_are_as_long_as_planned() -> None:
-    attempts = shrunk(synthetic_workload("even", problems=2, attempts=3, limit=1600, seed=0, tool_seconds=0.001), 32)
-    engine = TorchEngine(qwen(), rows=ROWS, positions=POSITIONS, vocab_size=VOCAB)
-    dictated = Dictated(engine)
-    dictated.lengths = dictated_lengths(attempts)
-    fleet = Fleet({"a": dictated}, RoundRobin(), vocab_size=VOCAB)
-    ends = await play(fleet, attempts, vocab_size=VOCAB, clock=time.monotonic)
-    produced = engine.load().produced_tokens
-    await fleet.close()
-    await engine.close()
-    assert len(ends) == len(attempts) and min(ends) > 0
-    assert produced == sum(turn.sampled_tokens for each in attempts for turn in each.turns)

@@ -137,14 +137,14 @@ def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_feeding_again_c
 
 @pytest.mark.parametrize("lengths", ["easy-or-hard", "alike"])
 def test_ours_is_no_slower_than_counting_requests_where_an_engine_holds_a_dozen(lengths: str) -> None:
-    """Feeding again is cheap beside steps with empty places. 1.4 to 1.5 times as long before over-committing paid. 24
-    steps differ by 2% by chance, so there are 96."""
+    """Feeding again is cheap beside steps with empty places. 1.4 to 1.5 times as long before over-committing paid. 48
+    steps differ by 1.4% by chance."""
     rules = replace(torch_engine(capacity_tokens=2048, most_running=64), patience_seconds=1.0)
     costs = {"step_seconds": 2.4e-3, "seconds_per_sequence": 40e-6, "seconds_per_prefill_token": 25e-6}
     fleet = {f"engine{number}": replace(rules, **costs) for number in range(2)}
     drawn = [
         synthetic_workload(lengths, problems=4, attempts=16, limit=8192, seed=seed, tool_seconds=0.1)
-        for seed in range(96)
+        for seed in range(48)
     ]
     work = [shrunk(attempts, 16) for attempts in drawn]
     ours, theirs = (
@@ -286,30 +286,6 @@ def test_a_closed_session_is_not_served_and_frees_its_room() -> None:
     ours.close("unknown", 1.0)
     more = dict(ours.assign({"engine0": FREE}, 1.0))
     assert more and f"{waiting[0]}/0" not in more
-
-
-def test_newcomers_that_keep_arriving_starve_nobody() -> None:
-    ours = KvScheduler()
-    small = EngineLoad(capacity_tokens=510, used_tokens=0, running=0, waiting=0)
-    for number in range(10):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
-    served: list[str] = []
-    for round_ in range(40):
-        served += [request for request, _ in ours.assign({"engine0": small}, float(round_))]
-        ours.ask(ask(f"new{round_}", group=f"new{round_}"), float(round_))
-        for request in served:
-            ours.close(request.partition("/")[0], float(round_))
-    assert {f"{number}/0" for number in range(10)} <= set(served)
-
-
-def test_an_engine_that_is_away_without_being_lost_gets_its_later_turns_when_it_is_back() -> None:
-    ours = KvScheduler()
-    ours.ask(ask("0"), 0.0)
-    ours.assign({"engine0": FREE}, 0.0)
-    ours.answered("0/0", 20, 1.0)
-    ours.ask(ask("0", turn=1, tokens=130, limit=370), 2.0)
-    assert ours.assign({}, 2.0) == []
-    assert ours.assign({"engine0": FREE}, 3.0) == [Assignment("0/1", "engine0")]
 
 
 def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 100_000) -> EngineLoad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ def even(attempt: PlannedAttempt) -> list[Any]:
     return [*(turn._replace(tool_seconds=0.05) for turn in tools), attempt.turns[-1]._replace(tool_seconds=0.0)]
 
 
-def recorded(base: Path) -> RunFolder:
-    """A run of two steps on one engine."""
-    folder = run(base)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of two steps on one engine, to be read only."""
+    folder = run(tmp_path_factory.mktemp("recorded"))
     rows = json.loads(folder.resolved.read_text())["rollout"]["engine_rows"]
     for step in range(2):
         attempts = work(step)
@@ -80,11 +82,10 @@ def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict
 
 
 def test_costs_are_fitted_to_a_run_and_say_what_other_engines_would_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = recorded(tmp_path)
     names = ("--policies", "least-requests", "--steps", "2", "--engines", "2", "--capacity", "2048")
-    found, told = simulated(capsys, str(folder.path), *names, "--most-running", "8")
+    found, told = simulated(capsys, str(recorded.path), *names, "--most-running", "8")
     engine = with_costs(torch_engine(capacity_tokens=2048, most_running=8), COSTS)
     truly = simulate(work(1), {"engine00": engine, "engine01": engine}, KvScheduler())
     (row,) = found["policies"]
@@ -93,30 +94,28 @@ def test_costs_are_fitted_to_a_run_and_say_what_other_engines_would_take(
     assert row["produced_tokens"] == sum(turn.sampled_tokens for one in work(1) for turn in one.turns)
 
 
-def test_costs_that_are_given_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path)
+def test_costs_that_are_given_are_not_fitted(recorded: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     costs = ("--step-seconds", "1", "--cached-token-seconds", "0", "--sequence-seconds", "0")
     found, told = simulated(
-        capsys, str(folder.path), "--policies", "static", *costs, "--prefill-token-seconds", "0", "--capacity", "9999"
+        capsys, str(recorded.path), "--policies", "static", *costs, "--prefill-token-seconds", "0", "--capacity", "9999"
     )
     assert told == ""
     assert found["engine"]["step_seconds"] == 1 and found["engines"] == 1
     assert found["policies"][0]["makespan_seconds"] >= max(sum(t.sampled_tokens for t in one.turns) for one in work(1))
 
 
-def test_costs_are_not_fitted_to_steps_that_overlapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path)
+def test_costs_are_not_fitted_to_steps_that_overlapped_and_a_step_that_was_not_recorded_is_named(
+    recorded: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["simulate", str(recorded.path), "--step", "7"]) == 2
+    assert "has rollouts of the steps [0, 1]; choose --step" in capsys.readouterr().err
+    folder = RunFolder(tmp_path / "overlapped")
+    shutil.copytree(recorded.path, folder.path)
     settings = json.loads(folder.resolved.read_text())
     settings["rollout"]["max_staleness_steps"] = 1
     folder.resolved.write_text(json.dumps(settings))
     assert command(["simulate", str(folder.path)]) == 2
     assert "do not begin together; give --step-seconds" in capsys.readouterr().err
-
-
-def test_a_step_that_was_not_recorded_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path)
-    assert command(["simulate", str(folder.path), "--step", "7"]) == 2
-    assert "has rollouts of the steps [0, 1]; choose --step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

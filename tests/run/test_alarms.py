@@ -73,13 +73,6 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     assert names([answered]) == [] and "all cut" not in names([answered] * WINDOW), "an agent gave answers back"
 
 
-def test_no_alarm_says_how_cut_attempts_and_failed_agents_count() -> None:
-    """That is `rollout.truncated`'s to say, and what an agent gives back is judged all the same."""
-    for metric in ("len/truncated", "agent/failed"):
-        (alarm,) = alarms(stage({metric: 0.5}))
-        assert "as wrong" not in alarm.evidence and "rollout.truncated" in alarm.evidence + alarm.action
-
-
 def test_a_step_whose_calls_all_fail_is_told_at_once() -> None:
     broken: Row = {**HEALTHY, "tool/error_rate": 1.0, "tool/calls": 0.5, "roc/attempts": 40.0}
     assert names([HEALTHY, broken]) == ["failed calls"] and names([broken] * WINDOW) == ["failed calls"]

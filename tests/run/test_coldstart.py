@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.config.recipe import recipe_of
@@ -23,6 +23,7 @@ from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.types import SftRow
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 3))
 def test_every_epoch_shows_every_row_once_in_an_order_of_its_own(there: int, count: int, seed: int) -> None:
     """Also in the first epoch, and its last rows where they do not fill a step."""
@@ -97,8 +98,3 @@ def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
     base = first.recipe.model_dump(exclude={"stage"})
     opening(read_material(recipe_of(base, stages)), RunFolder(tmp_path))
     assert [len(load_sft_rows(tmp_path, name)) for name in ("cold", "second")] == [5, 1]
-
-
-def test_random_weights_need_a_cold_start() -> None:
-    with pytest.raises(ConfigError, match="needs an sft stage first"):
-        read_material(recipe_of({}, [{"name": "a", "kind": "rl", "steps": 1}]))

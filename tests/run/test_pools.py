@@ -99,6 +99,7 @@ async def test_a_stage_leaves_out_solved_problems_and_keeps_its_choice(tmp_path:
     for _ in range(2):  # the second time, as on resume, the record decides
         assert await pool_of(folder, roller) == ["1", "3", "5", "7", "9"]
     assert sorted(roller.asked) == [(problem.id, 8) for problem in POOL]
+    assert roller.most == 2 * 16 // 8, "no more attempts are under way than in a step"
     record = json.loads((folder.path / "pools" / "stage1.json").read_text())
     assert (record["attempts"], record["asked"], record["solved"], record["policy_version"]) == (8, 10, 5, 5)
     assert record["right_of_attempts"] == {"7/8": 5, "8/8": 5}
@@ -111,12 +112,6 @@ async def test_a_stage_may_ask_a_few_problems_alone(tmp_path: Path) -> None:
     assert len(asked) == 4 and chosen == [name for name in asked if int(name) % 2]
     assert await pool_of(folder, roller, drop_solved_problems=4) == chosen
     assert await pool_of(run(tmp_path / "all"), Scripted(), drop_solved_problems=99) == ["1", "3", "5", "7", "9"]
-
-
-async def test_no_more_attempts_are_under_way_than_in_a_step(tmp_path: Path) -> None:
-    roller = Scripted()
-    await pool_of(run(tmp_path), roller)
-    assert roller.most == 2 * 16 // 8
 
 
 async def test_a_killed_choice_asks_only_for_the_rest(tmp_path: Path) -> None:

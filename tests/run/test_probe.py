@@ -32,7 +32,7 @@ class Generous(Grader):
 async def test_a_sandbox_or_grader_that_answers_wrongly_halts_the_run_and_real_ones_do_not() -> None:
     grader, generous = Grader(), Generous()
     try:
-        with SandboxClient.start(slots=1) as sandbox:
+        with SandboxClient.start(slots=1, preload=()) as sandbox:
             await probe(PythonTool(sandbox, Limits()), grader)
             with pytest.raises(RunHalted, match=r"the sandbox ran 'print\(6 \* 7\).* instead of .*42"):
                 await probe(Lying(sandbox, Limits()), grader)
@@ -44,7 +44,7 @@ async def test_a_sandbox_or_grader_that_answers_wrongly_halts_the_run_and_real_o
 
 
 async def test_no_answer_is_a_fault_of_ours_and_no_wrong_answer() -> None:
-    sandbox = SandboxClient.start(slots=1)
+    sandbox = SandboxClient.start(slots=1, preload=())
     sandbox.close()
     with pytest.raises(SandboxUnavailable):
         await probe(PythonTool(sandbox, Limits()), Grader())

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,8 @@ from rocstar.learning.policy import Policy
 from rocstar.run import published
 from rocstar.run.published import PublishedWeights
 from tests.engines.models import qwen
+from tests.forks import once_it_speaks
+from tests.tiny_run import PYTHON
 
 
 class Codec:
@@ -101,12 +99,12 @@ time.sleep(600)
 def test_what_a_killed_run_left_in_memory_is_removed_by_the_next_and_a_living_runs_is_not(
     tmp_path: Path, memory: Path
 ) -> None:
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(memory)], stdout=subprocess.PIPE, text=True)
-    with other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        (folder,) = memory.iterdir()
-        PublishedWeights(tmp_path / "disk", memory).close()
-        assert folder.is_dir()
-        os.kill(other.pid, signal.SIGKILL)
+    other, said = once_it_speaks(PYTHON, "-c", HOLDER, str(memory), folder=tmp_path)
+    assert said == "held\n"
+    (folder,) = memory.iterdir()
+    PublishedWeights(tmp_path / "disk", memory).close()
+    assert folder.is_dir()
+    other.kill()
+    other.join()
     PublishedWeights(tmp_path / "disk", memory).close()
     assert not list(memory.iterdir())

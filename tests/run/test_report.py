@@ -62,6 +62,9 @@ def test_every_drop_has_its_own_counter() -> None:
     assert dropped == {"drop/environment_failed": 1, "drop/undecided": 1, "drop/quality": 1}
     assert metrics["roc/attempts"] == metrics["roc/kept"] + sum(dropped.values()) == 7
     assert metrics["group/usable"] == 2
+    alone = step_metrics(groups[:1], scored(groups[:1]))  # faults and undecided attempts count in no accuracy
+    assert (alone["reward/mean"], alone["verdict/undecided"]) == (0.5, 0.25)
+    assert faults_of([one.group for one in groups[:1]]) == (0.5, "the sandbox is gone")
 
 
 def written_by(*spans: tuple[int, int]) -> Group:
@@ -141,13 +144,6 @@ def test_the_gap_between_engine_and_learner_is_told_of_fresh_and_of_stale_tokens
     assert gaps_by(4) == (pytest.approx(1 / 6), pytest.approx(0.5))  # four of 0.1 and two of 0.3; two of 0.5
     assert gaps_by(None) == (pytest.approx(0.25), None)
     assert gaps_by(5) == (None, pytest.approx(0.25))
-
-
-def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
-    groups = [with_losses()]
-    assert step_metrics(groups, scored(groups))["reward/mean"] == 0.5
-    assert step_metrics(groups, scored(groups))["verdict/undecided"] == 0.25
-    assert faults_of([one.group for one in groups]) == (0.5, "the sandbox is gone")
 
 
 def test_an_undecided_attempt_uses_up_the_fault_budget_and_names_its_reference() -> None:

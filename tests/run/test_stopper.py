@@ -29,13 +29,15 @@ def interrupt_after(*seconds: float) -> None:
 
 def test_the_first_asks_for_a_save_while_weights_change_and_the_second_stops() -> None:
     notes: list[str] = []
-    stopper = Stopper(notes.append)
+    stopper, before = Stopper(notes.append), signal.getsignal(signal.SIGINT)
     with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
         assert stopper.asked and "finishing this update" in notes[0]
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
+    assert signal.getsignal(signal.SIGINT) == before, "what was installed before is there again"
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
@@ -81,14 +83,6 @@ def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weight
     with pytest.raises(KeyboardInterrupt), stopper.installed():
         asyncio.run(run())
     assert reached == ["the end of the update"]
-
-
-def test_what_was_installed_before_is_there_again() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Stopper(print).installed():
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) == before
-    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:

@@ -17,6 +17,10 @@ from tests.test_watch import Clock
 
 
 async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else_changes() -> None:
+    class Agent:
+        async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+            return await plain.attempt(problem, index, sampling)
+
     plain = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER]))
     attempts = Attempts(6)
     groups = await attempts.counted(plain).roll([PROBLEM, OTHER], attempts=3, seed=1)
@@ -24,14 +28,7 @@ async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else
     written = [[t.turns[0].results for t in group.trajectories] for group in groups]
     again = await plain.roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert written == [[t.turns[0].results for t in group.trajectories] for group in again]
-
-
-async def test_attempts_of_agents_are_counted_as_they_end() -> None:
-    class Agent:
-        async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-            return await plain.attempt(problem, index, sampling)
-
-    plain, attempts = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER])), Attempts(3)
+    attempts = Attempts(3)
     await attempts.counted(replace(plain, agent=Agent())).roll([PROBLEM], attempts=3, seed=1)
     assert (attempts.done, attempts.calls) == (3, 3)
 

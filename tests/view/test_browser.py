@@ -37,7 +37,7 @@ from tests.view.recorded import (
     decode,
 )
 
-TRANSCRIPTS, A_STEP, LINE = 60, 20, "x" * 1_000_000
+TRANSCRIPTS, A_STEP, LINE = 30, 10, "x" * 1_000_000
 WIDTHS = (1440, 400)
 SCRIPTS = (
     "<script>window.hacked = 1</script>",
@@ -124,9 +124,12 @@ def seen(browser: Any, shown: Path | Library, width: int = 1440, **more: Any) ->
     assert one.wrong == []
 
 
-def recorded(tmp_path: Path) -> RunFolder:
-    """A run with everything that the page has a view for."""
-    run = create(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run with everything that the page has a view for, beside another and a sweep; to be read only."""
+    base = tmp_path_factory.mktemp("recorded") / "runs"
+    create(base, "other")
+    run = create(base)
     for step in (1, 2):
         add_step(run, step)
     add_evaluation(run, "before", 0, 1)
@@ -203,13 +206,12 @@ VIEWS = {
 }
 
 
-def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: Any, tmp_path: Path) -> None:
+def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: Any, recorded: RunFolder) -> None:
     package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     axe = (Path(package.__file__).parent / "axe.min.js").read_text()
-    run = recorded(tmp_path)
     found: dict[tuple[str, int], Any] = {}
     for width, scheme in zip(WIDTHS, ("light", "dark"), strict=True):
-        with seen(chromium, run.path.parent, width, color_scheme=scheme) as one:
+        with seen(chromium, recorded.path.parent, width, color_scheme=scheme) as one:
             one.open("/", "table.runs").evaluate(axe)
             for view, wanted in VIEWS.items():
                 page = one.open(view, wanted)
@@ -229,7 +231,7 @@ FATES = """[...document.querySelectorAll("table.siblings tbody tr")].map(row => 
 
 def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any, tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
-    steps = {step: add_step(run, step) for step in (1, 2)}
+    steps = {1: add_step(run, 1)}
     other = resampler_of(ResampleSection(method="uniform", keep=6))
     with seen(chromium, run.path.parent) as one:
         for step, groups in steps.items():
@@ -247,10 +249,10 @@ def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any
                 assert sorted(rows) == expected
 
 
-def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(chromium: Any, tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    create(tmp_path / "runs", "other")
-    with seen(chromium, run.path.parent) as one:
+def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(
+    chromium: Any, recorded: RunFolder
+) -> None:
+    with seen(chromium, recorded.path.parent) as one:
         page = one.open("/run/made/replays", ".tokens .s8")
         assert page.locator(".tokens .turn.policy .s8").count() == 1  # all of the attempt's gradient lies on one token
         told = page.inner_text("main")
@@ -327,10 +329,9 @@ def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any
 POLICY = "document.querySelector('.tokens .turn.policy').textContent"
 
 
-def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromium: Any, tmp_path: Path) -> None:
-    recorded(tmp_path)
+def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromium: Any, recorded: RunFolder) -> None:
     shares = [0.9725, 0.2125, 0.0625, *(n / 801 for n in range(802)), *(n / 400 for n in range(401))]
-    with seen(chromium, tmp_path / "runs") as one:
+    with seen(chromium, recorded.path.parent) as one:
         page = one.open("/bogus/x", "[role=alert]")
         assert "there is no page bogus here" in page.inner_text("main")
         shown = page.evaluate(
@@ -343,9 +344,10 @@ def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromiu
     assert shown == [f"{share:.1%}" for share in shares] and numbers == ["1.00e+300", "2,000,000,000"]
 
 
-def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(chromium: Any, tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    with seen(chromium, run.path.parent) as one:
+def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(
+    chromium: Any, recorded: RunFolder
+) -> None:
+    with seen(chromium, recorded.path.parent) as one:
         page = one.open("/run/made", ".headline .figure")
         assert page.locator(".headline .figure").count() == 2 and "0.0 points" in page.inner_text(".headline")
         assert page.get_by_text("problem by problem").get_attribute("href").endswith("against=made%2Fbefore%2F0")
@@ -355,17 +357,17 @@ def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(
         assert "drawn as in training" in page.get_by_text("right answers", exact=True).first.get_attribute("title")
 
 
-def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: Any, tmp_path: Path) -> None:
-    recorded(tmp_path)
+def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: Any, recorded: RunFolder) -> None:
     names = "[...document.querySelectorAll('.runs tbody a.open')].map(a => a.textContent)"
-    with seen(chromium, tmp_path / "runs") as one:
+    with seen(chromium, recorded.path.parent) as one:
         page = one.open("/", "tr.sweep")
         assert "sweep swept · 2 runs, 2 finished" in page.inner_text("tr.sweep")
-        assert page.evaluate(names) == ["made", "seed=0", "seed=1"]
+        assert sorted(page.evaluate(names)) == ["made", "other", "seed=0", "seed=1"]
         page.get_by_role("button", name="seed", exact=True).click()
         page.wait_for_function("() => location.hash.includes('sort=-run.seed')")
         page.wait_for_selector(".runs tbody a.open:has-text('swept-seed=1')")  # it is drawn after the address changes
-        assert page.evaluate(names) == ["made", "swept-seed=1", "swept-seed=0"]  # made has seed 5
+        shown = page.evaluate(names)
+        assert sorted(shown[:2]) == ["made", "other"] and shown[2:] == ["swept-seed=1", "swept-seed=0"]  # 5, 5, 1, 0
         page.get_by_role("button", name="seed ↓", exact=True).click()
         page.wait_for_function(f"() => {names}[0] === 'swept-seed=0'")
         page.get_by_role("button", name="without run.seed").click()
@@ -405,10 +407,21 @@ FORMULAS = {
 }  # fmt: skip
 
 
-def test_formulas_are_drawn_and_what_is_none_stays_as_it_was_written(chromium: Any, tmp_path: Path) -> None:
-    create(tmp_path / "runs")
-    with seen(chromium, tmp_path / "runs") as one:
+# An answer whose reading is broken off: what `ask` then tells.
+BROKEN_OFF = """async () => {
+  const { ask } = await import("./lib.js"), stop = new AbortController(), real = window.fetch;
+  const start = (control) => { stop.signal.onabort = () => control.error(stop.signal.reason); };
+  const body = new ReadableStream({ start });
+  window.fetch = async () => { setTimeout(() => stop.abort(), 5); return new Response(body, { status: 200 }); };
+  try { return await ask("sources", {}, stop.signal); } catch (error) { return error.name; }
+  finally { window.fetch = real; }
+}"""
+
+
+def test_formulas_are_drawn_and_what_is_none_stays_as_it_was_written(chromium: Any, recorded: RunFolder) -> None:
+    with seen(chromium, recorded.path.parent) as one:
         page = one.open("/", "table.runs")
+        assert page.evaluate(BROKEN_OFF) == "AbortError", "an answer whose reading is broken off is no answer"
         found = page.evaluate(DRAWN, list(FORMULAS))
         assert found == [[text if told is None else told, n] for text, (told, n) in FORMULAS.items()]
         assert page.evaluate(SMOOTHED) == [
@@ -438,23 +451,6 @@ def test_hostile_formulas_make_no_element_but_mathml_and_no_layout_break(chromiu
                 "document.querySelectorAll('.math :is(a, img, svg, script), .math [href], .math [id], .math [class]')"
             )
             assert page.evaluate(f"{foreign}.length") == 0
-
-
-# An answer whose reading is broken off: what `ask` then tells.
-BROKEN_OFF = """async () => {
-  const { ask } = await import("./lib.js"), stop = new AbortController(), real = window.fetch;
-  const start = (control) => { stop.signal.onabort = () => control.error(stop.signal.reason); };
-  const body = new ReadableStream({ start });
-  window.fetch = async () => { setTimeout(() => stop.abort(), 5); return new Response(body, { status: 200 }); };
-  try { return await ask("sources", {}, stop.signal); } catch (error) { return error.name; }
-  finally { window.fetch = real; }
-}"""
-
-
-def test_an_answer_that_is_broken_off_while_it_is_read_is_no_answer(chromium: Any, tmp_path: Path) -> None:
-    create(tmp_path / "runs")
-    with seen(chromium, tmp_path / "runs") as one:
-        assert one.open("/", "table.runs").evaluate(BROKEN_OFF) == "AbortError"
 
 
 def test_the_time_of_each_step_is_split_and_a_range_of_steps_is_shown_alone(chromium: Any, tmp_path: Path) -> None:

@@ -85,17 +85,20 @@ def test_siblings_of_verl_that_lie_apart_are_one_group(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(tmp_path: Path) -> None:
     bad = ['{"input": "cut', "[1]", verl(score="good"), {**verl(), "input": 3}, verl(step=-1), {"other": 1}]  # type: ignore[arg-type]
-    file = write(tmp_path / "7.jsonl", [verl(), *bad, verl(acc=math.nan), verl(answer="\ud800")])
+    file = write(tmp_path / "7.jsonl", [verl(), *bad, verl(acc=math.nan), verl(score=math.nan), verl(answer="\ud800")])
     with opened(file, tmp_path) as page:
         said = page.left_out
-        assert said[0] == "left out: 6 of 9 rows; these first:"
+        assert said[0] == "left out: 6 of 10 rows; these first:"
         for line, field in enumerate(("all", "all", "score", "input", "step"), 2):
             assert said[line - 1].startswith(f"left out: {file}: line {line}, {field}: "), said[line - 1]
         about = page.sources[page.name]["about"]
-        assert (len(page.rows()), about["attempts"], about["written by"]) == (3, 3, "verl")
+        assert (len(page.rows()), about["attempts"], about["written by"]) == (4, 4, "verl")
         shown = settled(page.client, f"/api/run/{quote(page.name)}/attempts")["broken"]
         assert [f"left out: {one}" for one in shown] == said
         assert page.attempt(page.rows()[1])["fields"] == {"acc": "nan"}
+        unrewarded = page.rows()[2]  # what is no number is among the fields
+        assert (unrewarded["reward"], unrewarded["verdict"]) == (None, None)
+        assert page.attempt(unrewarded)["fields"] == {"score": "nan"}
 
 
 def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +179,6 @@ def test_rewards_of_trl_leave_out_nan_and_may_be_whole(tmp_path: Path) -> None:
         assert page.attempt(found[1])["fields"] == {"right": "nan", "short": "nan"}
 
 
-def test_a_reward_that_is_no_number_is_among_the_fields(tmp_path: Path) -> None:
-    with opened(write(tmp_path / "7.jsonl", [verl(score=math.nan)]), tmp_path) as page:
-        (row,) = page.rows()
-        assert (row["reward"], row["verdict"], page.attempt(row)["fields"]) == (None, None, {"score": "nan"})
-
-
 CALL = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1/0"}'}}
 
 
@@ -243,11 +240,17 @@ def test_a_value_that_no_column_holds_costs_its_row_only(tmp_path: Path, bad: An
         assert page.left_out[1].startswith(f"left out: {file}: line 1, {field}: ")
 
 
-def test_the_step_of_a_folder_is_one_that_a_column_holds(tmp_path: Path) -> None:
+def test_the_step_of_a_folder_is_that_of_rows_without_one_where_a_column_holds_it(tmp_path: Path) -> None:
     file = write(tmp_path / f"step_{10**20}" / "results.jsonl", [result(), result(step=3)])
     with opened(tmp_path, tmp_path) as page:
         assert [row["step"] for row in page.rows()] == [3]
         assert page.left_out[1].startswith(f"left out: {file}: line 1, step: {10**20} is no whole number")
+    trace = {"task": {"data": {}}, "nodes": [{"message": {"role": "user", "content": "1+1?"}}]}
+    file = write(
+        tmp_path / "step_4" / "traces.jsonl", [{"traces": [trace]}, {"traces": [trace], "run": {"work": None}}]
+    )
+    with opened(file, tmp_path / "of traces") as page:
+        assert page.left_out == [] and [row["step"] for row in page.rows()] == [4, 4]
 
 
 def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
@@ -320,21 +323,15 @@ def test_a_folder_without_anything_and_a_path_that_is_not_there_are_refused(tmp_
             Library.open(name, runs)
 
 
-def test_metadata_that_cannot_be_read_costs_no_row(tmp_path: Path) -> None:
-    file = write(tmp_path / "results.jsonl", [result()])
-    (tmp_path / "metadata.json").write_text("{cut")
-    with opened(file, tmp_path) as page:
-        assert len(page.rows()) == 1
-        assert page.left_out[0] == "left out: 1 of 2 rows; these first:"
-        assert page.left_out[1].startswith(f"left out: {file}: metadata.json, all: it is no JSON (")
-
-
-def test_a_file_that_cannot_be_opened_is_left_out_of_its_folder(tmp_path: Path) -> None:
-    write(tmp_path / "of" / "7.jsonl", [verl()])
+def test_metadata_or_a_file_that_cannot_be_read_costs_no_row_of_others(tmp_path: Path) -> None:
+    file = write(tmp_path / "of" / "results.jsonl", [result()])
+    (tmp_path / "of" / "metadata.json").write_text("{cut")
     (tmp_path / "of" / "x.json").symlink_to("/proc/self/mem")  # reading from its start is an error, for root too
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.rows()) == 1
-        assert page.left_out[1].startswith(f"left out: {tmp_path}/of/x.json: all: it cannot be read (")
+        told = "\n".join(page.left_out)
+        assert f"left out: {file}: metadata.json, all: it is no JSON (" in told
+        assert f"left out: {tmp_path}/of/x.json: all: it cannot be read (" in told
 
 
 def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
@@ -375,16 +372,6 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
             f"left out: {file}: line 4, nodes: the parent of node 1 is 1",
             f"left out: {file}: line 5, traces: there is no attempt in it",
         ]
-
-
-def test_a_trace_without_a_step_has_that_of_its_folder(tmp_path: Path) -> None:
-    node = {"message": {"role": "user", "content": "1+1?"}}
-    trace = {"task": {"data": {}}, "nodes": [node]}
-    file = write(
-        tmp_path / "step_4" / "traces.jsonl", [{"traces": [trace]}, {"traces": [trace], "run": {"work": None}}]
-    )
-    with opened(file, tmp_path) as page:
-        assert page.left_out == [] and [row["step"] for row in page.rows()] == [4, 4]
 
 
 def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_others(tmp_path: Path) -> None:

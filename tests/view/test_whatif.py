@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import kept_advantages, rloo
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.record.rollouts import read_rollouts, trajectory_of
+from rocstar.record.rollouts import read_rollouts, trajectory_of, write_rollouts
 from rocstar.types import Resampled
-from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
+from tests.view.recorded import SEED, add_step, chosen, create, decode, page, problem, records, settled
 
 METHODS = [("roc", 0.0), ("roc_release", 0.0), ("uniform", 0.0), ("all", 0.0), ("roc", 0.7)]
 
@@ -28,7 +30,7 @@ def test_recorded_settings_give_the_choice_of_training_on_every_group(
     tmp_path: Path, method: str, repetition: float
 ) -> None:
     run = create(tmp_path / "runs", method=method, keep=8, repetition=repetition)
-    steps = {step: add_step(run, step, problems=4) for step in (1, 2)}
+    steps = {step: add_step(run, step, problems=1) for step in (1, 2)}
     assert any(choice.kept for groups in steps.values() for one in groups for choice in one.choices)
     with page(run.path.parent, tmp_path / "cache") as client:
         settled(client, "/api/run/made/attempts")
@@ -46,7 +48,7 @@ def test_recorded_settings_give_the_choice_of_training_on_every_group(
 @pytest.mark.parametrize("method", ["roc", "roc_release", "uniform", "all"])
 def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves(tmp_path: Path, method: str) -> None:
     run = create(tmp_path / "runs")
-    groups = add_step(run, 1, problems=4)
+    groups = add_step(run, 1, problems=2)
     other = ResampleSection(method=method, keep=5, min_positive=1, min_negative=1, drop_truncated=True)  # type: ignore[arg-type]
     asked = {"method": method, "keep": "5", "min_positive": "1", "min_negative": "1", "drop_truncated": "true"}
     with page(run.path.parent, tmp_path / "cache") as client:
@@ -65,7 +67,7 @@ def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves
 
 def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
-    groups = add_step(run, 1, problems=6)
+    groups = add_step(run, 1, problems=3)
     asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "format_weight": "0"}
     with page(run.path.parent, tmp_path / "cache") as client:
         settled(client, "/api/run/made/attempts")
@@ -78,9 +80,6 @@ def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
 
 
 def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> None:
-    from rocstar.record.rollouts import write_rollouts
-    from tests.view.recorded import decode, records
-
     run = create(tmp_path / "runs")
     add_step(run, 1)
     twice = chosen(1, [problem(0), problem(0)], 4, ResampleSection(keep=2))
@@ -88,6 +87,17 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
     with page(run.path.parent, tmp_path / "cache") as client:
         found = settled(client, "/api/run/made/groups")
         assert [row["attempts"] for row in found["rows"]] == [4, 4]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """The page over a run with one group."""
+    place = tmp_path_factory.mktemp("one")
+    run = create(place / "runs")
+    add_step(run, 1, problems=1)
+    with page(run.path.parent, place / "cache") as opened:
+        settled(opened, "/api/run/made/attempts")
+        yield opened
 
 
 @pytest.mark.parametrize(
@@ -101,12 +111,8 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
         ({"weight_errors": "-1"}, "weight_errors"),
     ],
 )
-def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: dict[str, str], word: str) -> None:
-    run = create(tmp_path / "runs")
-    add_step(run, 1, problems=1)
-    with page(run.path.parent, tmp_path / "cache") as client:
-        settled(client, "/api/run/made/attempts")
-        found = client.get("/api/run/made/what-if", params={"step": 1, "grp": 1, "part": "rollouts", **asked})
+def test_settings_that_training_would_refuse_are_refused(client: TestClient, asked: dict[str, str], word: str) -> None:
+    found = client.get("/api/run/made/what-if", params={"step": 1, "grp": 1, "part": "rollouts", **asked})
     assert found.status_code == 400
     assert word in found.json()["error"]
 
