@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,15 +21,18 @@ OUTPUT_BYTES = 1 << 24  # of what a program printed, from its end
 
 
 def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
-    """said: the setting and its value; remedy: what to write. Raises ConfigError for what can't be read, and where
-    there is no such program."""
+    """The program is what PATH finds or, where it finds none, what lies beside the interpreter: Debian has no `python`
+    outside of an environment, and nobody has to activate ours. said: the setting and its value; remedy: what to write.
+    Raises ConfigError for what can't be read, and where there is no such program."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise ConfigError(f"{said} can't be read as a command: {error}") from None
-    if not words or shutil.which(words[0]) is None:
-        raise ConfigError(f"{said} names no program that is here; {remedy}")
-    return words
+    if words and shutil.which(words[0]):
+        return words
+    if words and (found := shutil.which(words[0], path=os.path.dirname(sys.executable))):
+        return found, *words[1:]
+    raise ConfigError(f"{said} names no program that is here; {remedy}")
 
 
 @asynccontextmanager

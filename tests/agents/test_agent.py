@@ -20,6 +20,7 @@ from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailabl
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.rollout.environment import AttemptLimits
+from rocstar.support.processes import words_of
 from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import ASKS, Told, asking, function, made, program
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
@@ -73,6 +74,13 @@ async def test_what_a_function_does_wrong_is_a_failure_of_its_attempt_alone(
 async def test_what_a_program_does_wrong_is_its_attempts_failure(tmp_path: Path, text: str, fault: str) -> None:
     found = await made(program(tmp_path, text), [ANSWER])
     assert found.stop is Stop.AGENT_FAILED and found.fault and found.fault.endswith(fault), found.fault
+
+
+def test_a_program_that_path_lacks_is_found_beside_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Debian without `python`, where nobody has activated the environment."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = words_of("python a.py", said="", remedy="")
+    assert found == (str(Path(sys.executable).with_name("python")), "a.py")
 
 
 LATE = "    try:\n        await asyncio.sleep(60)\n    finally:\n        raise Unavailable('gone')\n"

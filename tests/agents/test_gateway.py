@@ -238,17 +238,18 @@ async def test_the_runs_tools_are_called_by_name_and_counted() -> None:
 
 
 async def test_a_tool_call_that_waits_for_another_does_not_begin_once_the_attempt_has_ended() -> None:
-    begun: list[ToolCall] = []
+    begun, first = list[ToolCall](), asyncio.Event()
 
     class Endless(ScriptedTool):
         async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
             begun.append(call)
+            first.set()
             await asyncio.Event().wait()
             raise AssertionError
 
     one = attempt(Told([]), Endless({}))
     calls = [asyncio.ensure_future(one.call("python", {"code": "1"})) for _ in range(2)]
-    await asyncio.sleep(0)
+    await first.wait()
     await asyncio.wait_for(one.close(), 5.0)
     done, _ = await asyncio.wait(calls, timeout=1.0)
     assert [type(call.exception()) for call in done] == [AttemptOver, AttemptOver] and len(begun) == 1

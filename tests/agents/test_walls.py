@@ -61,7 +61,7 @@ open('one.sh', 'w').write('timeout 9 true && cp -p one.sh two.sh && echo said > 
 os.chmod('one.sh', 0o700)
 os.makedirs('folder/inner'); shutil.copy('one.sh', 'folder/inner'); shutil.copytree('folder', 'copy')
 assert subprocess.run(['sh', '-c', '. ./one.sh']).returncode == 0
-with multiprocessing.Pool(1) as pool: pool.map(abs, [1])
+with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(abs, [1])
 socket.getaddrinfo('localhost', 80)
 print(json.dumps({'reward': float(said) / 56}))
 """

@@ -125,7 +125,17 @@ def load(preload: Sequence[str]) -> str:
             importlib.import_module(name)
         except ImportError as error:
             return f"sandbox.preload names {name!r}, which cannot be imported ({error}); install it or take it out"
+    if sys.version_info >= (3, 14):
+        fork_by_default()
     return ""
+
+
+def fork_by_default() -> None:
+    """Let `multiprocessing` fork where a program names no other method, as before Python 3.14: a program is no file
+    that a fork server could import, and a fork server does not learn here that its children have ended."""
+    from multiprocessing import context
+
+    context._default_context._default_context = context._concrete_contexts["fork"]  # type: ignore[attr-defined]
 
 
 def warm_up(base: Base) -> None:
