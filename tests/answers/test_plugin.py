@@ -155,7 +155,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
         (HERE + "greedy", "a column of the data with a default, as width=None"),
-        ("math:hypot", "does not say what it takes"),
+        ("builtins:vars", "does not say what it takes"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
 )
