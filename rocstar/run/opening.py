@@ -190,7 +190,7 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
     recipe = material.recipe
     now = {
         "versions": versions(),
-        "git": git_state() or {},
+        "git": git_state(),
         "code": code_of(recipe.resolved(), recipe.run.modules),
         "computes": {**policy.computes, "learners": policy.ranks.size},
         "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
