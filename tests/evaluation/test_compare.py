@@ -97,6 +97,16 @@ def test_evaluations_that_asked_differently_are_refused_by_the_field(
     assert run(["compare", a, b, "--allow", field]) == 0
 
 
+def test_code_that_an_older_evaluation_did_not_note_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = evaluation(tmp_path / "a", A)
+    one, other = (evaluation(tmp_path / mark, B, code={"rewards.py": mark}) for mark in "bc")
+    assert run(["compare", older, one]) == 0
+    assert run(["compare", one, other]) == 2
+    assert "the evaluations differ in code.rewards.py: 'b' in " in capsys.readouterr().err
+
+
 def test_all_fields_that_differ_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = {"temperature": 1.0, "data": {"problems": 5, "problems_sha256": "y"}}
     a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, **changed)
