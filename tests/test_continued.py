@@ -156,7 +156,7 @@ def test_what_else_figures_depend_on_is_kept_and_a_change_of_it_is_a_change_of_t
         fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
     )
     assert note_surroundings(branch, {**now, "code": {"a.py": "5"}}, 4) == ["code.a.py"]
-    assert note_surroundings(branch, now, 4) == [] == branch.changes[1:], "put back before a checkpoint: nothing changed"
+    assert note_surroundings(branch, now, 4) == [] == branch.changes[1:], "it was put back"
     assert note_surroundings(run, {**now, "computes": {"dtype": "bfloat16"}}, 4) == ["computes.dtype"]
     assert [row["setting"] for row in run.changes] == ["computes.dtype"], "the code is as it was"
     assert note_surroundings(run, now, 6) == ["computes.dtype"]

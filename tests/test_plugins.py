@@ -121,7 +121,11 @@ def test_of_what_is_installed_the_named_file_counts_alone(modules: Path, monkeyp
     assert set(code_of(["statistics:fmean"])) == {"statistics.py"}
 
 
-@pytest.mark.parametrize("text", ["x = " + "+".join("1" * 20_000), "x = " + "-" * 100_000 + "1", "x = '\d'", "\0\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "+".join("1" * 20_000), "x = " + "-" * 100_000 + "1", r"x = '\d'", "\0\xff"],
+    ids=["deep", "deeper", "warned of", "binary"],
+)
 def test_code_that_cannot_be_read_as_python_is_hashed_as_it_is(
     modules: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
