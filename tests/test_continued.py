@@ -155,9 +155,17 @@ def test_what_else_figures_depend_on_is_kept_and_a_change_of_it_is_a_change_of_t
         ["rocstar"],
         fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
     )
-    assert note_surroundings(branch, now, 4) == ["code.a.py"]
-    assert note_surroundings(run, {**now, "computes": {"dtype": "bfloat16"}}, 4) == ["code.a.py", "computes.dtype"]
+    assert note_surroundings(branch, {**now, "code": {"a.py": "5"}}, 4) == ["code.a.py"]
+    assert note_surroundings(branch, now, 4) == [] == branch.changes[1:], "it was put back"
+    assert note_surroundings(run, {**now, "computes": {"dtype": "bfloat16"}}, 4) == ["computes.dtype"]
     assert [row["setting"] for row in run.changes] == ["computes.dtype"], "the code is as it was"
+    assert note_surroundings(run, now, 6) == ["computes.dtype"]
+
+
+def test_a_run_whose_commit_is_not_known_says_so_and_warns_of_nothing(run: RunFolder) -> None:
+    note_surroundings(run, {"git": {"commit": "1", "changed": False}}, 4)
+    assert note_surroundings(run, {"git": None}, 4) == [] and run.identity["git"] is None
+    assert note_surroundings(run, {"git": {"commit": "2", "changed": False}}, 4) == []
 
 
 def test_steps_after_the_last_checkpoint_are_named_as_made_again(run: RunFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,61 @@ def test_code_that_settings_name_is_known_by_its_hash_with_what_it_imports(
     write(modules / "plug_near.py", "value = 8")
     after = code_of(settings, [modules])
     assert {name for name in before if before[name] != after[name]} == {"plug_near.py"}
+
+
+def test_code_has_the_same_hashes_from_wherever_it_is_asked(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(modules / "deep" / "plug_score.py", "import plug_near")
+    write(modules / "deep" / "plug_near.py", "value = 7")
+    found = []
+    for folder in (modules, modules / "deep", Path("/")):
+        monkeypatch.chdir(folder)
+        found.append(code_of([f"{modules}/deep/plug_score.py:score"]))
+    assert found[0] == found[1] == found[2] and set(found[0]) == {"plug_score.py", "plug_near.py"}
+
+
+def test_two_files_of_one_name_have_one_hash_of_both(modules: Path) -> None:
+    named = [f"{modules}/{folder}/plug_score.py:score" for folder in "ab"]
+    found = []
+    for texts in (("1", "2"), ("3", "2"), ("1", "3")):
+        for folder, text in zip("ab", texts, strict=True):
+            write(modules / folder / "plug_score.py", text)
+        found.append(code_of(named)["plug_score.py"])
+    assert len(set(found)) == 3
+
+
+def test_of_what_is_installed_the_named_file_counts_alone(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages import each other: to follow them would hash gigabytes."""
+    installed = modules / "site-packages"
+    write(installed / "plug_verify" / "__init__.py", "import plug_other")
+    write(installed / "plug_other.py", "")
+    monkeypatch.syspath_prepend(installed)
+    assert set(code_of(["plug_verify:verify"])) == {"plug_verify/__init__.py"}
+    assert set(code_of(["statistics:fmean"])) == {"statistics.py"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "+".join("1" * 20_000), "x = " + "-" * 100_000 + "1", r"x = '\d'", "\0\xff"],
+    ids=["deep", "deeper", "warned of", "binary"],
+)
+def test_code_that_cannot_be_read_as_python_is_hashed_as_it_is(
+    modules: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    write(modules / "plug_score.py", text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(code_of(["plug_score:score"], [modules])) == {"plug_score.py"}
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    assert code_of(["plug_score:score"], [modules]) == {}
+
+
+def locked(file: Path) -> bytes:
+    raise PermissionError(file)
+
+
+def test_a_long_sentence_that_looks_like_a_name_is_no_code() -> None:
+    """As in languages that are written without spaces."""
+    assert code_of(["\u7b54" * 400 + ":x " + "\u7b54" * 400 + ".py", "\ud800.py", "mcp:uvx something.py"]) == {}
 
 
 @pytest.mark.parametrize(

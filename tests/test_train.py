@@ -399,6 +399,22 @@ def test_a_reward_that_was_changed_before_the_run_goes_on_is_told_and_kept(
     assert ended.code == 0 and "code.rewards.py: not what" not in ended.told, ended.told
 
 
+def test_a_reward_that_is_put_back_before_a_step_was_made_with_another_is_not_told(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = workplace(tmp_path / "w")
+    file, alone = folder / "rewards.py", ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
+    file.write_text(REWARDS)
+    given = (*start, "evaluate.verifier=rewards.py:graded", *alone)
+    assert Command.start(folder, "train", "tiny.toml", *given).wait().code == 0
+    file.write_text(REWARDS.replace("[-0.25 if not boxes else", "[float('nan') if True else"))
+    ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
+    assert ended.code != 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
+    file.write_text(REWARDS)
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0 and "code.rewards.py" not in ended.told, ended.told
+
+
 def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_the_case(tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w")
     (folder / "rewards.py").write_text(REWARDS)

@@ -93,7 +93,8 @@ def differences(a: Setup, b: Setup, allowed: Sequence[str] = ()) -> dict[str, st
     told = {}
     for field in sorted({*mine, *theirs}):
         unread = _is_within(field, "data") and field not in OF_DATA
-        skipped = unread or any(_is_within(field, part) for part in (*SUBJECT, *allowed))
+        unknown = _is_within(field, "code") and not ("code" in a[1] and "code" in b[1])  # older ones did not note it
+        skipped = unread or unknown or any(_is_within(field, part) for part in (*SUBJECT, *allowed))
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
             told[field] = f"in {field}: {_said(one)} in {a[0]}, {_said(other)} in {b[0]}"

@@ -99,7 +99,8 @@ def record(run: RunFolder, made: Continued) -> None:
 
 
 def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:
-    """Keep in run.json what figures depend on besides settings and problems; what of it changed after `step`."""
+    """Keep in run.json what figures depend on besides settings and problems; what of it changed after `step` and was
+    not put back since: what was made there is made again."""
     identity = run.identity
     was = dict(flat({name: identity.get(name) or {} for name in now}))
     fresh = [
@@ -107,8 +108,10 @@ def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list
         for name, value in flat(now)
         if was.get(name, value) != value
     ]
-    write_json(run.path / "run.json", {**identity, **now, "changes": _merged([*run.changes, *fresh])})
-    return [row["setting"] for row in fresh]
+    merged = _merged([*run.changes, *fresh])
+    write_json(run.path / "run.json", {**identity, **now, "changes": merged})
+    kept = {row["setting"] for row in merged if row["step"] == step}
+    return [row["setting"] for row in fresh if row["setting"] in kept]
 
 
 def made_again(run: RunFolder, step: int) -> str:

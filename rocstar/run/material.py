@@ -241,15 +241,20 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 def fingerprint(material: Material) -> dict[str, str]:
     """Of the problems of each stage, of those held out and of benchmarks a hash of ids and answers, in order, which is
-    all that older runs have, and after it one of what else a reward may read, and of how a benchmark is asked."""
+    all that older runs have, and after it one of what else a reward may read, and of how a benchmark is asked. A task
+    of the user's own has the first alone: it may make the rest anew each time, such as the name of a folder."""
+    recipe = material.recipe
+    parts = {HELD_OUT: recipe.data, **{stage.name: stage.data for stage in recipe.rl_stages}}
+    own = {name for name, data in parts.items() if is_reference(data.source)}
     sources = {f"benchmark {benchmark.name}": benchmark.source for benchmark in material.benchmarks}
     asked = {name: source.problems for name, source in sources.items()}
     found = {}
     for name, problems in {**material.problems, HELD_OUT: material.heldout, **asked}.items():
         more = [[p.question, p.source, dict(p.metadata)] for p in problems]
-        told = sources[name].protocol.model_dump() if name in sources else None
+        # A setting that a later version knows does not make it another protocol.
+        told = sources[name].protocol.model_dump(exclude_defaults=True) if name in sources else None
         kinds = json.dumps([more, told], skipkeys=True, default=lambda value: type(value).__name__)
-        texts = json.dumps([[p.id, p.answer] for p in problems]), kinds
+        texts = [json.dumps([[p.id, p.answer] for p in problems]), kinds][: 1 if name in own else 2]
         found[name] = "".join(hashlib.sha256(text.encode()).hexdigest() for text in texts)
     return found
 

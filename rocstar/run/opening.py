@@ -35,7 +35,7 @@ from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, with_problems
-from rocstar.run.continued import is_reopened, made_again, note_surroundings
+from rocstar.run.continued import THREADS, is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
     cramped,
@@ -190,7 +190,7 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
     recipe = material.recipe
     now = {
         "versions": versions(),
-        "git": git_state() or {},
+        "git": git_state(),
         "code": code_of(recipe.resolved(), recipe.run.modules),
         "computes": {**policy.computes, "learners": policy.ranks.size},
         "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
@@ -209,7 +209,8 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
         screen.note(f"going on after step {progress.step}{made_again(folder, progress.step)}")
         folder.rewind(progress.step)
         for change in folder.changes:
-            if change["step"] == progress.step:
+            # What else changed is told once it is known whether it was put back.
+            if change["step"] == progress.step and change["setting"].startswith(("stage.", THREADS)):
                 screen.note(changed_setting(change))
     if progress.carried.groups:
         begun = material.recipe.stage[progress.stage].name

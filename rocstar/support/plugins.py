@@ -15,10 +15,12 @@ import hashlib
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
@@ -36,6 +38,7 @@ NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
 HASH = 16  # digits that are shown to a person
 OURS = Path(__file__).resolve().parents[1]
+INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|lib\d*[/\\]python3[.\d]*)[/\\]")
 PathLike = str | Path
 T = TypeVar("T")
 
@@ -187,33 +190,44 @@ def _searched(folders: Sequence[Path]) -> str:
 
 def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
     """A hash of each file of the user's own that these settings name, in a reference or in a command, and of those that
-    it imports from its own folder, `folders` or the current one; by its path there. What is installed and not named is
-    left out. Source: ours."""
+    it imports from its own folder, `folders` or the current one; by its path in the folder where it was looked up, from
+    wherever that is asked. Of what is installed only files that are named count. Source: ours."""
     roots = [*(Path(folder).resolve() for folder in folders), Path.cwd()]
     named = NAMED.findall(json.dumps(settings, ensure_ascii=False))
     left = [(place, [*roots, *map(Path, sys.path)]) for place in named if place != "mcp"]
-    found: dict[Path, str] = {}
+    found: dict[Path, bytes] = {}
+    homes = roots[:-1]
     while left:
         place, searched = left.pop()
         for name in accumulate(place.split("."), "{}.{}".format):  # the packages around it, too
-            file = _file_of(name, searched)
-            if file is not None and file not in found and not file.is_relative_to(OURS):
-                found[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:HASH]
-                left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(file)]
-    homes = {file: next(filter(file.is_relative_to, roots), file.parent) for file in found}
-    return {str(file.relative_to(homes[file])): found[file] for file in sorted(found)}
+            home, file = _file_of(name, searched)
+            if file is None or file in found or file.resolve().is_relative_to(OURS):
+                continue
+            homes.append(home if file.is_relative_to(home) and not os.path.isabs(name) else file.parent)
+            with suppress(OSError):  # unreadable, and so nothing that runs
+                found[file] = file.read_bytes()
+                if not INSTALLED.search(str(file)):
+                    left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(found[file])]
+    told: dict[str, Any] = {}
+    for file in sorted(found):
+        home = next(filter(file.is_relative_to, homes))
+        told.setdefault(str(file.relative_to(home)), hashlib.sha256()).update(found[file])
+    return {name: mark.hexdigest()[:HASH] for name, mark in told.items()}
 
 
-def _file_of(place: str, folders: Sequence[Path]) -> Path | None:
+def _file_of(place: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
+    """(where it was looked up, the file)."""
     path = place.replace(".", "/")
     names = [place] if place.endswith(".py") else [f"{path}.py", f"{path}/__init__.py"]
-    return next((file.resolve() for folder in folders for name in names if (file := folder / name).is_file()), None)
+    tried = ((folder.absolute(), os.path.abspath(folder / name)) for folder in folders for name in names)
+    # A sentence of settings may look like a name, of any length; os.path takes all.
+    return next(((folder, Path(file)) for folder, file in tried if os.path.isfile(file)), (Path(), None))
 
 
-def _imported_by(file: Path) -> Iterator[str]:
-    """Names of what a file may import at any time."""
-    with suppress(SyntaxError, ValueError):  # a program for another Python
-        for node in ast.walk(ast.parse(file.read_bytes())):
+def _imported_by(text: bytes) -> Iterator[str]:
+    """Names of what a program may import at any time."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings(action="ignore"):
+        for node in ast.walk(ast.parse(text)):  # one for another Python, or too deep, has none
             if isinstance(node, ast.Import | ast.ImportFrom):
                 before = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
                 yield from (before + alias.name for alias in node.names)

@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1498, 10),
     "engines": (4592, 24),
     "errors": (53, 1),
-    "evaluation": (3657, 21),
+    "evaluation": (3658, 21),
     "faults": (658, 4),
     "forecast": (1970, 9),
     "learning": (3309, 19),
@@ -33,10 +33,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2937, 17),
     "rollout": (1850, 12),
-    "run": (4593, 24),
+    "run": (4602, 24),
     "sandbox": (8630, 45),
     "serving": (781, 6),
-    "support": (2021, 17),
+    "support": (2035, 17),
     "tools": (944, 7),
     "train": (209, 1),
     "types": (603, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_728}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_846}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

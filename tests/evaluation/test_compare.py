@@ -80,6 +80,16 @@ def test_the_screen_says_difference_tests_and_problems_and_what_only_one_has(
     assert "over 4 problems; 1 that only one has are left out" in shown
 
 
+def test_code_that_an_older_evaluation_did_not_note_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = evaluation(tmp_path / "a", A)
+    one, other = (evaluation(tmp_path / mark, B, code={"rewards.py": mark}) for mark in "bc")
+    assert run(["compare", older, one]) == 0
+    assert run(["compare", one, other]) == 2
+    assert "the evaluations differ in code.rewards.py: 'b' in " in capsys.readouterr().err
+
+
 def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,34 @@ def test_other_answers_and_other_columns_are_other_problems(tmp_path: Path) -> N
     assert found[3].startswith(found[0][:64]) and not found[2].startswith(found[0][:64])
 
 
+OWN_TASK = """
+import uuid
+
+from rocstar.protocols import Task
+from rocstar.types import Problem, problem_id
+
+class Own(Task):
+    def __init__(self, data, *, tool_name, seed, heldout):
+        self.answer = data.options["answer"]
+    def problems(self, exclude=frozenset()):
+        return [Problem(id=problem_id("a"), question="a", answer=self.answer, metadata={"folder": str(uuid.uuid4())})]
+    def heldout(self):
+        return []
+"""
+
+
+def test_what_a_task_of_ones_own_makes_anew_each_time_is_no_other_problem(tmp_path: Path) -> None:
+    """The names of folders, or the order of a set: refused, its runs could never go on."""
+    (tmp_path / "own_fresh_task.py").write_text(OWN_TASK)
+    found = []
+    for answer in ("1", "1", "2"):
+        data = {"source": "own_fresh_task:Own", "options": {"answer": answer}}
+        model = {"data": data, "run": {"modules": [str(tmp_path)]}, "evaluate": {"problems": 0}}
+        cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+        found.append(fingerprint(material(cold, RL, **model)))
+    assert found[0] == found[1] and found[0]["rl"] != found[2]["rl"]
+
+
 def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys and values alone would fit."""
     for place in ("run.material", "parts.memory"):
