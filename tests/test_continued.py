@@ -128,15 +128,20 @@ def test_a_stage_is_added_from_the_runs_own_sections(run: RunFolder) -> None:
     assert again.unmade == {"again"}
 
 
-def test_a_branch_from_before_a_change_has_it_from_its_own_first_step_on(run: RunFolder, tmp_path: Path) -> None:
-    record(run, continued(run, 6, ["stage.one.steps=12"], flag="--resume"))
+def branched(run: RunFolder, branches: Path) -> RunFolder:
+    """From step 4, with more steps of its first stage."""
     made = continued(run, 4, ["stage.one.steps=9"], flag="--branch", own="run.name=")
-    fresh = RunFolder.create(
+    return RunFolder.create(
         made.recipe,
-        tmp_path / "branches",
+        branches,
         ["rocstar"],
         fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
     )
+
+
+def test_a_branch_from_before_a_change_has_it_from_its_own_first_step_on(run: RunFolder, tmp_path: Path) -> None:
+    record(run, continued(run, 6, ["stage.one.steps=12"], flag="--resume"))
+    fresh = branched(run, tmp_path / "branches")
     assert fresh.changes == [{"step": 4, "setting": "stage.one.steps", "was": 4, "now": 9}]
 
 
@@ -148,13 +153,7 @@ def test_what_else_figures_depend_on_is_kept_and_a_change_of_it_is_a_change_of_t
     later = {**now, "code": {"a.py": "3", "b.py": "2", "c.py": "4"}}
     assert note_surroundings(run, later, 4) == ["code.a.py"] and note_surroundings(run, later, 4) == []
     assert run.changes == [{"step": 4, "setting": "code.a.py", "was": "1", "now": "3"}]
-    made = continued(run, 4, ["stage.one.steps=9"], flag="--branch", own="run.name=")
-    branch = RunFolder.create(
-        made.recipe,
-        tmp_path / "branches",
-        ["rocstar"],
-        fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
-    )
+    branch = branched(run, tmp_path / "branches")
     assert note_surroundings(branch, {**now, "code": {"a.py": "5"}}, 4) == ["code.a.py"]
     assert note_surroundings(branch, now, 4) == [] == branch.changes[1:], "it was put back"
     assert note_surroundings(run, {**now, "computes": {"dtype": "bfloat16"}}, 4) == ["computes.dtype"]

@@ -380,15 +380,20 @@ def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path
     assert found and all(value in (0.0, 0.5, 1.0) for value in found)  # of two problems
 
 
+def judged_for_a_step(folder: Path, start: tuple[str, ...]) -> Path:
+    """The file whose reward has judged the one step of a run."""
+    (file := folder / "rewards.py").write_text(REWARDS)
+    alone = ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
+    ended = Command.start(folder, "train", "tiny.toml", *start, "evaluate.verifier=rewards.py:graded", *alone).wait()
+    assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
+    return file
+
+
 def test_a_reward_that_was_changed_before_the_run_goes_on_is_told_and_kept(
     start: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = workplace(tmp_path / "w")
-    file, alone = folder / "rewards.py", ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
-    file.write_text(REWARDS)
-    given = (*start, "evaluate.verifier=rewards.py:graded", *alone)
-    ended = Command.start(folder, "train", "tiny.toml", *given).wait()
-    assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
+    file = judged_for_a_step(folder, start)
     file.write_text(REWARDS.replace("0.5", "0.25"))
     ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
     assert ended.code == 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
@@ -403,10 +408,7 @@ def test_a_reward_that_is_put_back_before_a_step_was_made_with_another_is_not_to
     start: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = workplace(tmp_path / "w")
-    file, alone = folder / "rewards.py", ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
-    file.write_text(REWARDS)
-    given = (*start, "evaluate.verifier=rewards.py:graded", *alone)
-    assert Command.start(folder, "train", "tiny.toml", *given).wait().code == 0
+    file = judged_for_a_step(folder, start)
     file.write_text(REWARDS.replace("[-0.25 if not boxes else", "[float('nan') if True else"))
     ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
     assert ended.code != 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
