@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 from operator import mul
 from statistics import fmean
 
@@ -46,12 +47,44 @@ class GpuSpec:
 
 
 GPUS: Mapping[str, GpuSpec] = {
-    "h200": GpuSpec(memory_bytes=141e9, flops=989e12, bandwidth=4.8e12),
-    "h100": GpuSpec(memory_bytes=80e9, flops=989e12, bandwidth=3.35e12),
-    "mi300x": GpuSpec(memory_bytes=192e9, flops=1307e12, bandwidth=5.3e12),
-    "a100": GpuSpec(memory_bytes=80e9, flops=312e12, bandwidth=2.04e12),
-    "4090": GpuSpec(memory_bytes=24e9, flops=165e12, bandwidth=1.01e12),
+    name: GpuSpec(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
+    for name, gigabytes, teraflops, gigabytes_a_second in (
+        ("b200", 180, 2250, 8000),
+        ("h200", 141, 989, 4800),
+        ("h100", 80, 989, 3350),
+        ("h20", 96, 148, 4000),
+        ("a100", 80, 312, 2040),
+        ("a100-40", 40, 312, 1555),
+        ("l40s", 48, 362, 864),
+        ("l4", 24, 121, 300),
+        ("a10", 24, 125, 600),
+        ("a6000", 48, 155, 768),
+        ("6000ada", 48, 364, 960),
+        ("pro6000", 96, 504, 1792),
+        ("5090", 32, 210, 1792),
+        ("4090", 24, 165, 1010),
+        ("3090", 24, 71, 936),
+        ("mi300x", 192, 1307, 5300),
+        ("mi325x", 256, 1307, 6000),
+        ("mi355x", 288, 2517, 8000),
+    )
 }
+
+
+def gpu_named(name: str) -> GpuSpec:
+    """One of GPUS, or any other by its `GB:TFLOPS:GB/s`. Raises ConfigError."""
+    if name in GPUS:
+        return GPUS[name]
+    try:
+        gigabytes, teraflops, gigabytes_a_second = map(float, name.split(":"))
+        if not (min(gigabytes, teraflops, gigabytes_a_second) > 0 and gigabytes + teraflops + gigabytes_a_second < inf):
+            raise ValueError(name)
+    except ValueError:
+        raise ConfigError(
+            f"--gpu {name} is not known; choose of {', '.join(GPUS)}, or give memory, dense bf16 operations and "
+            "bandwidth of another as GB:TFLOPS:GB/s, for instance 48:362:864"
+        ) from None
+    return GpuSpec(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rocstar.forecast.plan import (
     Assumptions,
     GpuPlan,
     as_planned,
+    gpu_named,
     make_plan,
     planned_placement,
     shared_out,
@@ -121,7 +123,7 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "does not fit: a learner needs" in told and "cluster.offload_optimizer" in told
     assert "does not fit: an engine needs 32 GB without its KV cache" in told
-    assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b200"]) == 2
+    assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b2000"]) == 2
 
 
 @pytest.mark.parametrize("table", [[], ["--placement"]])
@@ -133,6 +135,18 @@ def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
     told = capsys.readouterr().out
     assert "does not fit: rollout.kv_tokens 5000 is less than the 8193 tokens of the longest attempt" in told
     assert "hours" not in told
+
+
+def test_a_gpu_is_named_or_described() -> None:
+    assert gpu_named("4090") == GPUS["4090"] == gpu_named("24:165:1010")
+    for wrong in ("5060", "24:165", "24:165:nan", "24:0:1010", "24:165:inf"):
+        with pytest.raises(ConfigError, match="for instance 48:362:864"):
+            gpu_named(wrong)
+
+
+def test_the_guide_names_every_gpu() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    assert [name for name in GPUS if not re.search(rf"\b{name}\b", guide)] == []
 
 
 def test_a_small_cache_leaves_no_attempt_out_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ def plan(
     settings: Settings = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     gpu: Annotated[
-        str | None, typer.Option(help="h200 (assumed where none is named), h100, mi300x, a100 or 4090.")
+        str | None,
+        typer.Option(help="h200 (assumed where none is named), 4090, mi300x, ...; or GB:TFLOPS:GB/s of another."),
     ] = None,
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
@@ -41,14 +42,12 @@ def plan(
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
-    from rocstar.errors import ConfigError
-    from rocstar.forecast.plan import GPUS, Assumptions, as_planned, planned_placement, weighed_plan
+    from rocstar.forecast.plan import Assumptions, as_planned, gpu_named, planned_placement, weighed_plan
 
     if gpu is None:
         gpu = ASSUMED
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
-    if gpu not in GPUS:
-        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}")
+    spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
     for stage in () if placement else loaded.rl_stages:
         if share := stage.rollout.carry_over:
@@ -65,8 +64,8 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = None if placement else weighed_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
-    table = made.placement if made else planned_placement(loaded, gpu, GPUS[gpu], gpus)
+    made = None if placement else weighed_plan(_within_pools(loaded), gpu, spec, gpus, assumed)
+    table = made.placement if made else planned_placement(loaded, gpu, spec, gpus)
     if table.processes and (told := as_planned(loaded, gpus)):
         print(told, file=sys.stderr)
     if as_json:
