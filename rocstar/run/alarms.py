@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import pi, sqrt
+from statistics import NormalDist, fmean
 
 from rocstar.run.stages import Row, window_mean, window_means
 
 WINDOW = 5  # steps
+LONG_WINDOW = 20  # where steps have few attempts, only many of them tell a fall from chance
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
-LOST_STEPS, LOST_RIGHT = 3, 20  # without a right attempt, where so many were to be expected
+LOST_STEPS, LOST_RIGHT = 3, 30  # without a right attempt, where so many were to be expected
 MANY_CALLS = 20  # all of which fail in one step
-LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
+LEAST_FALL = 0.04  # of the share of right attempts, where steps hardly differ
+CHANCE = 0.001  # that no cause but chance lets the share fall so far at a given step of a stage
+QUIET_STEPS = 20  # without an alarm, after which it is raised anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +175,17 @@ def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> l
     return [alarm for name, alarm in found.items() if name not in follow]
 
 
+def new_alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> list[Alarm]:
+    """Those of `alarms` that did not hold after any of the QUIET_STEPS before: one that comes and goes is one alarm."""
+    found = {alarm.name: alarm for alarm in alarms(rows, tools=tools, steps=steps)}
+    for back in range(1, min(QUIET_STEPS, len(rows) - 1) + 1):
+        if not found:
+            break
+        for alarm in alarms(rows[:-back], tools=tools, steps=steps):
+            found.pop(alarm.name, None)
+    return list(found.values())
+
+
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
     """Alarms at once: a single step in which no attempt ended is not chance. Some may be right where an agent gave an
     answer back, or `rollout.truncated` is graded."""
@@ -210,21 +227,36 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
     """One that loses everything is told before WINDOW steps: at a rate a hundred times too high one update does it."""
-    best, last = max(window_means(rows, RIGHT, 1), default=0.0), rows[-LOST_STEPS:]
-    expected = best * sum(row.get("roc/attempts") or 0.0 for row in last)
+    usual = fmean([share for share in window_means(rows, RIGHT, 1) if share] or [0.0])
+    last = rows[-LOST_STEPS:]
+    expected = usual * sum(row.get("roc/attempts") or 0.0 for row in last)
     if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
         return Alarm(
             name="reward collapse",
-            evidence=f"no attempt of the last {LOST_STEPS} steps is right, and in one step {best:.1%} were",
+            evidence=f"no attempt of the last {LOST_STEPS} steps is right, where {usual:.1%} were before",
             action="see whether calls or verdicts fail; if they do not, begin again, or branch from an earlier step "
             "(rocstar train --branch RUN@STEP), with a lower learning.learning_rate",
         )
-    means = list(window_means(rows, RIGHT, WINDOW))
-    if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(0.3 * max(means), LEAST_FALL):
-        return None
-    return Alarm(
-        name="reward collapse",
-        evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
-        action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper found "
-        "no setting that prevents it",
-    )
+    for window in (WINDOW, LONG_WINDOW):
+        means = list(window_means(rows, RIGHT, window))
+        least = max(0.3 * max(means, default=0.0), LEAST_FALL)
+        if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(least, _fall_by_chance(rows, window)):
+            continue
+        return Alarm(
+            name="reward collapse",
+            evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
+            action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper "
+            "found no setting that prevents it",
+        )
+    return None
+
+
+def _fall_by_chance(rows: Sequence[Row], window: int) -> float:
+    """By how much the share of right attempts of one window of steps may lie below that of an earlier one without a
+    cause, however many windows there are: a step differs from the next by chance, most of it in its problems."""
+    shares = list(window_means(rows, RIGHT, 1))
+    noise = fmean(abs(later - earlier) for earlier, later in pairwise(shares)) * sqrt(pi) / 2  # as if it were normal
+    noise *= 1 + 1 / (len(shares) - 1)  # of few steps it is hardly known
+    windows = len(shares) - window + 1
+    pairs = max(1.0, windows * (windows - 1) / 2)
+    return NormalDist().inv_cdf(1 - CHANCE / pairs) * noise * sqrt(2 / window)

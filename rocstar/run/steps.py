@@ -13,7 +13,7 @@ from typing import Any
 from rocstar.config.sections import Stage
 from rocstar.record.journal import read_journal
 from rocstar.rollout.carry import Carried
-from rocstar.run.alarms import Alarm, alarms
+from rocstar.run.alarms import Alarm, new_alarms
 from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
 from rocstar.run.stages import expected_steps, why_over
@@ -28,7 +28,6 @@ class StageSteps:
     def __init__(self, run: Run, stage: Stage, learner: Learner) -> None:
         self._run, self._stage, self._learner = run, stage, learner
         self._rows: list[Mapping[str, Any]] = [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]
-        self._alarmed = {alarm.name for alarm in self._alarms()}  # told before the checkpoint
         self._began = 0.0
 
     def left(self) -> Iterator[int]:
@@ -65,12 +64,9 @@ class StageSteps:
         self._rows.append(row)
         expected = expected_steps(stage.end, stage.steps, self._rows)
         run.screen.step(stage.name, progress.stage_step, stage.steps, row, expected)
-        found = self._alarms()
-        for alarm in found:
-            if alarm.name not in self._alarmed:  # each is told once while it lasts
-                run.tracker.event("warning", step=progress.step, **asdict(alarm))
-                run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
-        self._alarmed = {alarm.name for alarm in found}
+        for alarm in self._new_alarms():
+            run.tracker.event("warning", step=progress.step, **asdict(alarm))
+            run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         over = self._why_over()
         if over:
             steps, carried = progress.stage_step, progress.carried
@@ -95,11 +91,11 @@ class StageSteps:
         row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
         return row
 
-    def _alarms(self) -> list[Alarm]:
+    def _new_alarms(self) -> list[Alarm]:
         if not self._stage.rollouts:
             return []
         tools = any(rollout.has_tools for rollout in self._stage.rollouts)
-        return alarms(self._rows, tools=tools, steps=self._stage.steps)
+        return new_alarms(self._rows, tools=tools, steps=self._stage.steps)
 
     def _why_over(self) -> str | None:
         stage, run = self._stage, self._run

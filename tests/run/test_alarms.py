@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rocstar.run import alarms as module
-from rocstar.run.alarms import LEVELS, WINDOW, Level, alarms
-from rocstar.run.stages import Row
+from rocstar.run.alarms import LEVELS, LONG_WINDOW, QUIET_STEPS, WINDOW, Level, alarms, new_alarms
+from rocstar.run.stages import Row, window_means
 
 HEALTHY: Row = {
     "verdict/right": 0.5,
@@ -98,6 +99,36 @@ def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
     assert names(stage({"verdict/right": 0.34})) == ["reward collapse"]
     few, fewer = ({**HEALTHY, "verdict/right": share} for share in (0.062, 0.04))
     assert names([few] * WINDOW + [fewer] * WINDOW) == [], "chance moves a few right attempts by a third"
+
+
+@pytest.mark.parametrize(
+    ("problems", "attempts", "right"), [(4, 8, 0.2), (8, 8, 0.45), (12, 32, 0.5)], ids=["tiny", "small", "quickstart"]
+)
+def test_a_long_stage_of_small_steps_falls_by_a_third_by_chance_and_is_no_collapse(
+    problems: int, attempts: int, right: float
+) -> None:
+    chance = random.Random(0)
+
+    def step(right: float) -> Row:
+        rates = [chance.betavariate(2 * right, 2 * (1 - right)) if right else 0.0 for _ in range(problems)]
+        made = sum(chance.random() < rate for rate in rates for _ in range(attempts))
+        return {**HEALTHY, "verdict/right": made / problems / attempts, "roc/attempts": problems * attempts}
+
+    rows = [step(right) for _ in range(600)]
+    means = list(window_means(rows, "verdict/right", WINDOW))
+    assert min(means) < 0.7 * max(means), "each window for itself looks like a collapse"
+    assert [count for count in range(600) if names(rows[:count])] == []
+    rows += [step(0.0)] * LONG_WINDOW
+    assert names(rows) == ["reward collapse"]
+
+
+def test_an_alarm_that_comes_and_goes_is_raised_once() -> None:
+    well, cut = HEALTHY, {**HEALTHY, "len/truncated": 0.4}
+    rows = [cut] * WINDOW + ([well] * WINDOW + [cut] * WINDOW) * 3
+    after = len(rows)
+    rows += [well] * (QUIET_STEPS + WINDOW) + [cut] * WINDOW
+    first, again = (count for count in range(len(rows) + 1) if new_alarms(rows[:count]))
+    assert first == WINDOW and again > after
 
 
 def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_nothing_that_follows() -> None:
