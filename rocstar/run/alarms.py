@@ -1,6 +1,6 @@
-"""What a person should know of an RL stage while it goes on: signs of collapse, and signs that the reward is won
-without solving the problem. Pure: metrics of the stage in, alarms out. Thresholds and form are ours; what the paper
-reports of its failures (§4.3.1, §5.3) names most of what is looked for.
+"""Alarms of an RL stage: signs of collapse, and signs that the reward is won without solving the problem. Pure: metrics
+of the stage in, alarms out. Thresholds and form are ours; most alarms are for failures that the paper reports (§4.3.1,
+§5.3).
 
 Each alarm looks at the mean over the last WINDOW steps, so that one odd step raises none."""
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from rocstar.run.stages import Row, window_mean, window_means
 
 WINDOW = 5  # steps
-RIGHT = "verdict/right"  # rewards of one's own may be of any scale
+RIGHT = "verdict/right"  # custom rewards may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
-LOST_STEPS, LOST_RIGHT = 3, 20  # without a right attempt, where so many were to be expected
-MANY_CALLS = 20  # all of which fail in one step
+LOST_STEPS, LOST_RIGHT = 3, 20  # steps without a right attempt, where so many were expected
+MANY_CALLS = 20  # if all fail in one step, that is no chance
 LEAST_FALL = 0.04  # means of a few hundred attempts, several at one problem, differ by half as much without a cause
 
 
@@ -24,7 +24,7 @@ class Alarm:
     name: str
     """One word or two, for events.jsonl."""
     evidence: str
-    """What was seen, with figures."""
+    """The observation, with figures."""
     action: str
     """What to do about it."""
 
@@ -40,7 +40,7 @@ class Level:
     action: str
     least: float
     tools_only: bool = False
-    """Not looked at where attempts have no tools."""
+    """Ignored if attempts have no tools."""
 
     def alarm(self, rows: Sequence[Row], tools: bool, window: int = WINDOW) -> Alarm | None:
         mean = window_mean(rows, self.metric, window)
@@ -151,12 +151,12 @@ FOLLOW = {
     "all cut": ("truncation", "no tool", "hardly any right", "reward collapse"),
     "reward collapse": ("no tool", "hardly any right"),
 }
-"""What else there is to see where an alarm holds, and is not told beside its cause."""
+"""Alarms that are consequences of another one, and are not reported beside it."""
 
 
 def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
-    steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
+    steps: of the stage; one shorter than WINDOW is judged as a whole, for levels only."""
     looked_at = [
         _all_cut(rows, tools),
         _all_calls_fail(rows, tools),
@@ -170,8 +170,8 @@ def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> l
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
-    """Alarms at once: a single step in which no attempt ended is not chance. Some may be right where an agent gave an
-    answer back, or `rollout.truncated` is graded."""
+    """Alarms at once: a single step in which no attempt ended is not chance. Some may be right if an agent returned an
+    answer, or `rollout.truncated` is graded."""
     if not rows or rows[-1].get("len/truncated") != 1.0 or rows[-1].get(RIGHT):
         return None
     calls = tools and rows[-1].get("tool/none_share") != 1.0
@@ -192,7 +192,7 @@ def _all_calls_fail(rows: Sequence[Row], tools: bool) -> Alarm | None:
 
 
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
-    """Graded rewards may teach where nothing is right yet; one that fell is a collapse."""
+    """Graded rewards may teach before any attempt is right; a reward that fell is a collapse."""
     right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
     if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
         return None
@@ -209,7 +209,7 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
-    """One that loses everything is told before WINDOW steps: at a rate a hundred times too high one update does it."""
+    """A total loss is reported before WINDOW steps: one update at a hundred times the right learning rate causes it."""
     best, last = max(window_means(rows, RIGHT, 1), default=0.0), rows[-LOST_STEPS:]
     expected = best * sum(row.get("roc/attempts") or 0.0 for row in last)
     if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
