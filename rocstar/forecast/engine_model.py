@@ -48,8 +48,8 @@ class EngineModel:
     prefix_cache: bool = True
     """Whether what a request leaves stays in the cache, for its trajectory's next turn, and siblings share a prompt."""
     told_lengths: bool = False
-    """Whether the engine is told how long a turn will be, as where lengths are dictated. It then keeps no page free for
-    a request that is on its last page."""
+    """Whether the engine knows the length of a turn in advance, as when lengths are dictated. It then keeps no page
+    free for a request that is on its last page."""
     patience_seconds: float = 0.0
     """With nothing to compute, seconds until the cache of a trajectory that waits for its tool goes to a waiting
     request."""

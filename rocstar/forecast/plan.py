@@ -180,8 +180,8 @@ def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) ->
         kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
         engines = sum(entry.count for entry in recipe.engine)
         idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
-        if told := [f"{one}; take fewer GPUs" for one in idle if one]:
-            return replace(NOWHERE, refusals=told)
+        if reasons := [f"{one}; take fewer GPUs" for one in idle if one]:
+            return replace(NOWHERE, refusals=reasons)
         machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
         return place(recipe, shape, machines, gpu.memory_bytes, positions=longest, gpu=f"a GPU of kind {gpu_name}")
     except ConfigError as error:
@@ -198,10 +198,10 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     least = sum(each) + (not turns)
     refuse_wide(recipe.engine, EACH)
     if gpus < least:
-        told = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
-        told += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+        reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+        reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
         shared = not turns and gpus == sum(each) and not recipe.stale_steps
-        raise ConfigError(told + ", or set cluster.colocate" * shared)
+        raise ConfigError(reason + ", or set cluster.colocate" * shared)
     share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
     while sum(map(mul, counts, each)) > gpus - (not turns):
