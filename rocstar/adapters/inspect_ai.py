@@ -54,7 +54,7 @@ ERRORS: Mapping[str, type[OSError]] = {
     error.__name__: error
     for error in (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError, OSError)
 }
-"""What inspect_ai expects to be told by the kind of exception."""
+"""inspect_ai's exception types for kinds of errors."""
 
 
 class InspectSettings(BaseModel, frozen=True, extra="forbid"):

@@ -49,8 +49,8 @@ class Seeds(EnvironmentTask):
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
             raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
         source = source_of("openenv", options.model_dump())
-        told = "reset with seed {}".format
-        return [Problem(id=f"{n:016x}", question=told(n), answer="", source=source) for n in range(options.seeds)]
+        question = "reset with seed {}".format
+        return [Problem(id=f"{n:016x}", question=question(n), answer="", source=source) for n in range(options.seeds)]
 
 
 async def play(problem: Problem, client: Client) -> float:
@@ -88,9 +88,9 @@ def action_of(answer: str, field: str | None) -> dict[str, Any]:
 
 def shown(observation: Mapping[str, Any]) -> str:
     """Its only text, or all of it as JSON."""
-    told = {name: value for name, value in observation.items() if name not in UNTOLD}
-    only = next(iter(told.values()), None)
-    return only if len(told) == 1 and isinstance(only, str) else json.dumps(told)
+    fields = {name: value for name, value in observation.items() if name not in UNTOLD}
+    only = next(iter(fields.values()), None)
+    return only if len(fields) == 1 and isinstance(only, str) else json.dumps(fields)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A model to talk to, and one answer of it, told piece by piece: the same turn loop, tools and limits as a
+"""A model to talk to, and one answer of it, streamed piece by piece: the same turn loop, tools and limits as a
 rollout's."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rocstar.types import (
     spans_of,
 )
 
-PIECE_TOKENS = 8  # written between two reports to whoever watches
+PIECE_TOKENS = 8  # tokens between two streamed pieces
 
 
 def checked(spec: ModelSpec) -> LocalModel:
@@ -57,7 +57,7 @@ async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> Asy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A tool call and what came of it; `told` is what the policy reads of it."""
+    """A tool call and its result; `told`: the text for the policy."""
 
     call: ToolCall
     result: ToolResult
@@ -75,7 +75,7 @@ def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tu
 
 
 def problem_of(question: str) -> Problem:
-    """A problem without a reference answer, which nobody grades."""
+    """A problem without a reference answer, which is not graded."""
     return Problem(id=problem_id(question), question=question, answer="")
 
 
@@ -87,7 +87,7 @@ def environment_for(roller: Roller, question: str, seed: int) -> Environment:
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
-    """The events of one answer, its trajectory last. A fault of ours is told in the `fault` of that.
+    """The events of one answer, its trajectory last. A service failure is reported in its `fault`.
 
     opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
     early cancels what goes on."""
@@ -164,7 +164,7 @@ class StreamedEngine(ForwardingEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEnvironment:
-    """An environment whose replies are told, in a conversation that may have begun before."""
+    """An environment that reports its replies, in a conversation that may have begun before."""
 
     environment: Environment
     opened: tuple[int, ...] | None

@@ -63,7 +63,7 @@ class Agent:
     """The model's name for clients."""
     roller: Roller
     specs: Sequence[ToolSpec]
-    """The agent's tools, as it is told of them."""
+    """The agent's tools, as shown to it."""
     positions: int
     """Tokens of the longest conversation, its answer included."""
     token: str | None

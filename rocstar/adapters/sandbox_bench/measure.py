@@ -27,7 +27,7 @@ from rocstar.adapters.sandbox_bench.programs import (
     KnownProgram,
     attack,
 )
-from rocstar.adapters.sandbox_bench.systems import Runs, Told, opened
+from rocstar.adapters.sandbox_bench.systems import End, Runs, opened
 
 AT_ONCE = 4  # known ends
 TRIES = 3  # a service that could not run a program said nothing of it
@@ -55,7 +55,7 @@ class Findings:
     right: int = 0
     programs: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Name of a program, its known end, and what was told."""
+    """Name of a program, its known end, and the reported one."""
     held: int = 0
     attacks: int = 0
     got_through: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Findings:
 
     @property
     def is_well(self) -> bool:
-        """Nothing was told wrongly, and nothing got through."""
+        """No wrong report, and no successful attack."""
         return not (self.wrong or self.got_through or any(load.wrong for load in self.latency.values()))
 
 
@@ -96,8 +96,8 @@ async def compared(
 async def with_truth(asked: Sequence[KnownProgram], slots: int) -> list[KnownProgram]:
     """Each with what bare Python makes of it."""
     async with opened("python", "", slots) as runs:
-        told = await asyncio.gather(*map(runs, asked))
-    return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, told, strict=True)]
+        reported = await asyncio.gather(*map(runs, asked))
+    return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, reported, strict=True)]
 
 
 def rows(found: Mapping[str, Findings]) -> list[str]:
@@ -138,21 +138,21 @@ async def _truth(runs: Runs, programs: Sequence[KnownProgram], found: Findings) 
     async def ask(program: KnownProgram) -> None:
         async with free:
             for _ in range(TRIES):
-                told = await runs(program)
-                if told.ends != "refused":
+                reported = await runs(program)
+                if reported.ends != "refused":
                     break
-        if is_right(program, told):
+        if is_right(program, reported):
             found.right += 1
         else:
-            shown = "other output" if told.ends == program.ends else told.ends
-            found.wrong.append(f"{program.name}: expected {program.ends}, told {shown}")
+            shown = "other output" if reported.ends == program.ends else reported.ends
+            found.wrong.append(f"{program.name}: expected {program.ends}, got {shown}")
 
     await asyncio.gather(*map(ask, programs))
 
 
-def is_right(program: KnownProgram, told: Told) -> bool:
-    same = told.stdout.strip() == program.stdout.strip()
-    return told.ends == program.ends and (same or program.ends != "ok")
+def is_right(program: KnownProgram, reported: End) -> bool:
+    same = reported.stdout.strip() == program.stdout.strip()
+    return reported.ends == program.ends and (same or program.ends != "ok")
 
 
 # -- attacks -----------------------------------------------------------------------------------------------------------
@@ -185,13 +185,13 @@ async def _attacked(runs: Runs, found: Findings) -> None:
         killed = False
         try:
             with _surroundings() as there:
-                told = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
+                reported = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
         except _CanaryKilled:
             killed = True
-        got = killed or (told.ends == "ok" and told.stdout.strip() != "held")
+        got = killed or (reported.ends == "ok" and reported.stdout.strip() != "held")
         await _note(runs, found, name, not got)
-    told = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
-    await _note(runs, found, "prints for ever", len(told.stdout) < 2**26)
+    reported = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
+    await _note(runs, found, "prints for ever", len(reported.stdout) < 2**26)
     mark = f"rocstar-bench-{secrets.token_hex(8)}"
     await runs(KnownProgram("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
     await asyncio.sleep(1.0)
@@ -235,9 +235,9 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> LoadTimes:
         nonlocal wrong
         for number in left:
             began = time.perf_counter()
-            told = await runs(KnownProgram("", f"print({number} * 3)", "ok", seconds=60.0))
+            reported = await runs(KnownProgram("", f"print({number} * 3)", "ok", seconds=60.0))
             seconds.append(time.perf_counter() - began)
-            wrong += told != Told("ok", told.stdout) or told.stdout.strip() != str(number * 3)
+            wrong += reported != End("ok", reported.stdout) or reported.stdout.strip() != str(number * 3)
 
     began, busy = time.perf_counter(), _busy_seconds()
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -253,6 +253,6 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> LoadTimes:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that the whole machine has computed, whoever for."""
+    """CPU seconds of the whole machine, for all processes."""
     user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
