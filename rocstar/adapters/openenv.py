@@ -24,7 +24,7 @@ from rocstar.errors import ConfigError
 from rocstar.run.tasks import checked_options
 from rocstar.types import Problem
 
-SECONDS = 10.0  # for a server to say what its actions are
+SECONDS = 10.0  # for a server to describe its actions
 INVALID = "(code: VALIDATION_ERROR)"
 UNTOLD = frozenset(("done", "reward", "metadata"))
 
@@ -78,12 +78,12 @@ async def play(problem: Problem, client: Client) -> float:
 
 
 def action_of(answer: str, field: str | None) -> dict[str, Any]:
-    """field: the one that the answer is the value of; None: the answer is JSON."""
+    """field: the field that gets the answer as its value; None: the answer is JSON."""
     try:
         action = {field: answer} if field else json.loads(answer)
     except (ValueError, RecursionError):
         action = None
-    return action if isinstance(action, dict) else {"": answer}  # which no server takes
+    return action if isinstance(action, dict) else {"": answer}  # every server refuses it
 
 
 def shown(observation: Mapping[str, Any]) -> str:

@@ -24,15 +24,15 @@ class Drawn(NamedTuple):
     penalty: float
     """p_total, lower is better."""
     outage: bool = False
-    """The sandbox failed under it: its reward says nothing about the model."""
+    """Whether the sandbox failed during it: its reward is no evidence about the model."""
 
 
 def reasons_of(
     batch: Sequence[Drawn], keep: int, *, seed: int, step: int, success_above: float = RIGHT_ABOVE
 ) -> list[Reason]:
     """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
-    equal. A reward above `success_above` is a success. The same seed and step choose the same again, in whatever order
-    groups stand. Raises ValueError for a `keep` under 2 and numbers that are not finite, TypeError for a reward that is
+    equal. A reward above `success_above` is a success. The same seed and step choose the same again, in any order of
+    groups. Raises ValueError for a `keep` under 2 and numbers that are not finite, TypeError for a reward that is
     text."""
     groups: dict[Hashable, list[int]] = {}
     for row, drawn in enumerate(batch):

@@ -1,8 +1,8 @@
-"""What a recipe takes on given GPUs: stage by stage what a step takes, and what makes it impossible. Pure, but for
+"""Plans a recipe on given GPUs: the time of a step in each stage, and reasons why it is impossible. Pure, except for
 reading config.json.
 
 Rollouts go through rocstar's own simulator (`forecast/simulate.py`), on a part of the engines with the same part of the
-problems, because a plan should be there in seconds. Learning is operations over what the GPUs do of their peak."""
+problems, so that a plan takes seconds. Learning time is operations over the reachable share of the GPUs' peak."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GPUS: Mapping[str, GpuSpec] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What is not known before a run. Each can be given; `GpuPlan.matters` tells which one matters most."""
+    """Quantities unknown before a run. Each can be given; `GpuPlan.matters` shows the most important one."""
 
     length_share: float = 0.4
     """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""

@@ -1,5 +1,5 @@
-"""What is measured of a service: how many known ends it tells rightly, what attacks get, what is left behind, and how
-long a call takes with more and more callers."""
+"""Measures a service: correctly reported ends, successful attacks, leftovers, and the time of a call with growing
+numbers of callers."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from rocstar.adapters.sandbox_bench.programs import (
 from rocstar.adapters.sandbox_bench.systems import End, Runs, opened
 
 AT_ONCE = 4  # known ends
-TRIES = 3  # a service that could not run a program said nothing of it
+TRIES = 3  # after a failure of the service to run a program
 HELD = KnownProgram("", "print(6 * 7)", "ok", "42", seconds=60.0)
-"""What a service must still do after an attack."""
+"""A program that a service must still run after an attack."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What calls took, with so many callers at once."""
+    """Times of calls, with this many callers at once."""
 
     p50_ms: float
     p99_ms: float
     calls_a_second: float
     cpu_ms: float
-    """Of the whole machine a call: services are of many processes. True where nothing else computes."""
+    """CPU of the whole machine per call, since services have many processes; exact if nothing else computes."""
     wrong: int
     """Calls that were answered wrongly."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Of one service."""
+    """The findings of one service."""
 
     right: int = 0
     programs: int = 0
@@ -78,10 +78,9 @@ async def compared(
     calls: int,
     slots: int,
 ) -> dict[str, Findings]:
-    """Of each system, one after the other; one that cannot be asked is found out before any is measured. asked:
-    programs whose truth is what bare Python makes of them; without any, those of known ends. calls: least at each
-    number of callers. slots: programs at once, of systems that start here. Raises ConfigError, SandboxDown,
-    Unavailable."""
+    """Measure each system in order, after checking that all are reachable. asked: programs whose expected result is
+    that of bare Python; by default those of known ends. calls: least at each number of callers. slots: programs at
+    once, of systems that start here. Raises ConfigError, SandboxDown, Unavailable."""
     for system in systems:
         async with opened(system, token, slots) as runs:
             await runs(HELD)
@@ -94,14 +93,14 @@ async def compared(
 
 
 async def with_truth(asked: Sequence[KnownProgram], slots: int) -> list[KnownProgram]:
-    """Each with what bare Python makes of it."""
+    """Each with its result in bare Python."""
     async with opened("python", "", slots) as runs:
         reported = await asyncio.gather(*map(runs, asked))
     return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, reported, strict=True)]
 
 
 def rows(found: Mapping[str, Findings]) -> list[str]:
-    """What a person reads: a table, and by name what was wrong and what got through."""
+    """Lines for people: a table, and the names of wrong ends and successful attacks."""
     loads = [f"{count} callers" for count in next(iter(found.values())).latency]
     width = max(map(len, found)) + 1
     lines = ["p50 / p99 / CPU of the whole machine a call, ms", _row(" " * width, "right", "attacks held", *loads)]
@@ -204,7 +203,7 @@ async def _attacked(runs: Runs, found: Findings) -> None:
 
 
 async def _note(runs: Runs, found: Findings, name: str, held: bool) -> None:
-    """It held where the service still runs programs, too."""
+    """An attack counts as held only if the service still runs programs."""
     alive = is_right(HELD, await runs(HELD))
     found.attacks += 1
     found.held += held and alive
