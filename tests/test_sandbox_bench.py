@@ -109,11 +109,7 @@ async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
         ("code-judge", {"run_success": False, "reason": "", "stdout": None}, End("failed")),
         ("code-judge", {"run_success": False, "reason": "worker_timeout", "stdout": ""}, End("timeout")),
         ("code-judge", {"run_success": False, "reason": "queue_timeout"}, End("refused")),
-        (
-            "sandbox-fusion",
-            {"run_result": {"status": "Finished", "return_code": 0, "stdout": "4"}},
-            End("ok", "4"),
-        ),
+        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 0, "stdout": "4"}}, End("ok", "4")),
         ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 1, "stdout": ""}}, End("failed")),
         ("sandbox-fusion", {"run_result": {"status": "TimeLimitExceeded", "return_code": None}}, End("timeout")),
         ("sandbox-fusion", {"run_result": None, "status": "SandboxError"}, End("refused")),
