@@ -9,7 +9,7 @@ Checked: the run ends well; every attempt of every step is there once and none e
 the log-probabilities of engine and learner agree within 1e-3 nats and every token was written by the weights of that
 step; the server is back within the run, and in each step that begins after that it writes at least a tenth of the
 tokens; afterwards no process is left, and in /dev/shm nothing of what processes of this run were seen to hold there.
-Reported besides: seconds of each step, how long the engine was away, and addresses beyond loopback on which anything
+Told besides: seconds of each step, how long the engine was away, and addresses beyond loopback on which anything
 listened. On two cores the recipe's five RL steps are over before a server has started anew, and how long that takes
 depends on what else the machine does. So the stage is ended by hand when two steps have begun and ended since the
 server was back, after five at the least and --steps at the most. Prints a table, and last one JSON line; exit code 1

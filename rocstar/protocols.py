@@ -1,4 +1,5 @@
-"""The seams. Each protocol has one contract suite in tests/contracts, run over every implementation."""
+"""The interfaces between rooms. Each protocol has one contract suite in tests/contracts, run over every
+implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """What a run learns: problems to train on, and held-out problems that it is judged by.
+    """The task of a run: problems to train on, and held-out problems to evaluate on.
 
     Promise: same settings and seed, same problems in the same order; one id for one question; nothing to train on is
     held out. A Task of the user's own is made as `Name(data, tool_name=..., seed=..., heldout=...)`: `data` is the
@@ -54,24 +55,24 @@ class Task(Protocol):
 
 @runtime_checkable
 class DemonstratingTask(Task, Protocol):
-    """A Task that can also show how it is done; an sft stage without `sft.rows_file` needs one."""
+    """A Task with demonstrations; an sft stage without `sft.rows_file` needs one."""
 
     def demonstrations(self, count: int) -> list[Demonstration]:
-        """`count` conversations to imitate, or all there are; tool results in them are what the tools would give."""
+        """`count` conversations to imitate, or all existing ones; their tool results are the tools' true results."""
         ...
 
 
 class Engine(Protocol):
     """Something that continues token ids.
 
-    Promise: `generate` returns exactly the tokens it sampled, with their logprobs, or raises
-    EngineUnavailable; never half a result. Cancelling the awaiting task frees the request."""
+    Promise: `generate` returns exactly the tokens it sampled, with their logprobs, or raises EngineUnavailable; never a
+    partial result. Cancelling the awaiting task frees the request."""
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
         """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused; one that
-        comes while another of its session decodes waits for that one's end. Whoever opens a session closes it.
+        comes while another of its session decodes waits for that one's end. The caller that opens a session closes it.
 
         Where `token_ids` leave no room for another token the completion is empty, with finish LENGTH."""
         ...
@@ -118,22 +119,20 @@ class ForwardingEngine:
 
 
 NewestWeights = Callable[[], Weights | None]
-"""Asked when the weights are about to be read: an engine may take longer to start than a version is kept. None before
-the first were published."""
+"""Called when the weights are about to be read: an engine may take longer to start than a version is kept. Returns None
+before the first are published."""
 
 
 @runtime_checkable
 class RestartableEngine(Engine, Protocol):
-    """An engine that can be begun anew, such as one in a process of its own."""
+    """An engine that can be restarted, such as one in a separate process."""
 
     async def restart(self, newest: NewestWeights | None) -> None:
-        """End what there is of it and begin again with the newest weights; None: with those it was made with. Raises
-        EngineUnavailable."""
+        """Stop it and start again with the newest weights; None: with its initial weights. Raises EngineUnavailable."""
         ...
 
     def whereabouts(self) -> dict[str, str | int]:
-        """How a person finds what runs: `pid` on its machine, `url`, and `log`, the file with its output; those that
-        there are."""
+        """Where it runs, for people: `pid` on its machine, `url`, and `log`, its output file; existing ones only."""
         ...
 
 
@@ -142,14 +141,14 @@ class SleepingEngine(Engine, Protocol):
     """An engine that can leave its GPU to a learner."""
 
     async def sleep(self) -> None:
-        """Give back what it holds of the GPU, cached prefixes among it, until `load_weights`; requests wait for that.
-        One that can't is ended, so that the memory is free all the same. Raises EngineUnavailable."""
+        """Free its GPU memory, cached prefixes included, until `load_weights`; requests wait for that. An engine that
+        can't is ended, so that the memory is freed anyway. Raises EngineUnavailable."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """What the model is told about a tool."""
+    """A tool as shown to the model."""
 
     name: str
     description: str
@@ -162,7 +161,7 @@ class ToolSpec:
 class Tool(Protocol):
     """Something the model can call.
 
-    Promise: never raises for what the model wrote; raises Unavailable when we are at fault."""
+    Promise: never raises for the model's mistakes; raises Unavailable for service failures."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -173,14 +172,14 @@ class Tool(Protocol):
 
 
 class AttemptTool(Tool, Protocol):
-    """A tool of one attempt, which keeps something between its calls. Who made it closes it, whatever happens."""
+    """A tool of one attempt, which keeps something between its calls. Its creator must always close it."""
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment says to a completion."""
+    """An environment's reply to a completion."""
 
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
@@ -203,7 +202,7 @@ class Environment(Protocol):
     async def reply(self, completion: Completion) -> Reply: ...
 
     async def close(self) -> None:
-        """Give back what the attempt held; nothing of it runs any more."""
+        """Release the attempt's resources and end its processes."""
         ...
 
 
@@ -212,21 +211,22 @@ class ResumableEnvironment(Environment, Protocol):
     """An environment for an attempt that was set aside."""
 
     async def again(self, turns: Sequence[Turn]) -> None:
-        """Be as the attempt's last environment was after these turns, whose replies stay as they are. Raises
+        """Restore the state of the attempt's last environment after these turns, whose replies do not change. Raises
         Unavailable."""
         ...
 
 
 class Verifier(Protocol):
-    """Compares what attempts came to with what is known.
+    """Judges attempts by their problems' references.
 
-    Promise: total and bounded in time, and an attempt's Outcome does not depend on who stands beside it."""
+    Promise: total and bounded in time, and an attempt's Outcome does not depend on the other attempts."""
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """One entry per attempt, in order: a group, a step or a benchmark in one call.
 
-        VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised where none can
-        be asked at all. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory: it says nothing about the model."""
+        VerifierUnavailable replaces the Outcome of an attempt on which our workers failed, and is raised if no worker
+        is available. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory, which is no evidence about the
+        model."""
         ...
 
 
@@ -237,10 +237,10 @@ class Resampler(Protocol):
 
 
 class Advantage(Protocol):
-    """Says how much better each attempt of a group is than its siblings.
+    """Computes how much better each attempt of a group is than its siblings.
 
-    Promise: one finite number for each reward, zeros where all are equal, no less for a higher reward; pure, and the
-    same in whatever order siblings stand."""
+    Promise: one finite number for each reward, zeros where all are equal, no less for a higher reward; pure, and
+    independent of the order of siblings."""
 
     def __call__(self, rewards_G: Sequence[float], settings: LearningSection, /) -> Sequence[float]:
         """rewards_G: of the kept attempts of one group, at least 2."""
@@ -256,11 +256,11 @@ class PolicyTokens:
     old_logprobs: torch.Tensor
     """Under the weights at the beginning of the step; equal to `logprobs` in a step's only update."""
     sampled_logprobs: torch.Tensor
-    """The engine's, of the weights that wrote the token."""
+    """The engine's, under the weights that wrote the token."""
     advantages: torch.Tensor
-    """The same for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
+    """Equal for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
     attempts: torch.Tensor
-    """int64: which attempt (of an agent, which conversation) a token is of, from 0; its tokens stand together."""
+    """int64: which attempt (of an agent, which conversation) a token belongs to, from 0; its tokens are adjacent."""
     chosen: torch.Tensor
     """bool: whether it is one of those that clip_cov or kl_cov choose among all of the update; else false."""
 
@@ -268,13 +268,13 @@ class PolicyTokens:
 class PolicyLoss(Protocol):
     """The loss of tokens. Means, importance weights, KL and entropy are the learner's (`learning.*`).
 
-    Promise: pure; a token's loss follows from its own numbers alone, because an update's tokens come in pieces; or, of
-    a function whose `whole_attempts` is true, from those of its attempt, which then come together, at the cost of a
+    Promise: pure; a token's loss depends only on its own numbers, because an update's tokens come in chunks; or, for a
+    function whose `whole_attempts` is true, on those of its attempt, which then comes in one piece, at the cost of a
     second pass through the head; the gradient raises the probability of tokens with a positive advantage, lowers none
-    of those (but of `chosen` ones), and is finite."""
+    of those (except `chosen` ones), and is finite."""
 
     def __call__(self, tokens: PolicyTokens, settings: LearningSection, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss of each token [T], whether a bound has taken its gradient [T] bool, which `clip_share` counts)."""
+        """(loss of each token [T], whether a bound removed its gradient [T] bool, which `clip_share` counts)."""
         ...
 
 

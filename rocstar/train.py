@@ -29,7 +29,7 @@ from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
 from rocstar.rollout.collect import Roller
-from rocstar.run.ahead import RolloutProgress, StepsAhead, update_told
+from rocstar.run.ahead import RolloutProgress, StepsAhead, update_summary
 from rocstar.run.evaluations import evaluate, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
 from rocstar.run.opening import opened_run
@@ -79,7 +79,7 @@ async def imitate(run: Run, stage: SftStage) -> None:
     await run.turn_to_learners()
     with steps_of(run, stage, learner) as steps:
         for step in steps.left():
-            with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_told(seconds, *run.policy.learnt)):
+            with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_summary(seconds, *run.policy.learnt)):
                 batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
                 metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
             steps.done({**metrics, "step/tokens": metrics["tokens"]})

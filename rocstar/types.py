@@ -1,4 +1,4 @@
-"""The nouns of rocstar: what passes between rooms. Data only; no behaviour beyond derived facts.
+"""The data types of rocstar, shared by all rooms. Data only; no behaviour beyond derived facts.
 
 In order: problems, tool calls, completions, trajectories, groups, batches, demonstrations; each builds on those before
 it. Dimension letters used as suffixes: P problems, R attempts drawn per problem, G attempts kept, N sequences in a
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from rocstar.engines.sending import Sending
 
-# -- What is asked, and the names and seeds that follow from it.
+# -- Problems, and the names and seeds derived from them.
 
 
 def problem_id(question: str) -> str:
@@ -38,20 +38,20 @@ class Problem:
     id: str
     """Stable hash of the question (`problem_id`)."""
     question: str
-    """What the model is asked, plain text."""
+    """The question for the model, plain text."""
     answer: str
     """Reference answer, plain text or LaTeX."""
     source: str = ""
     """Data set or file it came from."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else a loader knows (family, level, row number); never read by training."""
+    """Further fields of a loader (family, level, row number); never read by training."""
 
 
-# -- What the model asked a tool for, and what came back.
+# -- Tool calls and their results.
 
 
 class Status(StrEnum):
-    """What a *program* did. There is no "service down" here: that is SandboxUnavailable."""
+    """The outcome of a *program*. A failed service is no Status but raises SandboxUnavailable."""
 
     OK = "ok"
     CODE_ERROR = "code_error"  # uncaught exception, syntax error, non-zero exit, fatal signal
@@ -80,13 +80,13 @@ class ToolResult:
     call_id: str
     """`ToolCall.id` this answers."""
     status: Status
-    """What the program did."""
+    """The program's outcome."""
     stdout: str = ""
     """Standard output, possibly cut; invalid UTF-8 replaced."""
     stderr: str = ""
     """Standard error and traceback, or the reason of a bad call."""
     value: str | None = None
-    """The last expression's value as IPython shows it; None when there is none."""
+    """The last expression's value in IPython's form; None if there is none."""
     run_seconds: float = 0.0
     """Wall time of the program, seconds; excludes queueing."""
     queue_seconds: float = 0.0
@@ -102,7 +102,7 @@ class ToolResult:
         return self.status is not Status.OK
 
 
-# -- What passes between an engine and those who ask it to continue token ids.
+# -- Requests to engines, completions and weights.
 
 
 class Finish(StrEnum):
@@ -115,7 +115,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn for one completion."""
+    """How tokens are sampled for one completion."""
 
     max_new_tokens: int
     """Hard cap on sampled tokens, the stop token included."""
@@ -124,7 +124,7 @@ class Sampling:
     top_p: float = 1.0
     """Nucleus mass kept, 1 for all."""
     top_k: int = 0
-    """Tokens kept, 0 for all."""
+    """Likeliest tokens kept, 0 for all."""
     seed: int = 0
     """Seed by identity; token t of the completion uses (seed, t) and nothing else."""
     stop_token_ids: tuple[int, ...] = ()
@@ -137,7 +137,7 @@ class VersionSpan(NamedTuple):
     version: int
     """Policy version, counts optimizer updates."""
     tokens: int
-    """How many, at least 1."""
+    """Number of tokens, at least 1."""
 
 
 def spans_of(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
@@ -150,22 +150,22 @@ class Completion:
     token_ids: tuple[int, ...]
     """[n] exactly what was sampled, stop token included."""
     logprobs: tuple[float, ...]
-    """[n] natural log of the probability after temperature and before top_p and top_k, over the tokenizer's ids:
-    what a learner computes again from the same weights. Truncation only changes which tokens can be drawn."""
+    """[n] natural log of the probability after temperature and before top_p and top_k, over the tokenizer's ids: what a
+    learner recomputes from the same weights. Truncation only changes which tokens can be sampled."""
     finish: Finish
     """Why it ended."""
     version_spans: tuple[VersionSpan, ...] = ()
-    """Which policy versions wrote its tokens, in order; the token counts add up to n. A token's logprob is that of a
-    forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
+    """The policy versions that wrote its tokens, in order; the token counts add up to n. A token's logprob is that of a
+    forward pass of its version over everything before it. Empty without tokens, or if no policy wrote them."""
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """[n] of each token, or empty as the spans are."""
+        """[n] the version of each token; empty if the spans are."""
         return tuple(chain.from_iterable(repeat(span.version, span.tokens) for span in self.version_spans))
 
 
 def joined(begun: Completion, rest: Completion) -> Completion:
-    """A completion that was asked for in two pieces."""
+    """A completion that was requested in two pieces."""
     return Completion(
         token_ids=begun.token_ids + rest.token_ids,
         logprobs=begun.logprobs + rest.logprobs,
@@ -181,18 +181,18 @@ def without_tokens(finish: Finish) -> Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """What certain weights must give, for an engine that could hold others without noticing."""
+    """Log-probabilities that certain weights must give, to detect an engine with other weights."""
 
     token_ids: tuple[int, ...]
     """[n]"""
     logprobs: tuple[float, ...]
-    """[k] of its last tokens, k < n, from a plain forward of the weights at temperature 1."""
+    """[k] of its last tokens, k < n, from a plain forward pass of the weights at temperature 1."""
     noise: float | None = None
-    """Nats by which those of these weights in fp32 differ in the mean; None where that is what they are."""
+    """Mean difference in nats from those of the weights in fp32; None if they are computed in fp32."""
 
 
 def gaps(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Differences of log-probabilities, nats; one infinite one where any is missing or not a number."""
+    """Differences of log-probabilities, nats; a single infinite one if any is missing or not a number."""
     if not ours or len(ours) != len(theirs) or not all(map(isfinite, (*ours, *theirs))):
         return [inf]
     return [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -207,23 +207,23 @@ class Weights:
     folder: str | None = None
     """Hugging Face model folder that holds them; in /dev/shm they never touch a disk."""
     tensors: Mapping[str, Any] | None = None
-    """State dict of the live policy, detached: read before its next update. Used where both are given."""
+    """State dict of the live policy, detached: read before its next update. Preferred if both are given."""
     canary: tuple[Canary, ...] = ()
-    """Rows to check them by once an engine in another process has taken them."""
+    """Rows to check them with once an engine in another process has loaded them."""
     fingerprint: str = ""
-    """What tells them from others of the same version, in a run that made its steps again and otherwise."""
+    """Distinguishes them from others of the same version, in a run that repeated its steps with other results."""
     sender: Sending | None = None
-    """Where they are sent past any file; then the folder holds their config.json alone."""
+    """Sends them without a file, if set; then the folder holds only config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine holds right now, in tokens of KV cache and in requests, and what it has done so far."""
+    """An engine's current load, in tokens of KV cache and in requests, and its counters."""
 
     capacity_tokens: int
-    """Tokens of KV cache that it has room for; a request that needs more is refused."""
+    """Capacity of its KV cache in tokens; a request that needs more is refused."""
     used_tokens: int
-    """Held by requests that decode, and by sessions that wait for their next request."""
+    """Tokens held by decoding requests, and by sessions that wait for their next request."""
     running: int
     waiting: int
     policy_version: int = 0
@@ -231,27 +231,27 @@ class EngineLoad:
     produced_tokens: int = 0
     """Sampled since the engine started."""
     recomputed_tokens: int = 0
-    """Fed again since then because their cache had been given up under pressure."""
+    """Tokens fed again since then because their cache was evicted."""
     evictions: int = 0
-    """How often a session's cache was given up under pressure."""
+    """How often a session's cache was evicted."""
     lost: int = 0
-    """How often one of its engines was taken out, where it is several."""
+    """For a fleet: how often one of its engines was taken out."""
     standing: frozenset[str] = frozenset()
-    """Where it is several: ids of the requests whose engine has shown no progress since it was last looked at. Those
-    that wait for an engine are among them where none that has work has."""
+    """For a fleet: ids of the requests whose engine has made no progress since the last look; also those that wait for
+    an engine, if no engine with work has made progress."""
     keeps_idle: bool = False
     """Whether sessions that wait for their next request keep their cache when other requests come."""
 
 
-# -- The record of one attempt, token by token, and what was found about it.
+# -- The record of one attempt, token by token, and its outcome.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     completion: Completion
-    """What the engine returned."""
+    """The engine's completion."""
     prompt_ids: tuple[int, ...] = ()
-    """[k] where not empty: all that was continued here, instead of what stands before; an agent (`rollout.agent`) has
+    """[k] if not empty: the prompt of this turn, which replaces the tokens before it: an agent (`rollout.agent`) has
     begun another conversation, or gone back in one."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls found in it, in order, malformed ones included."""
@@ -260,8 +260,8 @@ class Turn:
     reply_ids: tuple[int, ...] = ()
     """[m] tokens appended after the completion; empty on the last turn."""
     engine_seconds: float | None = field(default=None, compare=False)
-    """Wall time from the request to the completion, waiting for a place in the engine included, seconds; None where it
-    was not measured. No two runs take the same time, so attempts are compared without it."""
+    """Wall time from the request to the completion, waiting for a place in the engine included, seconds; None if not
+    measured. No two runs take the same time, so attempts are compared without it."""
     tool_seconds: float | None = field(default=None, compare=False)
     """Wall time from the completion to the reply, seconds: finding calls, waiting for a tool and running it. None and
     comparisons as above."""
@@ -275,8 +275,8 @@ class Stop(StrEnum):
     MAX_TOKENS = "max_tokens"
     AGENT_FAILED = "agent_failed"  # a program or function of the user's (`rollout.agent`) ended with an error
     AGENT_TIMEOUT = "agent_timeout"  # it did not end in time
-    ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, dropped by the resampler
-    SET_ASIDE = "set_aside"  # it goes on in this step or the next (`rollout.carry_over`); never recorded
+    ENVIRONMENT_FAILED = "environment_failed"  # a service failed; recorded, dropped by the resampler
+    SET_ASIDE = "set_aside"  # continues in this step or the next (`rollout.carry_over`); never recorded
 
 
 class Verdict(StrEnum):
@@ -286,13 +286,13 @@ class Verdict(StrEnum):
 
 
 RIGHT_ABOVE = 0.5
-"""A graded reward above this is RIGHT where nothing else is said: the upper half of rewards from 0 to 1 or -1 to 1.
-Half of the credit, or a little of it for form, is no right answer, so no share of right attempts is too high by it."""
+"""Default threshold above which a graded reward is RIGHT: the upper half of rewards from 0 to 1 or -1 to 1. Half of the
+credit, or a little for form, is not right, so that shares of right attempts are not inflated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFacts:
-    """What the text of a trajectory shows about its form; facts, not judgements."""
+    """Facts about the form of a trajectory's text, without judgement."""
 
     answer_tags: int = 0
     """Well-formed `<answer>...</answer>` blocks over all turns."""
@@ -301,7 +301,7 @@ class FormatFacts:
     boxed: bool = False
     """At least one balanced `\\boxed{}` was found."""
     answer_asked: bool = True
-    """The prompt speaks of an `<answer>` block; where it does not, nobody can miss one."""
+    """The prompt mentions an `<answer>` block; if not, a missing one is no fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +309,12 @@ class Outcome:
     verdict: Verdict
     """The verifier's finding."""
     reward: float
-    """1.0 for RIGHT, else 0.0; of a reward function of one's own any finite number, which is RIGHT above
-    `evaluate.right_above`. Meaningless for UNDECIDED, which the resampler drops."""
+    """1.0 for RIGHT, else 0.0; with a user's reward function any finite number, RIGHT above `evaluate.right_above`.
+    Meaningless for UNDECIDED, which the resampler drops."""
     extracted: str | None
     """The answer that was compared; None when none was found."""
     method: str
-    """What decided (`integer`, `math_verify`, `no_answer` ...)."""
+    """The rule that decided (`integer`, `math_verify`, `no_answer` ...)."""
     format_facts: FormatFacts
     """Form of the text, for RoC's penalty."""
 
@@ -419,15 +419,15 @@ class Trajectory:
         return sum(result.is_error for result in self.results)
 
 
-# -- Siblings, and what resampling decides about each of them.
+# -- Siblings, and the resampler's decisions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     problem: Problem
-    """What the siblings attempt."""
+    """The siblings' problem."""
     trajectories: tuple[Trajectory, ...]
-    """All siblings, verified; without an outcome where a fault of ours ended them."""
+    """All siblings, verified; without an outcome if a service failure ended them."""
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
@@ -456,7 +456,7 @@ class Reason(StrEnum):
     """Why a trajectory was kept or dropped; every attempt of a step gets exactly one."""
 
     KEPT_ALL = "kept.all"  # nothing to choose: plain GRPO, or a group no larger than G
-    KEPT_UNIFORM = "kept.uniform"  # drawn without looking
+    KEPT_UNIFORM = "kept.uniform"  # drawn at random
     KEPT_NEGATIVE = "kept.negative"  # a failure, drawn uniformly
     KEPT_QUALITY = "kept.quality"  # a success, drawn inversely to its penalty
     KEPT_LOWEST_PENALTY = "kept.lowest_penalty"  # a success, among the cleanest
@@ -474,7 +474,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a resampler decided about one trajectory of a group."""
+    """A resampler's decision about one trajectory of a group."""
 
     index: int
     """Position in `Group.trajectories`."""
@@ -482,7 +482,7 @@ class Choice:
     reason: Reason
     penalty: Penalty
     weight: float = 0.0
-    """Relative probability of being drawn; 0 where no draw was made."""
+    """Relative probability of being drawn; 0 without a draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,12 +501,12 @@ class Resampled:
         return tuple(self.group.trajectories[c.index] for c in self.choices if not c.kept)
 
 
-# -- What an optimizer update learns from.
+# -- Input and result of an optimizer update.
 
 
 class RowOrigin(NamedTuple):
-    """Which conversation of which attempt of a step a row is of, from 0. A problem may stand in a step twice, so its id
-    does not tell."""
+    """The attempt and conversation of a step that a row comes from, from 0. A problem may occur twice in a step, so its
+    id is not enough."""
 
     group: int = 0
     attempt: int = 0
@@ -529,7 +529,7 @@ class BatchRow:
     advantage: float
     """No unit; of every token of the row, unless it has `advantages`: then their mean."""
     advantages: Sequence[float] = ()
-    """[T] of each token by itself, 0 where the policy wrote nothing; empty where all have `advantage`."""
+    """[T] of each token, 0 where the policy wrote nothing; empty if all have `advantage`."""
     old_logprobs: Sequence[float] = ()
     """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
     the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
@@ -548,7 +548,7 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one optimizer update learns from."""
+    """The rows of one optimizer update."""
 
     rows: tuple[BatchRow, ...]
 
@@ -560,19 +560,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimizer update came to."""
+    """The result of one optimizer update."""
 
     metrics: Mapping[str, float]
-    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows); with
-    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens); with a mask of
-    attempts attempts_masked (share of tokens whose attempt does not count)."""
+    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights unchanged), tokens (of all rows); with
+    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens); with a mask of attempts
+    attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
     carried: Sequence[Sequence[float]] = ()
     """[N][T] norm of the gradient at each token's last hidden state, where it was traced."""
 
 
-# -- Worked conversations to imitate, before and after they become tokens.
+# -- Demonstrations, before and after tokenization.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -580,9 +580,9 @@ class DemoTurn:
     """One assistant turn of a demonstration."""
 
     text: str
-    """What the assistant writes, tool-call tags included, end marker excluded."""
+    """The assistant's text, tool-call tags included, end marker excluded."""
     results: tuple[ToolResult, ...] = ()
-    """What the tools answered; empty on the last turn."""
+    """The tools' answers; empty on the last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

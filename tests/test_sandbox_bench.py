@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from rocstar.adapters.sandbox_bench import measure
 from rocstar.adapters.sandbox_bench.measure import compared, measured, rows, with_truth
 from rocstar.adapters.sandbox_bench.programs import BODIES, KNOWN, KnownProgram
-from rocstar.adapters.sandbox_bench.systems import DIALECTS, Runs, Told, opened
+from rocstar.adapters.sandbox_bench.systems import DIALECTS, End, Runs, opened
 from rocstar.cli.main import app
 from rocstar.cli.verbs.sandbox import _asked
 from rocstar.data.rows import read_rows
@@ -44,16 +44,16 @@ server.run("stdio")
 """
 
 
-def scripted(says: Iterable[tuple[str, Told]]) -> Runs:
+def scripted(says: Iterable[tuple[str, End]]) -> Runs:
     """A service that answers by what stands in a program, and multiplies and holds otherwise."""
 
-    async def runs(program: KnownProgram) -> Told:
+    async def runs(program: KnownProgram) -> End:
         for word, told in says:
             if word in program.code:
                 return told
         if program.code.startswith("print(") and "*" in program.code:
-            return Told("ok", str(eval(program.code[6:-1])))
-        return Told("ok", "held")
+            return End("ok", str(eval(program.code[6:-1])))
+        return End("ok", "held")
 
     return runs
 
@@ -86,16 +86,16 @@ async def test_our_sandbox_holds_every_attack() -> None:
 
 
 async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> None:
-    runs = scripted([("/etc/shadow", Told("ok", "got ['/etc/shadow']")), ("os.fork", Told("failed"))])
+    runs = scripted([("/etc/shadow", End("ok", "got ['/etc/shadow']")), ("os.fork", End("failed"))])
     found = await measured(runs, (), (), attacks=True, calls=10)
     assert found.got_through == ["reads files of the machine"] and not found.is_well
-    dead = await measured(scripted([("print(6", Told("refused"))]), (), (), attacks=True, calls=10)
+    dead = await measured(scripted([("print(6", End("refused"))]), (), (), attacks=True, calls=10)
     assert dead.held == 0 and all("no program runs after it" in name for name in dead.got_through)
 
 
 async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
     asked = [KnownProgram("a", "a", "ok", "1"), KnownProgram("b", "b", "failed"), KnownProgram("c", "c", "ok", "held")]
-    found = await measured(scripted([("print(7", Told("ok", "22"))]), asked, [3], attacks=False, calls=20)
+    found = await measured(scripted([("print(7", End("ok", "22"))]), asked, [3], attacks=False, calls=20)
     assert found.wrong == ["a: expected ok, told other output", "b: expected failed, told ok"] and found.right == 1
     assert found.latency[3].wrong == 1
     shown = "\n".join(rows({"x": found, "y" * 40: found}))
@@ -105,17 +105,17 @@ async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
 @pytest.mark.parametrize(
     ("dialect", "said", "told"),
     [
-        ("code-judge", {"run_success": True, "reason": "", "stdout": "4\n"}, Told("ok", "4\n")),
-        ("code-judge", {"run_success": False, "reason": "", "stdout": None}, Told("failed")),
-        ("code-judge", {"run_success": False, "reason": "worker_timeout", "stdout": ""}, Told("timeout")),
-        ("code-judge", {"run_success": False, "reason": "queue_timeout"}, Told("refused")),
-        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 0, "stdout": "4"}}, Told("ok", "4")),
-        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 1, "stdout": ""}}, Told("failed")),
-        ("sandbox-fusion", {"run_result": {"status": "TimeLimitExceeded", "return_code": None}}, Told("timeout")),
-        ("sandbox-fusion", {"run_result": None, "status": "SandboxError"}, Told("refused")),
+        ("code-judge", {"run_success": True, "reason": "", "stdout": "4\n"}, End("ok", "4\n")),
+        ("code-judge", {"run_success": False, "reason": "", "stdout": None}, End("failed")),
+        ("code-judge", {"run_success": False, "reason": "worker_timeout", "stdout": ""}, End("timeout")),
+        ("code-judge", {"run_success": False, "reason": "queue_timeout"}, End("refused")),
+        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 0, "stdout": "4"}}, End("ok", "4")),
+        ("sandbox-fusion", {"run_result": {"status": "Finished", "return_code": 1, "stdout": ""}}, End("failed")),
+        ("sandbox-fusion", {"run_result": {"status": "TimeLimitExceeded", "return_code": None}}, End("timeout")),
+        ("sandbox-fusion", {"run_result": None, "status": "SandboxError"}, End("refused")),
     ],
 )
-def test_what_each_dialect_says(dialect: str, said: dict[str, Any], told: Told) -> None:
+def test_what_each_dialect_says(dialect: str, said: dict[str, Any], told: End) -> None:
     assert DIALECTS[dialect][2](said) == told
 
 
@@ -184,7 +184,7 @@ async def test_an_address_may_end_with_the_path_and_one_that_does_not_serve_is_r
     with served("/run") as url:
         for address in (url, f"{url}/", f"{url}/run"):
             async with opened(f"code-judge:{address}", "", 1) as runs:
-                assert await runs(KNOWN[0]) == Told("ok", "4")
+                assert await runs(KNOWN[0]) == End("ok", "4")
         async with opened(f"code-judge:{url}/elsewhere", "", 1) as runs:
             with pytest.raises(Unavailable, match="/elsewhere/run can't be asked: its answer is HTTP 404"):
                 await runs(KNOWN[0])

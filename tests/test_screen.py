@@ -266,9 +266,9 @@ def test_a_run_that_failed_says_why_before_its_table_and_shows_none_of_nothing()
 def test_one_step_is_no_steps() -> None:
     assert [plural(count, "step") for count in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
     screen, _, results = screens()
-    stage = {"name": "one", "done": 1, "steps": 1, "ended": "a person asked for it"}
+    stage = {"name": "one", "done": 1, "steps": 1, "ended": "a person requested it"}
     screen.summary({"name": "tiny", "state": "stopped", "reason": "", "step": 1, "summary": {}, "stages": [stage]})
-    told = "tiny stopped after 1 step\none ended after 1 of at most 1 step: a person asked for it\n"
+    told = "tiny stopped after 1 step\none ended after 1 of at most 1 step: a person requested it\n"
     assert results.getvalue() == told
 
 

@@ -87,7 +87,7 @@ def test_a_person_ends_a_stage(start: tuple[str, ...], tmp_path: Path) -> None:
     ended = command.after_step(COLD_STEPS + 1, ask)
     assert ended.code == 0, ended.told
     (name, steps, reason) = ends(folder)[1]
-    assert (name, reason) == ("stage1", "a person asked for it") and steps < 500
+    assert (name, reason) == ("stage1", "a person requested it") and steps < 500
     (folder / "runs" / "tiny" / "summary.json").unlink()  # as while the run still evaluates
     refused = Command.start(folder, "runs", "end-stage", "tiny").wait()
     assert refused.code == 2 and "no stage under way" in refused.told

@@ -115,7 +115,7 @@ def test_a_folder_without_a_run_is_refused_and_no_second_run_made_beside_it(reci
     first, second = planned(recipe, ["run.seed=0,1"])
     assert (first.state, second.state) == ("new", "new")
     second.folder.path.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"seed=1 is there and holds no run, .*; delete it"):
+    with pytest.raises(ConfigError, match=r"seed=1 exists and holds no run, .*; delete it"):
         _ = second.state
     assert first.state == "new"
 

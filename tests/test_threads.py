@@ -63,7 +63,7 @@ def begun(folder: RunFolder) -> list[str]:
 def test_threads_are_doubled_while_they_pay(milliseconds: dict[int, float], count: int) -> None:
     found = paying(6, (512, 1024), lambda tried: milliseconds[tried] / 1000)  # a KeyError for one more
     assert (found.count, found.cores, found.milliseconds) == (count, 6, milliseconds)
-    assert found.told().startswith(f"computing with {count} thread{'s' * (count > 1)} on 6 cores: a product")
+    assert found.summary().startswith(f"computing with {count} thread{'s' * (count > 1)} on 6 cores: a product")
 
 
 @pytest.mark.parametrize(("cores", "widths"), [(1, (512, 1024)), (64, (128, 384)), (64, (0, 0))])

@@ -236,7 +236,7 @@ def test_imitation_alone_starts_no_engine(start: tuple[str, ...], tmp_path: Path
     recipe.write_text(recipe.read_text() + NO_SERVER)
     alone = ("stage.stage1.steps=0", "stage.stage3.steps=0", "evaluate.problems=0")
     ended = Command.start(folder, "train", "tiny.toml", *start, *alone).wait()
-    assert ended.code == 0 and "imitation alone asks no engine" in ended.told, ended.told
+    assert ended.code == 0 and "SFT stages need no engine" in ended.told, ended.told
     assert len(metrics(folder)) == COLD_STEPS
 
 

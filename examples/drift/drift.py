@@ -1,4 +1,4 @@
-"""The task: say what a gauge shows. Its unit has to be read from the tool; demonstrations read it as often as told.
+"""The task: say what a gauge shows. Its unit has to be read from the tool; demonstrations read it at a set rate.
 
 Each decision of a demonstration is drawn on its own, so a model that imitates them learns shares, not scripts."""
 
@@ -85,18 +85,18 @@ class DriftTask(Task):
     def _units(self, gauge: str, rng: random.Random) -> Iterator[str]:
         """What is passed as the unit, call by call."""
         options, tried = self._options, set()
-        told = asks = rng.random() < options.asking
+        reported = asks = rng.random() < options.asking
         for _ in range(options.calls):
             if asks:
                 asks, unit = False, ASK
-            elif told and rng.random() < options.reading:
+            elif reported and rng.random() < options.reading:
                 unit = unit_of(gauge)
             else:
                 unit = rng.choice([unit for unit in UNITS if unit not in tried])
             yield unit
             if unit == unit_of(gauge):
                 return
-            told = True
+            reported = True
             tried.add(unit)
             if unit != ASK and rng.random() < options.giving_up:
                 return
@@ -104,11 +104,11 @@ class DriftTask(Task):
     def _turn(self, gauge: str, unit: str, number: int) -> DemoTurn:
         """With what the tool answers (gauges.py)."""
         status = Status.OK if unit in (ASK, unit_of(gauge)) else Status.CODE_ERROR
-        told = value_of(gauge) if unit == unit_of(gauge) else f"use {unit_of(gauge)}"
+        answer = value_of(gauge) if unit == unit_of(gauge) else f"use {unit_of(gauge)}"
         result = ToolResult(
             call_id=f"call_{number}",
             status=status,
-            stdout=told if status is Status.OK else "",
-            stderr="" if status is Status.OK else f"ValueError: {told}\n",
+            stdout=answer if status is Status.OK else "",
+            stderr="" if status is Status.OK else f"ValueError: {answer}\n",
         )
         return DemoTurn(text=render_call(self._tool_name, {"gauge": gauge, "unit": unit}), results=(result,))

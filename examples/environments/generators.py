@@ -108,8 +108,8 @@ def _plan(problem: Problem, other: Problem, behaviour: Behaviour) -> Demonstrati
 
 def _has_an_answer(problem: Problem) -> bool:
     """A few entries of the library write 0 as no number, or ask for the variable of `0 = 0`."""
-    told = problem.metadata["entry"]["metadata"]
-    return told.get("decimal_value") != 0 and told.get("variable", "") in told.get("equation", "")
+    entry = problem.metadata["entry"]["metadata"]
+    return entry.get("decimal_value") != 0 and entry.get("variable", "") in entry.get("equation", "")
 
 
 def _named(problem: Problem) -> Problem:

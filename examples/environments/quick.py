@@ -36,10 +36,10 @@ class Quick(vf.Harness[vf.HarnessConfig]):
                     return vf.ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in said.tool_calls:
                     try:
-                        told = await call_mcp(connected, whose, call.function.name, json.loads(call.function.arguments))
+                        text = await call_mcp(connected, whose, call.function.name, json.loads(call.function.arguments))
                     except (KeyError, TypeError, ValueError) as error:  # the model's mistake
-                        told = f"error: {error}"
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
+                        text = f"error: {error}"
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
 
 __all__ = ["Quick"]

@@ -1,4 +1,4 @@
-"""A second tool: a plain typed function. Its name, docstring and annotations are what the model is told about it.
+"""A second tool: a plain typed function. Its name, docstring and annotations are shown to the model.
 
 It runs in rocstar's own process, in a thread, for at most `sandbox.timeout_seconds`. What it raises is shown to the
 model as an error of its call; raise `rocstar.errors.Unavailable` instead where a service of yours is down: the call is

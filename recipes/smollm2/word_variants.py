@@ -75,11 +75,11 @@ class Variants:
 
     def distracted(self, asked: Asked, rng: random.Random) -> Asked | None:
         """One of its sentences stands there again, about a thing that the question does not ask for."""
-        *told, last = SENTENCES.split(asked.question)
+        *sentences, last = SENTENCES.split(asked.question)
         needed = NUMBER.findall(asked.expression)
         places = [
             (place, match)
-            for place, sentence in enumerate(told)
+            for place, sentence in enumerate(sentences)
             for match in COUNTED.finditer(sentence)
             if NUMBER.findall(sentence) == [match[1]] and match[1] in needed and f" {match[2]} " in last
         ]
@@ -87,10 +87,10 @@ class Variants:
         if not places or not others:
             return None
         place, match = rng.choice(places)
-        sentence, number = told[place], _unlike(match[1], asked.question, rng)
+        sentence, number = sentences[place], _unlike(match[1], asked.question, rng)
         again = f"{sentence[: match.start()]}{number} {rng.choice(others)}{sentence[match.end() :]}"
-        told.insert(place + rng.randrange(2), again)
-        return Asked(" ".join([*told, last]), asked.expression)
+        sentences.insert(place + rng.randrange(2), again)
+        return Asked(" ".join([*sentences, last]), asked.expression)
 
 
 def other_numbers(asked: Asked, rng: random.Random) -> Asked | None:
@@ -119,8 +119,8 @@ def other_question(asked: Asked, rng: random.Random) -> Asked | None:
     other, b, base = _other_name(who, rng), _unlike(a, asked.question, rng), BASES[verb]
     (low, less), (high, more) = sorted(((a, who), (b, other)), key=lambda pair: int(pair[0]))
     do, does = ("do", "does") if verb == "has" else ("did", "did")
-    told = [f"{who} {verb} {a} {what} .", f"{other} {verb} {b} {what} ."]
-    rng.shuffle(told)
+    sentences = [f"{who} {verb} {a} {what} .", f"{other} {verb} {b} {what} ."]
+    rng.shuffle(sentences)
     question, expression = rng.choice(
         (
             (f"How many more {what} {does} {more} {base} than {less} ?", f"{high}-{low}"),
@@ -128,7 +128,7 @@ def other_question(asked: Asked, rng: random.Random) -> Asked | None:
             (f"How many {what} {do} they {base} together ?", f"{a}+{b}"),
         )
     )
-    return Asked(" ".join([*told, question]), expression)
+    return Asked(" ".join([*sentences, question]), expression)
 
 
 def other_unknown(asked: Asked, rng: random.Random) -> Asked | None:
@@ -163,12 +163,12 @@ def comparison(asked: Asked, rng: random.Random) -> Asked | None:
     who, a, what = deed["who"], deed["number"], deed["what"]
     other, b = _other_name(who, rng), rng.randrange(2, int(a))
     word, sign, back = rng.choice((("more", "+", "-"), ("fewer", "-", "+")))
-    told = [f"{who} has {a} {what} .", f"{other} has {b} {word} {what} than {who} ."]
+    sentences = [f"{who} has {a} {what} .", f"{other} has {b} {word} {what} than {who} ."]
     if rng.random() < 0.5:
-        return Asked(f"{' '.join(told)} How many {what} does {other} have ?", f"{a}{sign}{b}")
-    told = [f"{other} has {a} {what} .", told[1]]
-    rng.shuffle(told)
-    return Asked(f"{' '.join(told)} How many {what} does {who} have ?", f"{a}{back}{b}")
+        return Asked(f"{' '.join(sentences)} How many {what} does {other} have ?", f"{a}{sign}{b}")
+    sentences = [f"{other} has {a} {what} .", sentences[1]]
+    rng.shuffle(sentences)
+    return Asked(f"{' '.join(sentences)} How many {what} does {who} have ?", f"{a}{back}{b}")
 
 
 def signed(asked: Asked, rng: random.Random) -> Asked | None:

@@ -1,5 +1,5 @@
-"""What the adapters of foreign environments share. A run makes its Task in one place and its attempts in another, so a
-problem's `source` says all that is needed to make its environment: `verifiers {"taskset": {"id": "gsm8k-v1"}}`."""
+"""Shared by the adapters of foreign environments. A run creates its Task and its attempts in different places, so a
+problem's `source` holds everything needed to create its environment: `verifiers {"taskset": {"id": "gsm8k-v1"}}`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EnvironmentTask(Task):
     """Holds out some problems, the same ones for every seed."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        """Raises ConfigError, also where none is left to train on."""
+        """Raises ConfigError, also if none is left to train on."""
         every = self.asked(data)
         random.Random(seed_for("heldout")).shuffle(every)
         self._heldout, self._others = every[:heldout], every[heldout:]
@@ -42,7 +42,7 @@ class EnvironmentTask(Task):
 
 
 def as_reward(value: float | None) -> float:
-    """Raises ValueError for what is no finite number."""
+    """Raises ValueError unless it is a finite number."""
     if value is None or not isfinite(value):
         raise ValueError(f"its rewards come to {value}")
     return float(value)
@@ -53,15 +53,15 @@ def source_of(library: str, options: Mapping[str, Any]) -> str:
 
 
 def options_in(source: str) -> dict[str, Any]:
-    """What `source_of` was given."""
+    """The options in a `source_of` text."""
     found: dict[str, Any] = json.loads(source.partition(" ")[2])
     return found
 
 
 @contextmanager
 def faults_of(client: Client) -> Iterator[None]:
-    """What an environment raises is a fault and never a reward, unless a limit of the run refused the last request. So
-    is the time it takes (`GatewayAgent`)."""
+    """An environment's exception, or time-out (`GatewayAgent`), is a fault and never a reward, unless a limit of the
+    run refused the last request."""
     client.attempt.in_environment = True
     try:
         yield

@@ -1,5 +1,5 @@
-"""What `inspect_ai.py` sends into the sandbox ahead of each request. Standard library only: it runs behind the walls,
-where rocstar cannot be seen, and everything it says about itself is the word of an untrusted process.
+"""The code that `inspect_ai.py` sends into the sandbox before each request. Standard library only: it runs in the
+sandbox, without access to rocstar, and its reports are those of an untrusted process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ INPUT = ".rocstar-input"
 """Bytes that come with a request, in the working directory; gone before anything else runs."""
 OUTPUT = ".rocstar-output"
 """Bytes that go back with the answer; gone with the next request."""
-DRAIN_SECONDS = 0.5  # for output of a command that has ended, while something that it left behind holds the pipe
-MISSING = 127  # what a shell says of a command that is not there
+DRAIN_SECONDS = 0.5  # for output of an ended command, while a process that it left behind holds the pipe
+MISSING = 127  # a shell's exit code for a missing command
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     try:
         code = process.wait(timeout)
     except subprocess.TimeoutExpired:
-        return None, dropped[0]  # with the request all that it started is killed
+        return None, dropped[0]  # all of its processes are killed with the request
     for reader in readers:
         reader.join(DRAIN_SECONDS)
     return (code if code >= 0 else 128 - code), dropped[0]

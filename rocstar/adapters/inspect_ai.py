@@ -6,9 +6,9 @@
 A service's token is in ROCSTAR_SANDBOX_TOKEN. inspect_ai takes a text in place of Settings for the name of a file, so
 there is none.
 
-A sample has one session: its files last from call to call, its commands run one at a time, and what a command leaves
-running is killed when it ends. Not supported: another user than the sandbox's own, network, `connection()`, and what
-inspect_ai builds on long-running processes (`exec_remote`, `bash_session`, `text_editor`, sandbox services).
+A sample has one session: its files last from call to call, its commands run one at a time, and processes that a command
+leaves running are killed when it ends. Not supported: another user than the sandbox's own, network, `connection()`, and
+what inspect_ai builds on long-running processes (`exec_remote`, `bash_session`, `text_editor`, sandbox services).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ERRORS: Mapping[str, type[OSError]] = {
     error.__name__: error
     for error in (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError, OSError)
 }
-"""What inspect_ai expects to be told by the kind of exception."""
+"""inspect_ai's exception types for kinds of errors."""
 
 
 class InspectSettings(BaseModel, frozen=True, extra="forbid"):
@@ -167,7 +167,7 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """As inspect_ai says; a command that times out is not tried again, and commands wait for each other. Raises
+        """As in inspect_ai; a command that times out is not retried, and commands wait for each other. Raises
         OutputLimitExceededError over 2 MiB of a stream."""
         if user is not None:
             raise SandboxUserUnsupportedError(f"sandbox rocstar runs all as one user of its own and has no {user!r}")

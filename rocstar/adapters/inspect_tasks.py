@@ -31,7 +31,7 @@ from rocstar.support.plugins import load, own_code
 from rocstar.types import Problem, problem_id
 
 NOT_HELD = ("sandbox", "message_limit", "token_limit", "time_limit", "working_limit", "cost_limit", "approval")
-"""Of a task, what an attempt here would not keep."""
+"""Settings of a task that attempts here can't obey."""
 
 
 class SampleOptions(BaseModel):
@@ -52,7 +52,7 @@ class Samples(EnvironmentTask):
 
 
 async def solve(problem: Problem, client: Client) -> float:
-    """Raises Unavailable where solver or scorer fail, and what a limit of ours raised."""
+    """Raises Unavailable if solver or scorer fail, and the error of a limit of the run."""
     task, samples = made(problem.source)
     sample = samples[problem.id]
     with faults_of(client):
@@ -91,7 +91,7 @@ def made(source: str) -> tuple[Task, Mapping[str, Sample]]:
     if not isinstance(task, Task):
         raise ConfigError(f"{said} gave a {type(task).__name__}; let it return an inspect_ai Task")
     if not task.scorer:
-        raise ConfigError(f"{said} has no scorer, so nothing says what is right")
+        raise ConfigError(f"{said} has no scorer, so nothing decides what is right")
     if kept := [name for name in NOT_HELD if getattr(task, name, None) is not None]:
         raise ConfigError(f"{said} sets {', '.join(kept)}, which rollout.agent can't keep; make the task without")
     if any(sample.sandbox for sample in task.dataset):

@@ -24,7 +24,7 @@ from rocstar.errors import ConfigError
 from rocstar.run.tasks import checked_options
 from rocstar.types import Problem
 
-SECONDS = 10.0  # for a server to say what its actions are
+SECONDS = 10.0  # for a server to describe its actions
 INVALID = "(code: VALIDATION_ERROR)"
 UNTOLD = frozenset(("done", "reward", "metadata"))
 
@@ -49,8 +49,8 @@ class Seeds(EnvironmentTask):
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
             raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
         source = source_of("openenv", options.model_dump())
-        told = "reset with seed {}".format
-        return [Problem(id=f"{n:016x}", question=told(n), answer="", source=source) for n in range(options.seeds)]
+        question = "reset with seed {}".format
+        return [Problem(id=f"{n:016x}", question=question(n), answer="", source=source) for n in range(options.seeds)]
 
 
 async def play(problem: Problem, client: Client) -> float:
@@ -78,19 +78,19 @@ async def play(problem: Problem, client: Client) -> float:
 
 
 def action_of(answer: str, field: str | None) -> dict[str, Any]:
-    """field: the one that the answer is the value of; None: the answer is JSON."""
+    """field: the field that gets the answer as its value; None: the answer is JSON."""
     try:
         action = {field: answer} if field else json.loads(answer)
     except (ValueError, RecursionError):
         action = None
-    return action if isinstance(action, dict) else {"": answer}  # which no server takes
+    return action if isinstance(action, dict) else {"": answer}  # every server refuses it
 
 
 def shown(observation: Mapping[str, Any]) -> str:
     """Its only text, or all of it as JSON."""
-    told = {name: value for name, value in observation.items() if name not in UNTOLD}
-    only = next(iter(told.values()), None)
-    return only if len(told) == 1 and isinstance(only, str) else json.dumps(told)
+    fields = {name: value for name, value in observation.items() if name not in UNTOLD}
+    only = next(iter(fields.values()), None)
+    return only if len(fields) == 1 and isinstance(only, str) else json.dumps(fields)
 
 
 @functools.cache

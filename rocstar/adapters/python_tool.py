@@ -1,4 +1,4 @@
-"""Python for callers without an event loop of ours: one sandbox whose calls are made from any thread or loop.
+"""Python for callers outside our event loop: one sandbox that any thread or loop can call.
 
 `SandboxThread` owns the client and the loop it lives in. TRL calls tools as plain functions, verl awaits them in loops
 of its own: both go through here. Nothing is started before the first call."""
@@ -82,11 +82,11 @@ class SandboxThread:
         return ToolCall(id=f"call_{next(self._numbers)}", tool="python", arguments={"code": code}, raw="")
 
     def shown(self, result: ToolResult) -> str:
-        """What the model reads of a result."""
+        """The model's text of a result."""
         return feedback_text(result, max_chars=self._shown_chars, truncate="middle", errors="full")
 
     def close(self) -> None:
-        """End all programs. The next call would begin anew."""
+        """End all programs. The next call starts a new sandbox."""
         with self._started:
             if self._client is not None:
                 self._loop.call_soon_threadsafe(self._client.close)

@@ -40,7 +40,7 @@ class GeneratorOptions(BaseModel):
 
 
 class Generator(DrawnTask):
-    """As many problems as `data.pool` says, and held-out ones of another seed. Raises ConfigError."""
+    """`data.pool` problems, and held-out ones of another seed. Raises ConfigError."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         options = checked_options(GeneratorOptions, data)
@@ -85,7 +85,7 @@ def full(source: str, answer: Any, entry: Mapping[str, Any]) -> bool:
     """Whether the generator's scorer gives an answer full score."""
     try:
         return bool(dataset(source, 0, 1).score_answer(answer, entry) >= 1)
-    except Exception:  # of the model's text: were it a fault, a policy could write one to leave its group
+    except Exception:  # caused by the model's text: as a fault, a policy could provoke it to leave its group
         return False
 
 

@@ -3,8 +3,8 @@
     from rocstar.adapters.rewards import TrlReward          # GRPOTrainer(reward_funcs=TrlReward(answer="solution"))
     custom_reward_function.path=.../rocstar/adapters/rewards.py custom_reward_function.name=compute_score     # verl
 
-Neither library is imported. UNDECIDED is no reward in TRL (None: the sample is left out) and 0 with a mark in verl,
-which has no such thing. An outage raises VerifierUnavailable: better a trainer that stops than one that learns from it.
+Neither library is imported. UNDECIDED is no reward in TRL (None: the sample is skipped) and 0 with a mark in verl,
+which has no equivalent. An outage raises VerifierUnavailable: the trainer should stop rather than learn from it.
 """
 
 from __future__ import annotations

@@ -20,19 +20,19 @@ class Drawn(NamedTuple):
     group: Hashable
     """What its siblings share: the problem's id. `str(group)` seeds their draw."""
     reward: float | None
-    """None where there is no verdict: such an attempt is compared with nobody."""
+    """None without a verdict: such an attempt is not compared."""
     penalty: float
     """p_total, lower is better."""
     outage: bool = False
-    """The sandbox failed under it: its reward says nothing about the model."""
+    """Whether the sandbox failed during it: its reward is no evidence about the model."""
 
 
 def reasons_of(
     batch: Sequence[Drawn], keep: int, *, seed: int, step: int, success_above: float = RIGHT_ABOVE
 ) -> list[Reason]:
     """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
-    equal. A reward above `success_above` is a success. The same seed and step choose the same again, in whatever order
-    groups stand. Raises ValueError for a `keep` under 2 and numbers that are not finite, TypeError for a reward that is
+    equal. A reward above `success_above` is a success. The same seed and step choose the same again, in any order of
+    groups. Raises ValueError for a `keep` under 2 and numbers that are not finite, TypeError for a reward that is
     text."""
     groups: dict[Hashable, list[int]] = {}
     for row, drawn in enumerate(batch):
@@ -52,8 +52,8 @@ def penalty_of_messages(
     messages: Sequence[Mapping[str, Any]], *, calls: int, failed_calls: int, asked: bool = True
 ) -> float:
     """p_err + p_format of an attempt in messages of OpenAI's chat completions, from the first answer on. Which calls
-    failed stands in no message: whoever ran them says so. asked: whether the prompt asks for an `<answer>` block, else
-    p_format is 0. Source: paper §2.2.3."""
+    failed is in no message: the caller passes it. asked: whether the prompt asks for an `<answer>` block, else p_format
+    is 0. Source: paper §2.2.3."""
     texts = [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
     blocks = sum(len(answer_blocks(text)) for text in texts)
     turns = max(1, len(texts))

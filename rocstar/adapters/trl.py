@@ -4,8 +4,8 @@
     GRPOTrainer(..., tools=[python_tool(sandbox)])              # each call a program of its own
     RocTrainer(..., environment_factory=python_environments(sandbox), keep=8, args=GRPOConfig(num_generations=16))
 
-An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=`
-alone TRL tells nobody, so every attempt that calls has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
+An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=` are
+not passed on by TRL, so every attempt that calls has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         return output
 
     def _drawn(self, rewards: Any, prompts: Any, completions: Any) -> list[Drawn]:
-        """Siblings stand together in TRL's batch; equal prompts are told apart by where they stand."""
+        """Siblings stand together in TRL's batch; equal prompts are distinguished by position."""
         environments = self.environments or [None] * len(prompts)
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         known = ~torch.isnan(rewards).all(dim=1)

@@ -35,8 +35,8 @@ class TasksetProblems(EnvironmentTask):
                 for name, it in ((name, task.data) for name, task in tasks_of(source).items())
             ]
         except (AttributeError, ImportError, TypeError, ValueError) as error:  # pydantic's is a ValueError
-            told = " ".join(str(error).split())[:300]
-            raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {told}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {reason}") from error
 
 
 async def solve(problem: Problem, client: Client) -> float:

@@ -124,6 +124,6 @@ def roc_filter(
 
 
 def _column(batch: DataProto, name: str) -> list[int]:
-    """[N] a count of our own; 0 where an attempt has none, or nobody counted."""
+    """[N] a count of our own; 0 if an attempt has none, or none were counted."""
     found = batch.non_tensor_batch.get(name)
     return [0] * len(batch) if found is None else [int(value or 0) for value in found]

@@ -1,15 +1,15 @@
-"""What an agent asks of a model in one attempt, put together from requests that each say everything again.
+"""The conversations of one attempt, assembled from an agent's requests, each of which repeats the whole history.
 
-A request is a list of messages. Those up to an answer that was given before are matched to the tokens of that answer,
-never to its text, so what is learnt from is what was sampled:
+A request is a list of messages. The part up to an earlier answer is matched to the tokens of that answer, never to its
+text, so the learner gets exactly the sampled tokens:
 
     request 1   U                      -> tokens  [U] A
     request 2   U A T                  continues  [U] A [T] B           one conversation, A and B learnt from once each
     request 3   U A T'   (a retry)     begins     [U A T'] C            a second one: U A T' are its prompt
     request 4   S        (a summary)   begins     [S] D                 a third
 
-An answer that the agent sends back changed (thoughts dropped, calls rewritten) matches nothing: the request is laid out
-from its messages, as a conversation of its own. Source: ours."""
+An answer that the agent sends back changed (thoughts dropped, calls rewritten) matches nothing: the request is rendered
+from its messages, as a new conversation. Source: ours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     message: Message
     calls: tuple[ToolCall, ...]
     cut: bool
-    """By a limit of tokens."""
+    """Whether a token limit cut it."""
     read: int
     written: int
     """Tokens."""
@@ -45,11 +45,11 @@ class Thread:
     session: str
     """Its name for engines."""
     ids: tuple[int, ...] = ()
-    """All of it so far, the last completion included."""
+    """All tokens so far, the last completion included."""
     turns: list[Turn] = field(default_factory=list)
-    """The first one has the prompt."""
+    """Turns; the first one has the prompt."""
     asked: tuple[int, ...] = ()
-    """What a completion that is under way continues; empty while none is."""
+    """The tokens that the current completion continues; empty while there is none."""
 
     @property
     def request(self) -> str:
@@ -63,20 +63,20 @@ class Conversations:
     def __init__(self, conversation: Conversation, name: str) -> None:
         self._conversation, self._name = conversation, name
         self._answers: dict[str, tuple[Thread, tuple[int, ...]]] = {}
-        """By the messages up to an answer and with it: its conversation, and all tokens up to its end."""
+        """By the messages up to and including an answer: its conversation, and all tokens up to its end."""
         self.threads: list[Thread] = []
         """In the order of their last answers."""
 
     def place(self, chat: Chat, check: Callable[[str], None]) -> Thread:
-        """The conversation of a request, with `asked` set. check: of a text before it is encoded; it may raise. Raises
-        Refused for messages that do not alternate as a conversation does."""
+        """The conversation of a request, with `asked` set. check: called with each text before it is encoded; it may
+        raise. Raises Refused for messages that do not alternate as in a conversation."""
         _check(chat.messages)
         conversation, template = self._conversation, self._conversation.template
-        said = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
-        thread, given = self._answers.get(_key(chat.tools, chat.messages[:said]), (None, ()))
+        past = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
+        thread, given = self._answers.get(_key(chat.tools, chat.messages[:past]), (None, ()))
         if thread:
-            texts = [message.content for message in chat.messages[said:]]  # one question, or results
-            follows = template.reply(texts) if chat.messages[said].role is Role.TOOL else template.next_question(*texts)
+            texts = [message.content for message in chat.messages[past:]]  # one question, or results
+            follows = template.reply(texts) if chat.messages[past].role is Role.TOOL else template.next_question(*texts)
             check(text_of(follows))
             ids = (*given, *conversation.after_tokens(given, follows))
         else:
@@ -90,7 +90,7 @@ class Conversations:
         return thread
 
     def answered(self, thread: Thread, chat: Chat, answer: Message, turn: Turn) -> None:
-        """The request was answered by a turn whose completion reads as this message."""
+        """Record the turn that answered the request; its completion reads as this message."""
         ids = thread.asked
         if thread.turns:
             thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
@@ -101,7 +101,7 @@ class Conversations:
         self._answers[_key(chat.tools, (*chat.messages, answer))] = thread, thread.ids
 
     def ran(self, call: ToolCall, result: ToolResult) -> None:
-        """Calls of the run's tools are told with the answer that came before them, as its own where it made them."""
+        """Record a call of the run's tools with the answer before it, as that answer's own call if it made it."""
         latest = next((thread for thread in reversed(self.threads) if thread.turns), None)
         if latest is None:
             return
@@ -118,7 +118,7 @@ class Conversations:
         )
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
-        """(first prompt, turns) of all conversations one after another, the one that was answered last at the end."""
+        """(first prompt, turns) of all conversations in sequence, the one answered last at the end."""
         turns = [turn for thread in self.threads for turn in thread.turns]
         if not turns:
             return (), ()
@@ -141,8 +141,8 @@ def _check(messages: Sequence[Message]) -> None:
         if HALF_PAIR.search(message.text):
             raise Refused(Refusal.CHARACTERS, "messages", f"message {number} has half of a surrogate pair")
         if message.role not in FOLLOWS[before]:
-            told = f"message {number} is of role {message.role} after {before or 'none'}"
-            raise Refused(Refusal.ROLES, "messages", f"{told}; send {' or '.join(FOLLOWS[before])}")
+            order = f"message {number} is of role {message.role} after {before or 'none'}"
+            raise Refused(Refusal.ROLES, "messages", f"{order}; send {' or '.join(FOLLOWS[before])}")
         before = message.role
     if before not in (Role.USER, Role.TOOL):
         raise Refused(Refusal.ROLES, "messages", "end with user or tool")
@@ -150,8 +150,8 @@ def _check(messages: Sequence[Message]) -> None:
 
 def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
     """A name for messages and tools; equal ones have the same."""
-    told: list[Any] = [tool_schema(tool) for tool in tools or ()]
+    parts: list[Any] = [tool_schema(tool) for tool in tools or ()]
     for message in messages:
         calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
-        told.append([message.role, message.content.strip(), calls])
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        parts.append([message.role, message.content.strip(), calls])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""The address at which agents of the user's own find the model that is trained, over the run's engines. A key names an
-attempt; whoever has none, or one of an attempt that has ended, is refused.
+"""The HTTP address at which the user's agents reach the trained model, over the run's engines. A key names an attempt;
+requests without a key, or with that of an ended attempt, are refused.
 
     GET  /v1/models
     POST /v1/chat/completions, /v1/responses, /v1/messages    see wire.py
-    POST /v1/tools/NAME    one of the recipe's tools: its arguments as a JSON object; what it says as `content`"""
+    POST /v1/tools/NAME    one of the recipe's tools: its arguments as a JSON object; its output as `content`"""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rocstar.errors import DataError, Unavailable
 from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal, while_wanted
 
 BODY_BYTES = 32 << 20
-REST_SECONDS = 86_400  # of a connection, longer than attempts last: what is sent as we close it is lost
-SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools holds headers without end
-MOST_CONNECTIONS = 64  # of a program behind walls: it is not to take the descriptors of the run
+REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: data sent while we close it would be lost
+SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools limits no headers
+MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
 
 
 class Gateway:
-    """One address for all attempts under way. It is there while any of them is."""
+    """One address for all attempts under way, open while there are any."""
 
     def __init__(self) -> None:
         self._attempts: dict[str, AgentAttempt] = {}
@@ -62,18 +62,18 @@ class Gateway:
             del self._attempts[key]
             if not self._attempts:
                 self._server.should_exit = self._server.force_exit = True
-                await asyncio.shield(self._serving)  # one that is cancelled here would leave the address listening
+                await asyncio.shield(self._serving)  # cancelling it here would leave the address listening
 
     async def listen(self, place: socket.socket) -> asyncio.Server:
-        """Answer there too, while an attempt is under way; further connections than MOST_CONNECTIONS are closed, for
-        each is a descriptor of ours. Its owner closes what is given back."""
+        """Answer there too, while an attempt is under way; connections beyond MOST_CONNECTIONS are closed, since each
+        is a descriptor of the run. The caller closes the returned server."""
         config, state = self._server.config, ServerState()
         answers = partial(Bounded, config=config, server_state=state, app_state={})
         return await asyncio.get_running_loop().create_server(answers, sock=place)
 
 
 class Bounded(H11Protocol):
-    """A connection of one of the programs behind walls."""
+    """A connection of a sandboxed program."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -94,17 +94,17 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
                 return JSONResponse({"content": await while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)
         except ClientDisconnect:
-            return Response()  # to nobody
+            return Response()  # the client has gone
         except AttemptOver as over:
             return refusal(400, str(over), "context_length_exceeded")
-        except (DataError, RecursionError) as wrong:  # the latter for what is nested a thousand times
+        except (DataError, RecursionError) as wrong:  # RecursionError: nested a thousand times
             return refusal(400, str(wrong), "invalid_request_error")
         except Unavailable as fault:
             return refusal(503, str(fault), "server_error")
         except Exception as mistake:
             if mistake is not attempt.broken:
                 raise
-            return refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # it tells why, once
+            return refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # reports the reason, once
 
     paths = ("/v1/tools/{name}", *WIRES)
     posts = [Route(path, answered, methods=["POST"]) for path in paths]
@@ -114,10 +114,10 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
     wire = WIRES[request.scope["path"]]
     try:
-        asked = wire.read(body)
+        request_fields = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await while_wanted(request, attempt.complete(*asked)))
+    found = wire.write(await while_wanted(request, attempt.complete(*request_fields)))
     if not body.get("stream"):
         return JSONResponse(found)
     events = map(event_of, wire.stream(found, body))

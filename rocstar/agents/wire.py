@@ -1,10 +1,9 @@
-"""Requests and answers as three protocols write them: OpenAI's chat completions and responses, Anthropic's messages.
-Each request is read as messages and tools of chat completions, each answer is written from an `Answer`, and a stream
-from what was written: it comes in one piece.
+"""Requests and answers in three protocols: OpenAI's chat completions and responses, Anthropic's messages. Each request
+is converted to messages and tools of chat completions, each answer is built from an `Answer`, and a stream from the
+finished answer: its text comes in one piece.
 
-How tokens are drawn is the run's to say: `temperature`, `top_p`, `top_k`, `seed`, penalties and `logit_bias` of a
-request are not looked at.
-What asks for something that can't be given is refused; a model's thoughts that are sent back are passed over."""
+The run decides how tokens are sampled: `temperature`, `top_p`, `top_k`, `seed`, penalties and `logit_bias` of a request
+are ignored. A request for something unsupported is refused; returned thoughts of a model are ignored."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ class Wire(NamedTuple):
     """A protocol."""
 
     read: Callable[[Body], Asked]
-    """Raises DataError for what can't be obeyed."""
+    """Raises DataError for a request that can't be obeyed."""
     write: Callable[[Answer], Object]
     stream: Callable[[Object, Body], Iterator[Object]]
-    """(what `write` gave, the request) -> the values of server-sent events, whose names are their `type`."""
+    """(the result of `write`, the request) -> the values of server-sent events, whose names are their `type`."""
     end: str = ""
-    """What follows the last event."""
+    """Sent after the last event."""
 
 
 def _refuse(body: Body, allowed: Mapping[str, tuple[Any, ...]]) -> None:
@@ -52,31 +51,31 @@ def _list(value: Any, field: str) -> list[Any]:
 
 
 JOINED: Mapping[tuple[Role, Role], str] = {(Role.ASSISTANT, Role.ASSISTANT): "", (Role.TOOL, Role.USER): "\n"}
-"""What stands between a message and the next where both are one: parts of an answer, words after the last result."""
+"""Separators of adjacent messages that are merged: parts of an answer, text after the last result."""
 
 
 def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, stop: str) -> Asked:
-    """rows, tools: as chat completions have them; most, stop: names of fields. Raises DataError."""
+    """rows, tools: in the form of chat completions; most, stop: names of fields. Raises DataError."""
     stops, limit = body.get(stop) or [], body.get(most)
     stops = [stops] if isinstance(stops, str) else stops
     if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
         raise DataError(f"{stop} must be a text or a list of texts, got {stops!r:.60}")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise DataError(f"{most} must be a whole number of at least 1, got {limit!r:.60}")
-    said: list[Message] = []
+    messages: list[Message] = []
     for message in map(chat_message, [*([{"role": "system", "content": system}] if system else ()), *rows]):
-        between = JOINED.get((said[-1].role, message.role)) if said else None
+        between = JOINED.get((messages[-1].role, message.role)) if messages else None
         if between is not None:
-            last = said.pop()
+            last = messages.pop()
             content, calls = f"{last.content}{between}{message.content}", last.calls + message.calls
             message = Message(role=last.role, content=content, calls=calls)
-        said.append(message)
-    chat = Chat(messages=tuple(said), tools=tools_of(tools) if tools else None)
+        messages.append(message)
+    chat = Chat(messages=tuple(messages), tools=tools_of(tools) if tools else None)
     return chat, limit, tuple(stops)
 
 
 def _rows(part: Any, role: str = "") -> list[Any]:
-    """What an item of a responses input, or a block of Anthropic's under a role, is in chat completions."""
+    """Convert an item of a responses input, or a block of Anthropic's under a role, to rows of chat completions."""
     match role, part:
         case "" | Role.ASSISTANT, {"type": "function_call" | "tool_use", "name": name}:
             called = {"name": name, "arguments": part.get("arguments", part.get("input"))}
@@ -106,7 +105,7 @@ def read_chat(body: Body) -> Asked:
 
 
 def write_chat(answer: Answer) -> Object:
-    """The answer as chat completions have it."""
+    """The answer in the form of chat completions."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
         for call in answer.calls
@@ -133,7 +132,7 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
 
 
 def read_response(body: Body) -> Asked:
-    """A responses request, which says everything again: nothing is kept of earlier ones. Raises DataError."""
+    """A responses request, which must repeat everything: earlier ones are not stored. Raises DataError."""
     _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
@@ -142,14 +141,14 @@ def read_response(body: Body) -> Asked:
 
 
 def write_response(answer: Answer) -> Object:
-    """The answer as responses have it."""
+    """The answer in the form of responses."""
     output: list[Object] = []
     if answer.message.content or not answer.calls:
         text = {"type": "output_text", "text": answer.message.content, "annotations": []}
         output.append({"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant", "content": [text]})
     for call in answer.calls:
-        told = {"call_id": call.id, "name": call.tool, "arguments": json.dumps(call.arguments)}
-        output.append({"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", **told})
+        call_fields = {"call_id": call.id, "name": call.tool, "arguments": json.dumps(call.arguments)}
+        output.append({"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", **call_fields})
     usage = {
         **_usage(answer, "input_tokens", "output_tokens"),
         "input_tokens_details": {"cached_tokens": 0},
@@ -181,17 +180,17 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
     yield "created", {"response": {**found, "status": "in_progress", "output": [], "usage": None}}
     for number, item in enumerate(found["output"]):
         at = {"output_index": number, "item_id": item["id"]}
-        begun = {**item, "status": "in_progress"}
+        opened_item = {**item, "status": "in_progress"}
         if item["type"] == "message":
             (part,) = item["content"]
             at_part = {**at, "content_index": 0}
-            yield "output_item.added", {**at, "item": {**begun, "content": []}}
+            yield "output_item.added", {**at, "item": {**opened_item, "content": []}}
             yield "content_part.added", {**at_part, "part": {**part, "text": ""}}
             yield "output_text.delta", {**at_part, "delta": part["text"], "logprobs": []}
             yield "output_text.done", {**at_part, "text": part["text"], "logprobs": []}
             yield "content_part.done", {**at_part, "part": part}
         else:
-            yield "output_item.added", {**at, "item": {**begun, "arguments": ""}}
+            yield "output_item.added", {**at, "item": {**opened_item, "arguments": ""}}
             yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
             yield "function_call_arguments.done", {**at, "arguments": item["arguments"], "name": item["name"]}
         yield "output_item.done", {**at, "item": item}
@@ -208,7 +207,7 @@ def read_messages(body: Body) -> Asked:
 
 
 def _of_blocks(message: Any) -> list[Any]:
-    """A message as chat completions have it: its texts, calls and results apart; a user's words come after results."""
+    """A message as rows of chat completions: texts, calls and results separately; a user's text comes after results."""
     given: Body = message if isinstance(message, Mapping) else {}
     role, content = given.get("role"), given.get("content")
     if role not in (Role.USER, Role.ASSISTANT):
@@ -221,12 +220,12 @@ def _of_blocks(message: Any) -> list[Any]:
                 texts.append(block)
             case _:
                 rows += _rows(block, role)
-    said = [{"role": role, "content": texts}] if texts or not rows else []
-    return [*rows, *said] if role == Role.USER else [*said, *rows]
+    text_rows = [{"role": role, "content": texts}] if texts or not rows else []
+    return [*rows, *text_rows] if role == Role.USER else [*text_rows, *rows]
 
 
 def write_messages(answer: Answer) -> Object:
-    """The answer as messages have it."""
+    """The answer in the form of messages."""
     words = answer.message.content
     texts = [{"type": "text", "text": words}] if words or not answer.calls else []
     calls = [{"type": "tool_use", "id": one.id, "name": one.tool, "input": dict(one.arguments)} for one in answer.calls]
@@ -247,11 +246,11 @@ def stream_messages(found: Object, body: Body) -> Iterator[Object]:
     yield {"type": "message_start", "message": {**found, "content": [], "stop_reason": None}}
     for number, block in enumerate(found["content"]):
         if block["type"] == "text":
-            begun, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            opened_block, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            begun = {**block, "input": {}}
-        yield {"type": "content_block_start", "index": number, "content_block": begun}
+            opened_block = {**block, "input": {}}
+        yield {"type": "content_block_start", "index": number, "content_block": opened_block}
         yield {"type": "content_block_delta", "index": number, "delta": delta}
         yield {"type": "content_block_stop", "index": number}
     ended = {"stop_reason": found["stop_reason"], "stop_sequence": None}
@@ -264,4 +263,4 @@ WIRES: Mapping[str, Wire] = {
     "/v1/responses": Wire(read_response, write_response, stream_response),
     "/v1/messages": Wire(read_messages, write_messages, stream_messages),
 }
-"""By their paths."""
+"""Protocols by path."""

@@ -10,7 +10,7 @@ is OpenAI's form. Two more are read, because published transcripts have them: th
 (MathCoder), and one text with ```python and ```output blocks (ToRA). `right`, `is_correct` or `correct` beside them is
 the verdict. Whether a call failed is read from the form of the reply (record/call_errors.py); tokens are not known.
 
-Not here: what is made of attempts (tally.py, tokens.py).
+Not here: statistics of attempts (tally.py, tokens.py).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CallFacts:
     """One tool call of an attempt."""
 
     turn: int
-    """Which completion it stands in, from 0."""
+    """Number of its completion, from 0."""
     text: str
-    """What was asked: the program, or the arguments as JSON."""
+    """The program, or the arguments as JSON."""
     error: str | None
-    """Class of its failure (record/call_errors.py); None where it did not fail."""
+    """Class of its failure (record/call_errors.py); None if it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Attempt:
     problem: str
     """Names the problem."""
     right: bool | None
-    """The verdict, not right where the verifier left it open; None where there is none."""
+    """The verdict; not right if the verifier left it undecided; None if there is none."""
     cut: bool
     """Ended by a limit of tokens or turns."""
     tokens: int | None
@@ -88,15 +88,15 @@ class Attempt:
 
 
 def read_attempts(file: Path, *, tokens: bool) -> Iterator[Attempt]:
-    """Attempts of one parquet file, in order; those that a fault of ours ended are left out.
+    """Attempts of one parquet file, in order; those ended by a service failure are skipped.
 
-    tokens: also read token ids and entropies. Raises DataError for a file that is no rollout file."""
+    tokens: also read token ids and entropies. Raises DataError for a file that is not a rollout file."""
     rows = attempt_rows(file, [*SHORT_COLUMNS, *TOKENS] if tokens else SHORT_COLUMNS)
     return (attempt_of(row) for row in rows if row["fault"] is None)
 
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
-    """What an analysis takes of a recorded row."""
+    """The analysed facts of a recorded row."""
     turns = row["turns"]
     return Attempt(
         step=row["step"],
@@ -119,7 +119,7 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
 
 
 def text_of_call(call: Mapping[str, Any]) -> str:
-    """The program where there is one, else all arguments, else what the model wrote."""
+    """The program if there is one, else all arguments, else the model's text."""
     arguments = call.get("arguments")
     if not arguments:
         return str(call.get("raw", ""))
@@ -145,27 +145,27 @@ VERDICTS = ("right", "is_correct", "correct")
 _BLOCKS = re.compile(r"```python\n(.*?)\n?```(?:\s*```output\n(.*?)\n?```)?", re.DOTALL)
 
 Step = tuple[int, str, str | None]
-"""(which turn asked, what was asked, why it failed)"""
+"""(number of the turn, the call, why it failed)"""
 
 
 def read_transcripts(file: Path) -> Iterator[Attempt]:
-    """Attempts of a file, in order. Raises DataError for a line that is no transcript."""
+    """Attempts of a file, in order. Raises DataError for a line that is not a transcript."""
     for line, row in read_rows(str(file)):
         try:
-            told = list(_told(row))
+            attempts_read = list(_steps_by_attempt(row))
         except (DataError, AttributeError, RecursionError, TypeError) as error:
             raise DataError(f"{file} line {line} holds messages of another shape: {error!s:.200}") from error
-        if not told:
+        if not attempts_read:
             raise DataError(
-                f"{file} line {line} is no transcript: it needs a list of messages ({', '.join(MESSAGES)}) or a text "
-                f"({', '.join(TEXTS)}) with ```python blocks; a program beside nothing but its result is none, because "
-                "nobody kept what the tool replied and so why it failed"
+                f"{file} line {line} is not a transcript: give a list of messages ({', '.join(MESSAGES)}) or a text "
+                f"({', '.join(TEXTS)}) with ```python blocks; a program with only its result is not enough: "
+                "without the tool's reply the cause of a failure is unknown"
             )
-        for steps in told:
+        for steps in attempts_read:
             yield _attempt(f"line {line}", steps, row)
 
 
-def _told(row: Mapping[str, Any]) -> Iterator[list[Step]]:
+def _steps_by_attempt(row: Mapping[str, Any]) -> Iterator[list[Step]]:
     """The tool calls of each attempt that a row holds."""
     lists = [row[name] for name in MESSAGES if _is_messages(row.get(name))]
     if lists:

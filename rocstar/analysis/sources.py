@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a run, an evaluation, a rollout file, or transcripts from elsewhere."""
+"""Finds the source named on the command line: a run, an evaluation, a rollout file, or foreign transcripts."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ class Source:
     name: str
     """The name that is shown."""
     files: tuple[Path, ...]
-    """Files of attempts, in order of their steps; one file of transcripts where `transcripts` says so; none where a run
-    kept none, which leaves its metrics and evaluations."""
+    """Files of attempts, in order of their steps; one file of transcripts if `transcripts` is set; none if a run saved
+    none, which leaves its metrics and evaluations."""
     transcripts: bool = False
     model: Path | None = None
-    """Folder whose tokenizer says what the tokens are, and whose weights a learner pass takes; None where there is
-    none."""
+    """Folder of the tokenizer, and of the weights for a learner pass; None if there is none."""
     result: Mapping[str, Any] | None = None
-    """What result.json of an evaluation says; None for a run."""
+    """The result.json of an evaluation; None for a run."""
     run: RunFolder | None = None
     """The run that is analysed, None for an evaluation."""
     trainer: RunFolder | None = None
@@ -50,7 +49,7 @@ class Source:
 
     @property
     def policy(self) -> str:
-        """Names what wrote the attempts: RUN or RUN@STEP, a model, or an endpoint's name for it."""
+        """The name of the policy: RUN or RUN@STEP, a model, or an endpoint's name for it."""
         if self.run:
             return self.run.name
         if self.trainer:
@@ -58,8 +57,8 @@ class Source:
         return model_name(self.model) if self.model else (self.result or {}).get("setup", {}).get("model") or self.name
 
     def decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """Text of the attempts' tokens, which are code points where no weights of ours wrote them; None where their
-        tokenizer is gone."""
+        """Text of the attempts' tokens, which are code points for an endpoint's model; None if their tokenizer is
+        gone."""
         if self.result and "device" not in self.result.get("setup", {}).get("engine", {}):
             return lambda token_ids: "".join(map(chr, token_ids))
         if self.model is None:
@@ -69,9 +68,9 @@ class Source:
         return Codec.load(self.model).decode
 
     def temperatures(self) -> Callable[[int], float | None]:
-        """Step -> temperature of the distributions whose entropies it recorded. For an evaluation it is what a pass
-        computes at: that of its run's last rollouts, whatever the evaluation drew at, so that both can be compared.
-        None where no run says. Raises DataError."""
+        """Step -> temperature of the distributions whose entropies it recorded. For an evaluation it is the temperature
+        of a learner pass: that of its run's last rollouts, not of the evaluation, so that both can be compared. None
+        without a run. Raises DataError."""
         owner = self.run or self.trainer
         if owner is None:
             return lambda step: 1.0 if self.result else None
@@ -94,7 +93,7 @@ class Source:
 
 
 def find_source(name: str, runs: Path) -> Source:
-    """Raises ConfigError where nothing of that name is there, DataError where it holds no attempts."""
+    """Raises ConfigError if nothing has that name, DataError if it holds no attempts."""
     path = Path(name)
     if path.is_file():
         return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
@@ -148,12 +147,12 @@ def _written(attempt: Attempt) -> list[bool]:
 
 
 def piece_of(model: Path | None) -> Piece:
-    """The text of one token, remembered. Raises ConfigError where the model folder has no tokenizer that can be read,
-    or there is none: without the words of tokens nobody knows which stand in a call."""
+    """The text of one token, remembered. Raises ConfigError without a readable tokenizer in a model folder: the text of
+    tokens is needed to find those in a call."""
     from rocstar.dialogue.codec import Codec
 
     if model is None:
-        raise ConfigError("tokens can't be told apart without their model's tokenizer, and no model folder is there")
+        raise ConfigError("tokens can't be classified without their model's tokenizer, and there is no model folder")
     codec, known = Codec.load(model), {}
     before = codec.encode("a")[-1:]  # a tokenizer of words drops the space that a text begins with
 

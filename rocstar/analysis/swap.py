@@ -1,15 +1,15 @@
-"""Does a model read what its tool says? Recorded attempts go on from their first reply of a tool, with another text in
-its place. A model that does not read goes on as before; one that does takes a false word where it would have taken
-the true one. The texts:
+"""Does a model read its tool's replies? Recorded attempts continue from their first reply of a tool, with another text
+in its place. A model that does not read it continues as before; one that does uses a false word instead of the true
+one. The texts:
 
     true      what the tool said
-    swapped   what a tool said in another attempt, after a call that ended alike (failed, or not)
+    swapped   a tool's reply in another attempt, after a call with the same outcome (failed, or not)
     blank     nothing
-    false     what the tool said but for one word: another reply's, else another number of as many digits
+    false     the tool's reply with one word changed: to another reply's, else to another number of as many digits
 
-Up to that reply an attempt is replayed token by token, its calls are run again, and what follows is drawn as in the
-evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so
-intervals are over problems. Source: ours.
+Up to that reply an attempt is replayed token by token, its calls are run again, and the rest is sampled as in the
+evaluation, from the same seed for each text. The first attempt of each problem that used a tool is used, so intervals
+are over problems. Source: ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PART = re.compile(r"\w+|\s+|[^\w\s]+")
 
 
 class ReplyText(StrEnum):
-    """What an attempt is told in the place of a tool's reply; see the head of this file."""
+    """The text that replaces a tool's reply; see the head of this file."""
 
     TRUE = "true"
     SWAPPED = "swapped"
@@ -60,24 +60,23 @@ class Falsehood:
     text: str
     true_word: str
     false_word: str
-    """What stands in the text in its place."""
+    """Its replacement in the text."""
 
 
 class Replies:
-    """What tools said in a set of attempts."""
+    """The tools' replies in a set of attempts."""
 
-    def __init__(self, said: Iterable[tuple[bool, str]]) -> None:
+    def __init__(self, replies: Iterable[tuple[bool, str]]) -> None:
         """said: (whether the call failed, the reply)."""
         self._alike: dict[bool, list[str]] = defaultdict(list)
         self._of_length: dict[int, set[tuple[str, ...]]] = defaultdict(set)
-        for failed, text in said:
+        for failed, text in replies:
             parts = tuple(_PART.findall(text))
             self._alike[failed].append(text)
             self._of_length[len(parts)].add(parts)
 
     def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
-        """Another reply to a call that ended alike, drawn in proportion to how often it was given; None where there is
-        none."""
+        """Another reply to a call with the same outcome, sampled by frequency; None if there is none."""
         others = [other for other in self._alike[failed] if other != text]
         return rng.choice(others) if others else None
 
@@ -131,34 +130,34 @@ class StartedAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What one attempt is told."""
+    """The replacement texts of one attempt."""
 
     begun: StartedAttempt
     replies: Mapping[ReplyText, tuple[int, ...]]
-    """The texts that there are, as tokens."""
+    """The available texts, as tokens."""
     false: Falsehood | None
 
 
 def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[StartedAttempt]:
-    """Yield the first attempt at each problem in which a tool replied. problems: by id, with what rows do not keep.
+    """Yield the first attempt at each problem in which a tool replied. problems: by id, with the fields that rows lack.
     Raises DataError."""
-    seen = set()
+    known = set()
     for row in attempt_rows(file, [*SHORT_COLUMNS, "prompt_ids", "token_ids"]):
-        made = trajectory_of(row)
-        last = next((n for n, turn in enumerate(made.turns) if turn.results and turn.reply_ids), None)
-        if last is None or made.fault is not None or made.problem_id in seen:
+        trajectory = trajectory_of(row)
+        last = next((n for n, turn in enumerate(trajectory.turns) if turn.results and turn.reply_ids), None)
+        if last is None or trajectory.fault is not None or trajectory.problem_id in known:
             continue
-        seen.add(made.problem_id)
-        attempt = replace(made, turns=made.turns[: last + 1])
-        yield StartedAttempt(problem=problems.get(made.problem_id, problem_of(row)), attempt=attempt)
+        known.add(trajectory.problem_id)
+        attempt = replace(trajectory, turns=trajectory.turns[: last + 1])
+        yield StartedAttempt(problem=problems.get(trajectory.problem_id, problem_of(row)), attempt=attempt)
 
 
 def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[Variant]:
-    """All that can be told: where an environment of one's own words replies its own way, nothing."""
+    """All possible variants; none if a custom environment formats replies in its own way."""
     words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
     replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
-    made = (_variant(begun, texts, replies, conversation, seed) for begun, texts in zip(attempts, words, strict=True))
-    return [one for one in made if one.replies]
+    found = (_variant(begun, texts, replies, conversation, seed) for begun, texts in zip(attempts, words, strict=True))
+    return [one for one in found if one.replies]
 
 
 def _variant(
@@ -178,8 +177,8 @@ def _variant(
         ReplyText.BLANK: [""] * len(texts),
         ReplyText.FALSE: [*texts[:-1], false.text if false else None],
     }
-    whole = {told: [text for text in some if text is not None] for told, some in said.items()}
-    as_tokens = {told: ids(some) for told, some in whole.items() if len(some) == len(texts)}
+    whole = {kind: [text for text in some if text is not None] for kind, some in said.items()}
+    as_tokens = {kind: ids(some) for kind, some in whole.items() if len(some) == len(texts)}
     return Variant(begun=begun, replies=as_tokens, false=false)
 
 
@@ -208,26 +207,26 @@ async def resumed(roller: Roller, begun: StartedAttempt, reply_ids: tuple[int, .
 
 
 async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
-    """What became of attempts by what they were told, those after a failed call and after another one apart. Raises
+    """Figures of attempts by replacement text, separately for those after a failed call and after another one. Raises
     Unavailable. Keys: docs/analysis.md."""
-    ended = {told: await _ended(variants, told, roller, sampling) for told in ReplyText}
+    ended = {kind: await _ended(variants, kind, roller, sampling) for kind in ReplyText}
     return [
-        {"after": after, "told": str(told), **_figures(some, ended, told, roller)}
+        {"after": after, "told": str(kind), **_figures(some, ended, kind, roller)}
         for after, failed in (("failed call", True), ("call that worked", False))
         if (some := [one for one in variants if one.begun.failed is failed])
-        for told in ReplyText
+        for kind in ReplyText
     ]
 
 
 async def _ended(
-    variants: Sequence[Variant], told: ReplyText, roller: Roller, sampling: Sampling
+    variants: Sequence[Variant], kind: ReplyText, roller: Roller, sampling: Sampling
 ) -> dict[str, Trajectory]:
-    """Attempts by problem: those that can be told this and were not ended by a fault of ours."""
-    by_id = {one.begun.problem.id: one for one in variants if told in one.replies}
+    """Attempts by problem: those with this text that were not ended by a service failure."""
+    by_id = {one.begun.problem.id: one for one in variants if kind in one.replies}
 
     async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
         one = by_id[problem.id]
-        return await resumed(roller, one.begun, one.replies[told], replace(sampling, seed=seed_for(*identity)))
+        return await resumed(roller, one.begun, one.replies[kind], replace(sampling, seed=seed_for(*identity)))
 
     groups = await verified_groups(
         [one.begun.problem for one in by_id.values()],
@@ -242,28 +241,28 @@ async def _ended(
 
 
 def _figures(
-    variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], told: ReplyText, roller: Roller
+    variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], kind: ReplyText, roller: Roller
 ) -> dict[str, Any]:
-    """Figures over the attempts of one kind that were told this; each is a share of those it says something about."""
+    """Figures over the attempts with this text; each is a share of the attempts that it applies to."""
     found: dict[str, list[bool]] = {name: [] for name in FIGURES}
     for one in variants:
-        made, control = ended[told].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)
-        if made is not None and control is not None:
-            for name, holding in _facts(one, made, control, roller):
+        attempt, control = ended[kind].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)
+        if attempt is not None and control is not None:
+            for name, holding in _facts(one, attempt, control, roller):
                 found[name].append(holding)
     nothing = {"value": None, "interval": None, "n": 0}
     shares = {name: figure(mean_over_problems(some)) if some else nothing for name, some in found.items()}
     return {"attempts": len(found["right"]), **shares}
 
 
-def _facts(one: Variant, made: Trajectory, control: Trajectory, roller: Roller) -> Iterator[tuple[str, bool]]:
-    """control: the attempt that was told the truth."""
-    following = made.turns[0]
+def _facts(one: Variant, attempt: Trajectory, control: Trajectory, roller: Roller) -> Iterator[tuple[str, bool]]:
+    """control: the attempt with the true reply."""
+    following = attempt.turns[0]
     yield "calls", bool(following.calls)
     if following.results:
         yield "call_works", not any(result.is_error for result in following.results)
     yield "same_next", following.completion.token_ids == control.turns[0].completion.token_ids
-    yield "right", made.outcome is not None and made.outcome.verdict is Verdict.RIGHT
+    yield "right", attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
     if one.false:
         text = roller.codec.decode(following.completion.token_ids)
         yield "true_word", holds(text, one.false.true_word)

@@ -59,8 +59,10 @@ class SweptRun:
         """`new`, or as `runs list` says. Raises DataError, and ConfigError for a folder in which no run was begun:
         `train` would take the next free name, of which no sweep knows that it has that run already."""
         if self.folder.path.exists() and not self.is_there:
-            told = "is there and holds no run, which a kill may have left as it was begun"
-            raise ConfigError(f"{self.folder.path} {told}; delete it, or name the sweep otherwise with run.name=NAME")
+            problem = "exists and holds no run, which a kill may leave"
+            raise ConfigError(
+                f"{self.folder.path} {problem}; delete it, or name the sweep otherwise with run.name=NAME"
+            )
         return state_of(self.folder) if self.is_there else "new"
 
     @property

@@ -1,7 +1,7 @@
-"""What is refused before anything parses it: texts so long, so deep or so large in value that reading them is a risk.
+"""Limits checked before parsing: texts so long, so deep or so large in value that parsing them is a risk.
 
-A scan over a text of limited length. It stops the usual explosions cheaply; what it misses meets the deadline
-and memory limit of `symbolic.py`, so it need not be complete.
+A scan over a text of limited length. It stops the usual explosions cheaply; the rest is stopped by the deadline and
+memory limit of `symbolic.py`, so it need not be complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_DIGITS = 20_000  # of an integer that a parser would evaluate, some millisec
 MAX_FACTORIAL = 5000  # 5000! has 16,326 digits; references like years, 2022!
 
 PLAIN = "0"
-"""A prediction that costs nothing to read: what comparing a reference with it takes, the reference takes."""
+"""A trivial prediction: the cost of comparing a reference with it is the cost of the reference."""
 
 _BRACKET = re.compile(r"\\[{}]|[(\[{]|[)\]}]")
 _OPENING = frozenset(("(", "[", "{", "\\{"))
@@ -62,7 +62,7 @@ def _is_big(text: str) -> bool:
 
 
 def _digits(base: str, exponent: str) -> float:
-    """Digits of base ** exponent, from above."""
+    """An upper bound on the digits of base ** exponent."""
     if len(exponent) > 6:
         return float("inf")
     return len(base) * abs(int(exponent))

@@ -1,4 +1,4 @@
-"""Files of cases (a text, its reference, perhaps the verdict somebody expects) and the table of what was decided.
+"""Files of cases (a text, its reference, perhaps an expected verdict) and the table of verdicts.
 
 Used by `rocstar verify`, `rocstar reward test` and the benchmarks.
 """
@@ -22,24 +22,24 @@ from rocstar.types import Verdict
 TEXT_SYNONYMS = ("pred", "prediction", "completion", "response", "solution_str")
 GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
 EITHER = "answer"
-"""The reference where that stands nowhere else, otherwise what a model wrote."""
+"""The reference if no other column holds it, otherwise the model's text."""
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
 MANY = 1e9  # larger numbers are shown by their power of ten
-MAX_ERROR_CHARS = 400  # of what a function raised
+MAX_ERROR_CHARS = 400  # of a function's exception
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     line: int
-    """Where it stands in its file, counted from 1."""
+    """Its line in the file, counted from 1."""
     text: str
-    """What a model wrote, or an answer alone."""
+    """A model's text, or just an answer."""
     gold: str
-    """The reference; where it is a transcript itself, what that one boxes counts."""
+    """The reference; of a whole transcript, its box counts."""
     expected: Verdict | float | None = None
-    """What somebody says about it, a verdict or the reward it should have; None when nobody does."""
+    """The expected verdict or reward; None if there is none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
 
@@ -48,7 +48,7 @@ class Case:
 class Decided:
     case: Case
     grade: Grade
-    """Its `extracted` is the answer that was found in the text."""
+    """Its `extracted` is the answer found in the text."""
     milliseconds: float
     """Wall time of extraction and comparison."""
 
@@ -64,9 +64,9 @@ def load_cases(
     graded: bool = False,
 ) -> list[Case]:
     """The cases of a file, in its order. rows: (line, row), as `data.rows.read_rows` gives them. text, gold, expected:
-    column names; where a default one is absent and exactly one usual synonym is there, that is used. limit: read only
-    the first so many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards.
-    Raises DataError naming file, line and field."""
+    column names; if a default one is absent and exactly one usual synonym exists, that is used. limit: read only the
+    first so many. graded: if any expected value is a reward, such as 0.5, and not a verdict, all are rewards. Raises
+    DataError naming file, line and field."""
     file = Path(path)
     cases = []
     for line, row in islice(rows, limit):
@@ -74,13 +74,13 @@ def load_cases(
             raise DataError(f"{file}, line {line}: expected a JSON object, got {type(row).__name__}.")
         golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS, taken=text)
         texts = _column(file, line, row, text, "text", TEXT_SYNONYMS, taken=golds)
-        wanted = None if expected is None else _expected(file, line, row, expected, graded)
+        expected_value = None if expected is None else _expected(file, line, row, expected, graded)
         cases.append(
             Case(
                 line=line,
                 text=_text(file, line, row, texts),
                 gold=_text(file, line, row, golds),
-                expected=wanted,
+                expected=expected_value,
                 columns=row,
             )
         )
@@ -95,15 +95,15 @@ def load_cases(
 
 
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    """What the assistant wrote: the text itself, or of a conversation the assistant's messages; never a tool's."""
+    """The assistant's text: the text itself, or the assistant's messages of a conversation; never a tool's."""
     if isinstance(completion, str):
         return completion
     return "\n".join(str(message.get("content") or "") for message in completion if message.get("role") == "assistant")
 
 
 def pair_of(case: Case, *, strict: bool = False) -> Pair:
-    """What is compared. Strict: the box inside the answer block. Otherwise the last box, or what is announced as the
-    final answer after it; without any, what is announced as the answer, else the whole text."""
+    """The pair to compare. Strict: the box inside the answer block. Otherwise the last box, or a final answer announced
+    after it; without any, an announced answer, else the whole text."""
     boxed_gold = boxed_answer(case.gold)
     gold = case.gold if boxed_gold is None else boxed_gold
     if strict:
@@ -113,7 +113,7 @@ def pair_of(case: Case, *, strict: bool = False) -> Pair:
 
 
 async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False) -> list[Decided]:
-    """One after the other, so that the milliseconds of each are its own. Raises VerifierUnavailable."""
+    """Decide the cases one by one, to time each separately. Raises VerifierUnavailable."""
     found = []
     for case in cases:
         started = time.perf_counter()
@@ -123,7 +123,7 @@ async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False)
 
 
 def summary(found: Sequence[Decided]) -> dict[str, Any]:
-    """Counts by verdict and method, milliseconds, and agreement where something was expected."""
+    """Counts by verdict and method, milliseconds, and agreement with expected values."""
     times = sorted(one.milliseconds for one in found)
     return {
         "cases": len(found),
@@ -136,7 +136,7 @@ def summary(found: Sequence[Decided]) -> dict[str, Any]:
 
 
 def agreement(pairs: Iterable[tuple[Verdict | float, Verdict | float | None]]) -> dict[str, Any]:
-    """How often what was found is what somebody expected; empty where nobody expected anything."""
+    """How often verdicts agree with the expected ones; empty if none are expected."""
     agreed = [found == expected for found, expected in pairs if expected is not None]
     share = {"expected": len(agreed), "agreed": sum(agreed), "agreement": round(sum(agreed) / max(1, len(agreed)), 4)}
     return share if agreed else {}
@@ -157,7 +157,7 @@ def as_row(one: Decided) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as aligned text; a long cell keeps its end, where answers stand, and an error stands as a whole."""
+    """Rows as aligned text; a long cell is cut at the front, since answers stand at the end; an error is never cut."""
     chars = [MAX_ERROR_CHARS if column == "error" else SHOWN_CHARS for column in columns]
     cells = ([short(row.get(column, ""), most) for column, most in zip(columns, chars, strict=True)] for row in rows)
     lines = [list(columns), *cells]
@@ -209,5 +209,5 @@ def _expected(file: Path, line: int, row: Mapping[str, Any], name: str, graded: 
         return Verdict.WRONG
     if graded and isinstance(value, int | float) and math.isfinite(value):
         return float(value)
-    wanted = "true, false or a reward" if graded else "true or false"
-    raise DataError(f"{file}, line {line}, field {name!r}: expected {wanted}, got {value!r}.")
+    kinds = "true, false or a reward" if graded else "true or false"
+    raise DataError(f"{file}, line {line}, field {name!r}: expected {kinds}, got {value!r}.")

@@ -2,7 +2,7 @@
 
 Two formulas that agree at several fixed points to many digits are taken as equal. Departure: the release simplifies the
 difference to 0, with at most two letters; values decide more, in bounded time, and a changed digit shows. Runs in the
-worker processes only: it loads sympy, and a hostile formula may still take for ever.
+worker processes only: it loads sympy, and a hostile formula may still never end.
 
 Not covered, and left to math-verify: inequalities, sums and integrals, sets (pieces.py takes them apart first).
 """
@@ -27,17 +27,17 @@ MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
 # No special values of the usual functions are among them.
 _POINTS = [sympy.Rational(point) for point in ("0.7310", "1.3941", "-0.6124", "2.1773", "-1.8319", "3.4027")]
-# For formulas with steps or corners: integers, their neighbourhood, and far out.
+# For formulas with steps or corners: integers, points near them, and large values.
 _WIDE = (*map(str, range(-12, 31)), "-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
 SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
-# The grammar drops bases without a word; they are left to numbers.py.
+# The grammar silently drops bases; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\\circ", re.DOTALL)
 
 
 def equal_values(gold: str, predicted: str) -> bool | None:
-    """Whether two formulas have the same value for all values of their letters; None when one cannot be read.
+    """Whether two formulas have the same value for all values of their letters; None if one cannot be read.
 
     A decimal agrees with what it approximates within RELATIVE, computed with pi or with 3.14. Never raises for what a
     text says, but may be slow."""
@@ -59,7 +59,7 @@ def are_numbers(*texts: str) -> bool:
 
 
 def value_of(text: str) -> Any | None:
-    """The number that a text has, whatever its letters stand for; None where it has none, or several."""
+    """The number that a text equals for all values of its letters; None if there is none, or several."""
     found = read(text)
     return None if found is None or found.free_symbols or _is_equation(found) else _number(found)
 
@@ -83,8 +83,8 @@ def is_linear(text: str) -> bool:
 
 @functools.lru_cache(256)
 def read(text: str) -> Any | None:
-    """The formula or equation as sympy sees it; None when it is none. An equation is left minus right, inside
-    EQUATION. The letter i is the imaginary unit. Degrees count inside a function of an angle and nowhere else."""
+    """The formula or equation as a sympy object; None if it is neither. An equation is left minus right, inside
+    EQUATION. The letter i is the imaginary unit. Degrees count only inside a function of an angle."""
     if _BASE.search(text):
         return None
     try:
@@ -94,7 +94,7 @@ def read(text: str) -> Any | None:
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
         return _supported(found)
-    except Exception:  # parser and sympy raise anything at all for texts that are no formula
+    except Exception:  # parser and sympy may raise anything for texts that are not formulas
         return None
 
 
@@ -127,7 +127,7 @@ def _same_values(wanted: Any, given: Any) -> bool | None:
 
 
 def _same_steps(wanted: Any, given: Any, letters: Sequence[Any]) -> bool:
-    """Whether formulas with steps or corners, `|x - 100|` and `100 - x`, are the same beyond them, too."""
+    """Whether formulas with steps or corners, such as `|x - 100|` and `100 - x`, also agree beyond them."""
     if not letters or not (_has_steps(wanted) or _has_steps(given)):
         return True
     grows = any(
@@ -155,7 +155,8 @@ def _has_steps(formula: Any) -> bool:
 
 
 def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:
-    """Whether a sum is 0 beside the largest of its terms: 10^30 + x is no 10^30, though next to nothing is missing."""
+    """Whether a sum is 0 relative to the largest of its terms: 10^30 + x is not 10^30, though the difference is
+    tiny."""
     terms = [_values(term, letters) for term in sympy.Add.make_args(difference)]
     known = [point for point in zip(*terms, strict=True) if None not in point]
     return all(abs(sum(point)) <= NOISE * max(abs(term) for term in point) for point in known)
@@ -166,7 +167,7 @@ def _is_equation(formula: Any) -> bool:
 
 
 def _proportional(wanted: Any, given: Any) -> bool | None:
-    """Two equations `f = 0`, `g = 0` say the same when f/g is one constant, other than 0."""
+    """Two equations `f = 0`, `g = 0` are equivalent if f/g is a constant other than 0."""
     letters = _letters(wanted, given)
     pairs = zip(_values(wanted, letters), _values(given, letters), strict=True)
     ratios = [a / b for a, b in pairs if a is not None and b is not None and b != 0]
@@ -208,7 +209,7 @@ def _number(formula: Any) -> Any | None:
         return None
     if not value.is_number or not value.is_finite or value.has(sympy.Function):
         return None
-    # One bit of precision is how sympy says that all digits cancelled.
+    # sympy marks a result whose digits all cancelled with a precision of one bit.
     return sympy.Integer(0) if value.is_Float and value._prec == 1 else value
 
 

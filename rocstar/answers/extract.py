@@ -1,12 +1,11 @@
-"""Find the final answer in text a model wrote. Pure text scanning in linear time; what the answer is worth is
-decided in `grade.py`.
+"""Find the final answer in text a model wrote. Pure text scanning in linear time; the answer is judged in `grade.py`.
 
-    "so <answer>it is \\boxed{\\frac{1}{2}}</answer>"   strict and lenient: "\\frac{1}{2}"
-    "so \\boxed{3} <answer>three</answer>"             strict: None, lenient: "3"
-    "\\boxed{3} and then \\boxed{4"                     "3", the last box that closes
-    "\\boxed{x = \\boxed{5}}"                           "5", the box that opens last
-    "\\boxed{3} or \\boxed{4}"                          "3, 4": joined boxes are one list, so nobody answers twice
-    "Hence the answer is 5 metres."                   lenient: "5 metres", since nothing is boxed
+"so <answer>it is \\boxed{\\frac{1}{2}}</answer>"   strict and lenient: "\\frac{1}{2}"
+"so \\boxed{3} <answer>three</answer>"             strict: None, lenient: "3"
+"\\boxed{3} and then \\boxed{4"                     "3", the last box that closes
+"\\boxed{x = \\boxed{5}}"                           "5", the box that opens last
+"\\boxed{3} or \\boxed{4}"                          "3, 4": joined boxes are one list, so a model can't answer twice
+"Hence the answer is 5 metres."                   lenient: "5 metres", since nothing is boxed
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
+MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line is other text
 MAX_GAP_CHARS = 60  # between two boxes of one list
 
 # A doubled backslash before `boxed` is what text looks like after one JSON round trip too many; as LaTeX it would
-# be a line break followed by the letters "boxed{", which nobody writes.
+# be a line break followed by the letters "boxed{", which does not occur.
 _BRACES = re.compile(r"(?P<box>\\\\?(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-_ANSWER_BLOCK = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")  # never goes back: linear
+_ANSWER_BLOCK = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")  # without backtracking: linear
 
 _PAD = r"(?:\s|\$|\\[,;:! ()\[\]]|\\q?quad\b)*"
 _LINK = rf"(?:[,;&]|\\text\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)(?:{_PAD}\b(?:and|or)\b)?"
@@ -37,15 +36,15 @@ _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.
 
 
 def strict_answer(text: str) -> str | None:
-    """What is boxed inside the last well-formed answer block; None when either is missing. Source: paper §2.2.1."""
+    """The box inside the last well-formed answer block; None if either is missing. Source: paper §2.2.1."""
     blocks = answer_blocks(text)
     return boxed_answer(blocks[-1]) if blocks else None
 
 
 def lenient_answer(text: str) -> str | None:
-    """What is boxed last anywhere, or announced as the final answer after that; else what follows the last "the answer
-    is", "answer:", "####" or "A:" (at the start of a line). For texts of other models, never for rewards. Source:
-    release, prime_math `match_answer`, without its guesses from other words; math-verify for the final answer."""
+    """The last box anywhere, or a final answer announced after it; else the text after the last "the answer is",
+    "answer:", "####" or "A:" (at the start of a line). For texts of other models, never for rewards. Source: release,
+    prime_math `match_answer`, without its guesses from other words; math-verify for the final answer."""
     boxed = boxed_answer(text)
     if boxed is None:
         return phrase_answer(text)
@@ -54,7 +53,8 @@ def lenient_answer(text: str) -> str | None:
 
 
 def last_answer(texts: Sequence[str], *, phrases: bool) -> str | None:
-    """What an attempt, one text per turn, boxes last. phrases: without any box, what its last turn announces."""
+    """The last box of an attempt, one text per turn. phrases: without any box, the answer that its last turn
+    announces."""
     boxes = (boxed_answer(text) for text in reversed(texts))
     found = next((box for box in boxes if box is not None), None)
     return phrase_answer(texts[-1]) if found is None and phrases and texts else found
@@ -79,8 +79,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def boxed(answer: str) -> str:
-    """A box that holds this text, whatever it is: where its braces would close the box or leave it open, all of them
-    are escaped."""
+    """A box around any text: if its braces would close the box early or leave it open, all of them are escaped."""
     command, end = "\\boxed{", " }" if answer.endswith("\\") else "}"
     whole = f"{command}{answer}{end}"
     if (0, len(command), len(whole) - 1) in boxes(whole):
@@ -89,19 +88,18 @@ def boxed(answer: str) -> str:
 
 
 def phrase_answer(text: str) -> str | None:
-    """What follows the last phrase that announces an answer, and in it the last "is" or "are", up to the end of the
-    sentence; a formula at the start or the end of that is the answer. None when there is no such phrase, or nothing
-    follows."""
+    """The text after the last phrase that announces an answer, after the last "is" or "are" in it, up to the end of the
+    sentence; a formula at its start or end is the answer. None without such a phrase or text."""
     last = deque(_PHRASE.finditer(text), maxlen=1)
     if not last:
         return None
-    said = text[last[0].end() : last[0].end() + MAX_PHRASE_CHARS].strip(" \t\n*:")
-    end = _SENTENCE_END.search(said)
-    said = (said[: end.start()] if end else said).strip(" \t*")
-    formulas = list(_MATH.finditer(said))
-    if len(formulas) == 1 and (formulas[0].start() == 0 or formulas[0].end() == len(said)):
+    phrase = text[last[0].end() : last[0].end() + MAX_PHRASE_CHARS].strip(" \t\n*:")
+    end = _SENTENCE_END.search(phrase)
+    phrase = (phrase[: end.start()] if end else phrase).strip(" \t*")
+    formulas = list(_MATH.finditer(phrase))
+    if len(formulas) == 1 and (formulas[0].start() == 0 or formulas[0].end() == len(phrase)):
         return next(part for part in formulas[0].groups() if part is not None).strip() or None
-    return _VERB.sub("", said) or None
+    return _VERB.sub("", phrase) or None
 
 
 def answer_blocks(text: str) -> list[str]:

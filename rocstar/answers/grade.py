@@ -1,6 +1,6 @@
 """Decide whether a final answer equals the reference: cheap graders first, then symbolic ones, in a configurable order.
 
-Works on answers that were already extracted; finding them is `extract.py`, rewards are `verifier.py`.
+Works on extracted answers; `extract.py` finds them, `verifier.py` computes rewards.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ T = TypeVar("T")
 AT_ONCE: dict[str, Callable[[str, str], Found | None]] = {
     "exact": compare_exactly, "numbers": compare_numbers, "text": compare_text
 }  # fmt: skip
-"""Graders that decide in microseconds, or not at all; what they say is final."""
+"""Graders that decide in microseconds, or not at all; their verdicts are final."""
 SYMBOLIC = ("prime", "math_verify", "math_verify_any_names")
 """Graders in the worker processes. The first that accepts decides; all must reject (release: either may accept)."""
 DEFAULT = ("numbers", "text", "prime", "math_verify")
 """Fused as the release fuses the last two, behind two exact ones; ("prime", "math_verify") is the release alone."""
 BY_VERIFIER = {"boxed_text": ("exact",)}
-"""What verifiers use in place of the default, by `evaluate.verifier`."""
+"""Graders of verifiers that do not use the default, by `evaluate.verifier`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Grade:
     verdict: Verdict
     """RIGHT, WRONG or UNDECIDED."""
     method: str
-    """What decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
+    """The rule that decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
     too_long, too_deep, too_big, unreadable, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
@@ -56,7 +56,7 @@ class Grader:
     """Compares answers; owns the worker processes, which start at the first question that needs them."""
 
     def __init__(self, symbolic: SymbolicChecker | None = None, *, graders: Sequence[str] = DEFAULT) -> None:
-        """`graders`: names, asked in this order, those of AT_ONCE first. Raises ConfigError for an unknown name."""
+        """`graders`: names, in order of use, those of AT_ONCE first. Raises ConfigError for an unknown name."""
         for name in graders:
             if name not in AT_ONCE and name not in SYMBOLIC:
                 raise ConfigError(f"{name!r} is no grader; choose from {', '.join([*AT_ONCE, *SYMBOLIC])}.")
@@ -69,7 +69,7 @@ class Grader:
         return (await self.grade_all([Pair(gold=gold, predicted=predicted)]))[0]
 
     async def grade_all(self, pairs: Sequence[Pair]) -> list[Grade]:
-        """`grade_each`, for callers that can do nothing with a part. Raises VerifierUnavailable."""
+        """`grade_each`, for callers that need all grades. Raises VerifierUnavailable."""
         grades = []
         for grade in await self.grade_each(pairs):
             if isinstance(grade, VerifierUnavailable):
@@ -80,10 +80,9 @@ class Grader:
     async def grade_each(self, pairs: Sequence[Pair]) -> list[Grade | VerifierUnavailable]:
         """Compare extracted answers with their references, in order; a whole step in one call.
 
-        VerifierUnavailable stands in the place of a pair on which our workers failed. UNDECIDED means that the
-        reference is at fault, never the prediction. Same input, same grade, as long
-        as no limit is hit. Source: paper §2.2.1 says "rule-based" and no more; release: either of two graders
-        accepts."""
+        VerifierUnavailable replaces the grade of a pair on which our workers failed. UNDECIDED means that the reference
+        is at fault, never the prediction. Deterministic unless a limit is hit. Source: paper §2.2.1 says only
+        "rule-based"; release: either of two graders accepts."""
         at_once = [self._decide_at_once(pair) for pair in pairs]
         answers = iter(await self._symbolic.compare([one for one in at_once if isinstance(one, Question)]))
         found = [next(answers) if isinstance(one, Question) else one for one in at_once]
@@ -95,7 +94,7 @@ class Grader:
         ]
 
     def grade_now(self, pairs: Sequence[Pair]) -> list[Grade]:
-        """`grade_all` for callers without an event loop, or inside somebody else's. Blocks."""
+        """`grade_all` for callers without an event loop, or inside another's. Blocks."""
         return blocking(self.grade_all(pairs))
 
     async def close(self) -> None:
@@ -103,7 +102,7 @@ class Grader:
         await self._symbolic.close()
 
     def _decide_at_once(self, pair: Pair) -> Found | Question:
-        """A verdict that needs no symbolic mathematics, else what to ask."""
+        """A verdict that needs no symbolic mathematics, else the question for the workers."""
         if pair.predicted is None or not pair.predicted.strip():
             return Verdict.WRONG, "no_answer"
         if pair.gold == pair.predicted and len(pair.predicted) > MAX_CHARS:
@@ -123,8 +122,8 @@ class Grader:
 
 
 def _refused(gold: str, predicted: str) -> Found | None:
-    """Texts that are not parsed. Who writes what nobody can read, or a value larger than any reference, is wrong: were
-    it undecided, a policy could leave its group by writing it."""
+    """Texts that are not parsed. An unreadable prediction, or a value larger than any reference, is wrong: if it were
+    undecided, a policy could leave its group by writing it."""
     for text, verdict in ((gold, Verdict.UNDECIDED), (predicted, Verdict.WRONG)):
         if reason := refusal(text):
             return verdict, reason

@@ -1,4 +1,4 @@
-"""What runs inside the worker processes: one pair of answers, the symbolic graders in order, one verdict.
+"""The function of the worker processes: one pair of answers, the symbolic graders in order, one verdict.
 
 Imported by the workers; the parent only names it.
 """
@@ -20,27 +20,27 @@ from rocstar.answers.text import is_words
 from rocstar.answers.wording import ABROAD, HEDGE, named_primes, undelimited
 from rocstar.types import Verdict
 
-# math-verify as a grader. Whether two answers *should* count as equal is the library's business; which texts it may
-# read is decided here.
+# math-verify as a grader. The library decides whether two answers count as equal; this file decides which texts it
+# may read.
 
 METHOD = "math_verify"
 
 
 def grade_math_verify(gold: str, predicted: str, *, any_names: bool = False) -> tuple[Verdict, str]:
-    """(verdict, method): RIGHT or WRONG; UNDECIDED when the reference cannot be read and the two texts do not come out
+    """(verdict, method): RIGHT or WRONG; UNDECIDED if the reference cannot be read and the two texts are not found
     equal. A prediction that cannot be read is WRONG. `any_names`: names of variables do not matter, so f(x) is f(y).
     Unbounded in time."""
-    wanted = _read(gold)
+    parsed_gold = _read(gold)
     # A set may be written as a relation, 1 < x < 2 for (1, 2), by either side.
-    if verify(wanted, _read(predicted), strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
+    if verify(parsed_gold, _read(predicted), strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
         return Verdict.RIGHT, METHOD
-    unread = all(isinstance(part, str) for part in wanted)
+    unread = all(isinstance(part, str) for part in parsed_gold)
     return (Verdict.UNDECIDED, "gold_unparsed") if unread else (Verdict.WRONG, METHOD)
 
 
 def _read(text: str) -> list[Any]:
-    """A text that must parse as LaTeX in whole: the library otherwise takes the last formula it finds, and then the
-    last number, so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
+    """Parse a text that must be LaTeX as a whole: otherwise the library takes the last formula, then the last number,
+    so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
     formula = f"${named_primes(undelimited(text))}$"
     parsed: list[Any] = parse(formula, [LatexExtractionConfig()], parsing_timeout=None)
     return parsed
@@ -49,12 +49,11 @@ def _read(text: str) -> list[Any]:
 # The graders together
 
 Found = tuple[Verdict, str]
-# The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
+# The grammar reads gcd(n, p-1) as 1 and drops a \not; equal results for such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
-FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
+FINAL = ("value", "unit", "brackets", "names")  # the other graders are not asked
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
-# What the grammar drops, though with it a number or a set is no longer the answer; an ellipsis rounds a decimal, and
-# "or" alone makes a list.
+# Text that the grammar drops though it changes the answer; an ellipsis rounds a decimal, and "or" alone makes a list.
 BOUND = re.compile(
     rf"\\(?:text\w*|math\w+|mbox)\s*\{{(?![\s,;]*or\s*\}})[^{{}}]*\b(?:{HEDGE}|or)\b"
     r"|\\text\{\s*(?:to|[-/;:|~]+)\s*\}|\d\s*\\text\{[\s(,;/]*[\d.]+[\s)]*\}|[)\]}]'+$"
@@ -71,12 +70,12 @@ GRADERS: dict[str, Callable[..., Found]] = {
 
 def judge(question: Mapping[str, Any]) -> Found:
     """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
-    accepts decides, as in the release. What nobody can decide is WRONG where the reference can be compared with
-    something: then it is the prediction that cannot be read. Unbounded in time. Raises MemoryError."""
+    accepts decides, as in the release. If no grader decides, the verdict is WRONG if the reference can be compared at
+    all: then the prediction is unreadable. Unbounded in time. Raises MemoryError."""
     found, graders, gold = _attempted(**question), question["graders"], question["gold"]
     if found[0] is not Verdict.UNDECIDED or LOSSY.search(gold):
         return found
-    # Whether it can be told from a plain number; words always can, though `true` is none to a parser.
+    # Whether it can be compared with a plain number; words always can, though a parser rejects `true`.
     readable = is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
     return (Verdict.WRONG, "unreadable") if readable else found
 
@@ -86,14 +85,13 @@ def _attempted(graders: Sequence[str], gold: str, predicted: str) -> Found:
         return fused(graders, gold, predicted)
     except MemoryError:
         raise
-    except Exception:  # parsers and sympy raise anything at all for texts that are no formula
+    except Exception:  # parsers and sympy may raise anything for texts that are not formulas
         return Verdict.UNDECIDED, "unreadable"
 
 
 def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
-    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, else when one
-    rejects and none accepts; UNDECIDED when none can read the
-    reference, or the parser would lose a part of either text."""
+    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, else when one rejects
+    and none accepts; UNDECIDED if none can read the reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
     lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
     lossy = lossy or bool(_ABROAD.search(gold)) != bool(_ABROAD.search(predicted))
@@ -111,7 +109,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
 
 
 def _differ_in_case(gold: str, predicted: str) -> bool:
-    """Whether x stands for X: math-verify makes all letters small."""
+    """Whether the texts differ in case, as x and X, which math-verify ignores."""
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
     return ours != others and {name.lower() for name in ours} == {name.lower() for name in others}
 

@@ -1,4 +1,4 @@
-"""Compare answers that are plain numbers, exactly and in microseconds; for everything else say "don't know".
+"""Compare answers that are plain numbers, exactly and in microseconds; everything else is left undecided.
 
 Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent; with thousands
 separators, dollar signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to
@@ -79,35 +79,35 @@ class PlainNumber:
     unit: str = ""
     """Words of the unit, with the powers written after them: `cm^2`, `km/h`."""
     comma: bool = False
-    """Read with a decimal comma and no known unit behind it, which may as well be a list of two."""
+    """Read with a decimal comma and no known unit after it, so it may also be a list of two."""
     base: int = 0
     """The base written after the digits, `204_5`; 0 for none."""
 
 
 def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
-    """(verdict, method) when both sides surely are plain numbers, or the reference is one and the prediction surely
-    is none; None for "don't know". Never raises.
+    """(verdict, method) if both sides are certainly plain numbers, or the reference is one and the prediction certainly
+    is not; None if undecided. Never raises.
 
     Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded; one of fewer only
-    against a fraction that no decimal can write, within APPROXIMATE. Source: ours, after math-verify's rules."""
+    against a fraction without an exact decimal, within APPROXIMATE. Source: ours, after math-verify's rules."""
     if not (gold.isascii() and predicted.isascii()):
         gold, predicted = without_foreign_words(gold, predicted)
-    wanted = parse_number(gold)
-    if wanted is None and gold[-1:].isalpha():  # a letter stands for a unit where both end with it, or one has a unit
+    expected = parse_number(gold)
+    if expected is None and gold[-1:].isalpha():  # a letter is a unit if both end with it, or one has a unit
         given = parse_number(predicted, letters=predicted[-1:] == gold[-1])
-        wanted = parse_number(gold, letters=True) if given and given.unit else None
-    if wanted is None:
+        expected = parse_number(gold, letters=True) if given and given.unit else None
+    if expected is None:
         return None
-    given = parse_number(predicted, letters=wanted.unit != "")
+    given = parse_number(predicted, letters=expected.unit != "")
     if given is not None:
-        return _compare(wanted, given)
-    if not wanted.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(_clean(predicted)):
+        return _compare(expected, given)
+    if not expected.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(_clean(predicted)):
         return Verdict.WRONG, "not_a_number"
     return None
 
 
 def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
-    """The number a short text surely stands for, else None. letters: the m of `5 m` is a unit, no variable."""
+    """The number that a short text certainly means, else None. letters: the m of `5 m` is a unit, not a variable."""
     if len(text) > MAX_CHARS or not _fold(text).isascii():
         return None
     body = _spelled(_clean(text))
@@ -255,38 +255,38 @@ def _ungrouped(written: str) -> str:
     return digits.replace(".", "") if digits.count(".") > 1 else digits
 
 
-def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
-    if _differ(wanted.name, given.name):
+def _compare(expected: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
+    if _differ(expected.name, given.name):
         return None
-    if _differ(wanted.unit, given.unit):
-        return _compare_converted(wanted, given)
-    if (wanted.percent and find_units(given.unit)) or (given.percent and find_units(wanted.unit)):
+    if _differ(expected.unit, given.unit):
+        return _compare_converted(expected, given)
+    if (expected.percent and find_units(given.unit)) or (given.percent and find_units(expected.unit)):
         return Verdict.WRONG, "unit"
-    if is_angle(given.unit) == RADIAN and not wanted.unit:
+    if is_angle(given.unit) == RADIAN and not expected.unit:
         return Verdict.WRONG, "unit"  # an angle in radians that is no multiple of pi; the reference may be in degrees
-    if bool(wanted.base) != bool(given.base):
-        return None  # digits or value may be meant; the symbolic graders ignore bases
-    equal = any(_close(wanted, a, given, b) for a, b in _readings(wanted, given))
-    if wanted.comma:
+    if bool(expected.base) != bool(given.base):
+        return None  # the digits or the value may be meant; the symbolic graders ignore bases
+    equal = any(_close(expected, a, given, b) for a, b in _readings(expected, given))
+    if expected.comma:
         # A comma may make a list of two: only agreement with a written decimal settles that it does not.
         settled = equal and given.places is not None and not given.comma
         return (Verdict.RIGHT, "number") if settled else None
     if given.comma:  # another number, or two of them, or thousands at the wrong place
         return (Verdict.RIGHT if equal and given.value.denominator > 1 else Verdict.WRONG), "number"
-    both_whole = wanted.value.denominator == 1 == given.value.denominator
+    both_whole = expected.value.denominator == 1 == given.value.denominator
     return (Verdict.RIGHT if equal else Verdict.WRONG), ("integer" if both_whole else "number")
 
 
-def _compare_converted(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
-    """5 m against 500 cm or 5 kg, 5 cats against 5 dogs. None where words may mean the same, and for degrees against
+def _compare_converted(expected: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
+    """Compare 5 m with 500 cm or 5 kg, 5 cats with 5 dogs. None if words may mean the same, and for degrees and
     radians."""
-    factor = conversion(given.unit, wanted.unit)
-    if factor is None and (is_angle(given.unit) or not are_strangers(given.unit, wanted.unit)):
+    factor = conversion(given.unit, expected.unit)
+    if factor is None and (is_angle(given.unit) or not are_strangers(given.unit, expected.unit)):
         return None
     if not factor:
         return Verdict.WRONG, "unit"
     same = factor == 1
-    first = replace(wanted, unit="", places=wanted.places if same else None)
+    first = replace(expected, unit="", places=expected.places if same else None)
     found = _compare(first, replace(given, value=given.value * factor, unit="", places=given.places if same else None))
     return (found[0], "unit") if found else None
 
@@ -295,25 +295,25 @@ def _differ(first: str, second: str) -> bool:
     return bool(first and second and first != second)
 
 
-def _readings(wanted: PlainNumber, given: PlainNumber) -> list[tuple[Fraction, Fraction]]:
-    """Values to compare: `10%` is 0.1, and 10 where the sign was dropped or the question asked for percent, which it
-    did not where the reference is 0.5."""
-    a, b = wanted.value, given.value
-    if wanted.percent and not given.percent:
+def _readings(expected: PlainNumber, given: PlainNumber) -> list[tuple[Fraction, Fraction]]:
+    """Values to compare: `10%` is 0.1, or 10 if the sign was dropped or the question asked for percent, which it did
+    not if the reference is 0.5."""
+    a, b = expected.value, given.value
+    if expected.percent and not given.percent:
         return [(a, b), (a / 100, b)]
-    if given.percent and not wanted.percent:
+    if given.percent and not expected.percent:
         return [(a, b / 100), *([(a, b)] if abs(a) > 1 else [])]
     return [(a, b)]
 
 
-def _close(wanted: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
+def _close(expected: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
     if a == b:
         return True
     gap = abs(a - b)
-    rounded = [n.places for n in (wanted, given) if n.places is not None and n.places >= ROUNDED_PLACES]
+    rounded = [n.places for n in (expected, given) if n.places is not None and n.places >= ROUNDED_PLACES]
     if rounded and (gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE):
         return not a or gap <= abs(a) * APPROXIMATE
-    for decimal, exact in ((wanted, given), (given, wanted)):
+    for decimal, exact in ((expected, given), (given, expected)):
         if decimal.places is not None and exact.places is None and not _is_finite(exact.value):
             return gap < Fraction(10) ** -decimal.places and gap <= abs(a) * APPROXIMATE
     return False

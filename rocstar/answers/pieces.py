@@ -1,4 +1,4 @@
-"""Take an answer apart: lists, tuples, intervals, sets, unions and matrices. Brackets only; the items stay text.
+"""Split an answer into parts: lists, tuples, intervals, sets, unions and matrices. Brackets only; the items stay text.
 
 "(1, \\frac{1}{2})"      "(", ")", ["1", "\\frac{1}{2}"]     tuple or open interval: order counts
 "\\{3, 1\\}" and "1, 3"   "{", "}" and "", ""               set and bare list: order does not count
@@ -25,7 +25,7 @@ _MATRIX = re.compile(
 _TURNED = re.compile(r"(?<=[)\]])\s*\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?$")
 _SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
 _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
-# `]a,b[` is how half of the world writes an open interval.
+# `]a,b[` is a common notation for an open interval.
 _END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"
 _REVERSED = re.compile(
     r"(?:^|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=[\s,;(={]))"
@@ -47,7 +47,7 @@ class Pieces:
     opening: str
     """`(`, `[`, `{` (a set), `u` (a union), `m` (a matrix), or "" for a bare list."""
     closing: str
-    """The bracket at the end, which need not be the partner: `[0,1)`."""
+    """The bracket at the end, which need not match: `[0,1)`."""
     items: tuple[str, ...]
     """Texts between the separators; of a matrix its rows, joined by `&`."""
 
@@ -68,14 +68,14 @@ class Pieces:
         return values if len(values) == len(self.items) > 1 else {}
 
     def as_vector(self, other: Pieces) -> Pieces:
-        """A matrix of one row or one column as coordinates, where the other gives these; anything else as it is."""
+        """A matrix of one row or one column as coordinates, if the other has these; anything else unchanged."""
         cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
         is_vector = self.opening == "m" and len(cells) == max(len(self.items), len(cells) // len(self.items))
         return Pieces(other.opening, other.closing, tuple(cells)) if is_vector and other.opening in ("(", "[") else self
 
 
 def take_apart(text: str) -> Pieces | None:
-    """The pieces of an answer that has several or stands in brackets; None for a single value."""
+    """The pieces of an answer that has several or is in brackets; None for a single value."""
     text = _LINKS.sub(",", _REVERSED.sub(_turned, text)).strip()
     in_brackets = text.startswith(("[\\begin", "(\\begin")) and text.endswith(("}]", "})"))
     if matrix := _MATRIX.match(text[1:-1].strip() if in_brackets else text):
@@ -97,8 +97,8 @@ def take_apart(text: str) -> Pieces | None:
 
 
 def are_opposed(gold: str, predicted: str) -> bool:
-    """Whether one says "and" where the other says "or" between statements, or the prediction alone leaves open which of
-    several values it is: `2 or 3` for `2, 3`, which `x = 2 or x = 3` and `\\pm 2` list."""
+    """Whether one has "and" where the other has "or" between statements, or only the prediction leaves open which of
+    several values holds: `2 or 3` for `2, 3`. `x = 2 or x = 3` and `\\pm 2` are lists."""
     links = [(_AND.search(text) is None, _OR.search(text) is None) for text in (gold, predicted)]
     if all(map(_LOGIC.search, (gold, predicted))):
         return sorted(links) == [(False, True), (True, False)]
@@ -113,7 +113,7 @@ def as_interval(text: str) -> str:
 
 
 def _both(parts: list[str]) -> str | None:
-    """One interval, or what an upper and a lower bound have in common."""
+    """One interval, or the intersection of an upper and a lower bound."""
     found = sorted((_interval(part) or "" for part in parts), key=lambda part: "-\\infty" in part)
     if len(found) == 2 and found[0].endswith("\\infty)") and found[1].startswith("(-\\infty"):
         return found[0].partition(",")[0] + "," + found[1].partition(",")[2]
@@ -200,7 +200,7 @@ def _bracketed(text: str) -> Pieces | None:
         return Pieces("m", "m", tuple("&".join(row) for row in rows))  # [[1, 2], [3, 4]]
     opening, closing = (_PLAIN.get(found.group(), found.group()) for found in (tokens[0], tokens[-1]))
     if len(items) == 1 and opening in "([" and closing in ")]":
-        return None  # brackets around a single value say nothing
+        return None  # brackets around a single value have no meaning
     return Pieces(opening, closing, tuple(item for part in items for item in both_signs(part)))
 
 

@@ -1,12 +1,12 @@
-"""Verifiers by name, and somebody's own reward function as one: `evaluate.verifier = "package.module:function"`, in
-TRL's batch signature or verl's per-sample one. The function is the person's own code: it runs in this process, off the
-event loop, one call at a time and without any wall.
+"""Verifiers by name, and a user's own reward function as one: `evaluate.verifier = "package.module:function"`, in TRL's
+batch signature or verl's per-sample one. The function is the user's own code: it runs in this process, off the event
+loop, one call at a time and without a sandbox.
 
     def right(completions, answer, **columns):                         # TRL: one completion a call, columns as lists
     def right(data_source, solution_str, ground_truth, extra_info):    # verl: a number, or a dict with "score"
 
-It gives a finite number, which is the reward, or None (TRL) for "cannot tell"; above `right_above` the attempt is
-right. What it raises is an outage, never a reward, and so is nan. `rocstar reward test` calls it as training does.
+It returns a finite number, which is the reward, or None (TRL) for "undecided"; above `right_above` the attempt is
+right. An exception is an outage, never a reward, and so is nan. `rocstar reward test` calls it as training does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
 TRL, VERL = "trl", "verl"
-SHOWN_CHARS = 80  # of what a function gave, in a message
+SHOWN_CHARS = 80  # of a function's result, in a message
 Function = Callable[..., Any]
 
 
@@ -70,20 +70,20 @@ def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward function and how it wants to be called."""
+    """A reward function and its calling convention."""
 
     name: str
     function: Function
     signature: str
     """`trl` or `verl`."""
     takes: frozenset[str] | None
-    """The names of its parameters; None when it takes any."""
+    """The names of its parameters; None if it takes any."""
     chat: bool
-    """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict."""
+    """Completions are conversations, lists of messages, not texts: their annotation contains a dict."""
 
     def __call__(self, problem: Problem, text: str) -> Any:
-        """What it says about one text. Raises whatever the function does, and ConfigError, to be read after its name,
-        where it gave no reward."""
+        """Its result for one text. Raises the function's own errors, and ConfigError, a message to follow its name, if
+        it returned no reward."""
         columns = self.arguments(problem, text)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
@@ -91,7 +91,7 @@ class Reward:
         return reward_in(given, self.signature)
 
     def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
-        """All that it is offered, by name: in TRL's signature columns of one row."""
+        """All arguments that it may take, by name: in TRL's signature as columns of one row."""
         known = {"question": problem.question, "source": problem.source}
         if self.signature == VERL:
             extra = {**problem.metadata, **known}
@@ -100,8 +100,8 @@ class Reward:
             }  # fmt: skip
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
         columns: dict[str, Any] = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
-        told = {"prompts": ("user", problem.question), "completions": ("assistant", text)}
-        for name, (role, content) in told.items():
+        chats = {"prompts": ("user", problem.question), "completions": ("assistant", text)}
+        for name, (role, content) in chats.items():
             columns[name] = [[{"role": role, "content": content}] if self.chat else content]
         return columns
 
@@ -124,14 +124,14 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
     ]  # fmt: skip
     if missing:
         raise ConfigError(
-            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, and "
+            f"{reference} requires {', '.join(missing)}, which no verifier gets; it may take {', '.join(given)}, and "
             f"a column of the data with a default, as {missing[0]}=None."
         )
     return reward
 
 
 def reward_of(name: str, function: Function, said: str = "the reward function") -> Reward:
-    """said: the function in messages. Raises ConfigError when its parameters are neither TRL's nor verl's."""
+    """said: the function's name in messages. Raises ConfigError if its parameters are neither TRL's nor verl's."""
     signature, parameters = signature_of(function, said), inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
@@ -151,11 +151,11 @@ def load_function(name: str, folders: Sequence[Path | str] = (), setting: str = 
 
 
 def signature_of(function: Function, name: str = "the reward function") -> str:
-    """`trl` or `verl`, by the names of its parameters. Raises ConfigError when they tell neither."""
+    """`trl` or `verl`, by the names of its parameters. Raises ConfigError if they match neither."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:  # of builtins
-        raise ConfigError(f"{name} does not say what it takes; wrap it in a function of your own.") from error
+        raise ConfigError(f"{name} has no readable signature; wrap it in a function of your own.") from error
     if "completions" in parameters:
         return TRL
     if "solution_str" in parameters:
@@ -166,8 +166,8 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
 
 
 def reward_in(given: Any, signature: str) -> Any:
-    """The reward of the one completion, whatever it is. Raises ConfigError, to be read after the function's name, where
-    the function gave something else."""
+    """The reward of the one completion, unchecked. Raises ConfigError, a message to follow the function's name, if the
+    function returned another shape."""
     shown = repr(given)[:SHOWN_CHARS]
     if signature == VERL:
         if isinstance(given, Mapping) and "score" not in given:
@@ -182,10 +182,10 @@ def reward_in(given: Any, signature: str) -> Any:
 
 
 def number_of(given: Any) -> float:
-    """What a reward function gave; numbers of numpy and torch are taken, the text of a number is not. An integer past
-    what a float holds is inf. Raises TypeError, ValueError."""
+    """A reward as a float; numbers of numpy and torch are accepted, text is not. An integer beyond a float's range is
+    inf. Raises TypeError, ValueError."""
     if isinstance(given, str | bytes):
-        raise TypeError("a text is no number")
+        raise TypeError("a text is not a number")
     try:
         return float(given)
     except OverflowError:
@@ -196,23 +196,23 @@ def number_of(given: Any) -> float:
 class Scored:
     case: Case
     reward: float | None
-    """What the function gave; None when it said nothing (TRL's None) or raised."""
+    """The function's reward; None if it returned None (TRL) or raised."""
     error: str
-    """What it raised or returned instead of a number; empty otherwise."""
+    """Its exception or invalid result; empty otherwise."""
     milliseconds: float
     """Wall time."""
 
 
 def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> list[Scored]:
-    """`score` of each. A call may take as long as in training; nobody can end one that hangs, so while it does the
-    cases after it are not asked."""
+    """`score` of each. A call may take as long as in training; a call that hangs can't be ended, so the cases after it
+    are skipped."""
     found: list[Scored] = []
     last, line = Future[Scored](), 0
     last.cancel()
     for case in cases:
         if not last.done():
-            told = f"was not asked: the call for line {line} goes on"
-            found.append(Scored(case=case, reward=None, error=told, milliseconds=0.0))
+            error = f"was not called: the call for line {line} still runs"
+            found.append(Scored(case=case, reward=None, error=error, milliseconds=0.0))
             continue
         last, line = Future(), case.line
         job = (last, reward, case)
@@ -220,43 +220,43 @@ def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> l
         try:
             found.append(last.result(seconds))
         except TimeoutError:
-            told = f"gave no reward within {seconds:g} s, the limit in training too"
-            found.append(Scored(case=case, reward=None, error=told, milliseconds=1000 * seconds))
+            error = f"gave no reward within {seconds:g} s, the limit in training too"
+            found.append(Scored(case=case, reward=None, error=error, milliseconds=1000 * seconds))
     return found
 
 
 def score(reward: Reward, case: Case) -> Scored:
-    """What the function gives a case, whose columns are those of its problem; what it raises becomes the `error`."""
+    """The function's reward for a case, whose columns are those of its problem; its exception becomes the `error`."""
     row = case.columns
     extra, prompt = row.get("extra_info"), row.get("prompt", row.get("prompts", ""))
-    asked = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
+    question = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
     problem = Problem(
         id=f"line {case.line}",
-        question=str(row.get("question", asked)),
+        question=str(row.get("question", question)),
         answer=case.gold,
         source=str(row.get("data_source", "")),
         metadata={**row, **(extra if isinstance(extra, Mapping) else {})},
     )
-    started, given, told = time.perf_counter(), None, ""
+    started, given, message = time.perf_counter(), None, ""
     try:
         given = reward(problem, case.text)
     except ConfigError as wrong:
-        told = str(wrong)
-    except BaseException as error:  # their code: SystemExit must not end ours
-        told = raised_by(reward.function, error)
+        message = str(wrong)
+    except BaseException as error:  # the user's code: SystemExit must not end this process
+        message = raised_by(reward.function, error)
     spent = 1000 * (time.perf_counter() - started)
     try:
         number = None if given is None else number_of(given)
     except (TypeError, ValueError):
-        number, told = None, f"gave {given!r} instead of a number"
+        number, message = None, f"gave {given!r} instead of a number"
     if number is not None and not math.isfinite(number):
-        number, told = None, f"gave {number}"
-    return Scored(case=case, reward=number, error=told, milliseconds=spent)
+        number, message = None, f"gave {number}"
+    return Scored(case=case, reward=number, error=message, milliseconds=spent)
 
 
 @dataclass
 class RewardVerifier:
-    """Asks a reward function about the text of each attempt, tool calls and tool replies left out."""
+    """Calls a reward function with the text of each attempt, without tool calls and tool replies."""
 
     codec: TextCodec
     reward: Reward
@@ -264,7 +264,7 @@ class RewardVerifier:
     truncated: Truncated = "wrong"
     calls: CallSyntax = HERMES
     seconds: float = SECONDS
-    """Wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
+    """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
     right_above: float = RIGHT_ABOVE
     """A larger reward is RIGHT."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -272,16 +272,16 @@ class RewardVerifier:
     """The last call that took too long."""
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable stands where the function raised, took too long or gave nan or inf. Raises ConfigError
-        for what is no number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
+        result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
         return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
 
     async def _verify(
         self, problem: Problem, trajectory: Trajectory, cut: Grade | None
     ) -> Outcome | VerifierUnavailable:
-        """An attempt that a limit cut is wrong and earns nothing, but the function is asked all the same: where a wrong
-        answer costs something, running into the limit must not be cheaper."""
+        """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative
+        reward, running into the limit must not be cheaper."""
         texts = written(self.codec, self.calls, trajectory)
         reward = await self._reward_of(problem, trajectory.index, "\n".join(texts))
         if isinstance(reward, VerifierUnavailable):
@@ -298,24 +298,24 @@ class RewardVerifier:
         done: Future[Any] = Future()
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
-            return late  # a call that hangs would make each one after it wait as long
+            return late  # a hanging call would delay each later one as much
         threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
-            if self._overdue is None or self._overdue.done():  # those in line are no cause
+            if self._overdue is None or self._overdue.done():  # queued calls are not the cause
                 self._overdue = done
             return late
         except VerifierUnavailable as error:
             return error
         case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
-        told = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
+        message = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
         try:
             reward = None if given is None else number_of(given)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{told}; let it return a number, such as 1 for right and 0 for wrong.") from error
+            raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
         if reward is not None and not math.isfinite(reward):
-            return VerifierUnavailable(f"your reward function {told}; let it return a finite number.")
+            return VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
         return reward
 
     def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
@@ -327,8 +327,8 @@ class RewardVerifier:
             done.set_result(self.reward(problem, text))
         except ConfigError as wrong:
             done.set_exception(ConfigError(f"your reward function {self.reward.name} {wrong}"))
-        except BaseException as error:  # their code: SystemExit must not pass for an answer either
-            told = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
-            done.set_exception(VerifierUnavailable(told))
+        except BaseException as error:  # the user's code: SystemExit must not count as an answer either
+            message = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
+            done.set_exception(VerifierUnavailable(message))
         finally:
             self._one_at_a_time.release()

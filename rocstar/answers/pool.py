@@ -1,8 +1,8 @@
-"""A pool with deadlines: calls of one function in warm worker processes, which end when a call takes too long.
+"""A pool with deadlines: calls of one function in warm worker processes, which are killed when a call takes too long.
 
 Workers are forked from one process that has imported everything (`worker.py`), so another costs milliseconds, and the
-process that asks, with its threads, never forks. The pools of the standard library and of pebble would import the
-asking program's `__main__` again in each worker.
+calling process, with its threads, never forks. The pools of the standard library and of pebble would import the
+caller's `__main__` again in each worker.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 from rocstar.answers.worker import WALL
 
-WORKERS = 2  # one that judges answers holds 100 MB; two keep one hard answer from stopping all others
+WORKERS = 2  # a judging worker holds 100 MB; with two, one hard answer does not block all others
 MAX_DEATHS = 2
 DIED = "it died while importing"
-RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
+RESTART_SECONDS = 1.0  # after a failed start: queued calls fail with its reason instead of each trying a start
 MAX_ANSWER_BYTES = 2**20
 BOOT = """import sys, json
 path, *settings = json.loads(sys.argv[1])
@@ -41,7 +41,7 @@ FIXED = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": 
 
 
 class PoolError(Exception):
-    """The pool failed, which says nothing about the payload; the message says why."""
+    """The pool failed, independent of the payload; the message gives the reason."""
 
 
 class DeadlinePool:
@@ -59,7 +59,7 @@ class DeadlinePool:
         start_seconds: float = 60.0,
     ) -> None:
         """target: `module:function` of one argument. prepare: `module:function` of none, called once before the first
-        call. deadline_seconds: CPU time of a call, which no busy machine lengthens; where a call takes WALL times as
+        call. deadline_seconds: CPU time of a call, independent of the machine's load; if a call takes WALL times as
         long in wall time, the pool has failed. memory_bytes: resident memory a call may add. start_seconds: wall time
         to import and prepare."""
         self._target, self._settings = target, (target, prepare, memory_bytes)
@@ -128,7 +128,7 @@ class DeadlinePool:
                 took = time.monotonic() - started
                 if took >= seconds * WALL:
                     raise PoolError(f"{self._target} got too little CPU time in {took:.0f} seconds") from None
-                if took >= seconds:  # its alarm cannot ring earlier
+                if took >= seconds:  # its alarm cannot fire earlier
                     raise TimeoutError(f"{self._target} took more than {seconds} seconds") from None
                 continue
             if answer["full"]:
@@ -197,6 +197,6 @@ class DeadlinePool:
         if self._warm is not None:
             process, control = self._warm
             self._warm = None
-            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for it yet, so the number is still its own
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the process id is still its own
             process.wait()
             control.close()

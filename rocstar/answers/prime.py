@@ -44,7 +44,7 @@ _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 def grade_prime(gold: str, predicted: str) -> tuple[Verdict, str]:
     """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
     `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
-    cannot be told. Running text is not looked at. May be slow."""
+    cannot be decided. Running text is ignored. May be slow."""
     if (settled := _stated(gold, predicted) or _settled(*_prepared(gold, predicted))) is not None:
         return settled
     found = same_answer(gold, predicted)
@@ -269,7 +269,7 @@ def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool
 
 
 def _all(found: object) -> bool | None:
-    """True when all are, False when one is not, None when one cannot be told and none is False."""
+    """True when all are, False when one is not, None when one cannot be decided and none is False."""
     unknown = False
     for same in found:  # type: ignore[attr-defined]
         if same is False:

@@ -1,4 +1,4 @@
-"""Graders that may run for ever, behind warm worker processes that are killed when they do (`pool.py`, `judge.py`).
+"""Graders that may never end, in warm worker processes, which are killed at a deadline (`pool.py`, `judge.py`).
 
 Not here: which grader to ask, and what several of them mean together (`grade.py`).
 """

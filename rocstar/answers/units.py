@@ -1,7 +1,7 @@
 """Units that can be turned into one another: which a text ends with, what they measure, how many base units they are.
 
 Not here: temperatures of different scales and currencies convert into nothing else (offsets, no fixed rates), but they
-are told apart; a bare letter, as in `5N`, is a unit only where the caller says so, since it may as well be a variable.
+are distinguished; a bare letter, as in `5N`, is a unit only if the caller allows it, since it may also be a variable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rewrite answers so that two ways to write the same thing become the same text. Regular expressions over at most
 `caps.MAX_CHARS` characters; nothing is evaluated, and what an answer *means* is decided in `prime.py`.
 
-`clean` drops what nobody sees and is safe before any parser. `math_style` and `loose_style` are the two normalisations
-of the PRIME grader, ours after their description (release, prime_math): equal results mean equal answers, unequal ones
-mean nothing. `plain_text` is the careful one that may decide alone.
+`clean` drops invisible characters and is safe before any parser. `math_style` and `loose_style` are the two
+normalisations of the PRIME grader, ours after their description (release, prime_math): equal results mean equal
+answers, unequal ones mean nothing. `plain_text` is the careful one that may decide alone.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
 def clean(text: str) -> str:
-    """The text without what nobody sees, and with signs of Unicode and Python as LaTeX: control and direction marks,
+    """The text without invisible parts, and with signs of Unicode and Python as LaTeX: control and direction marks,
     sizes of brackets, spaces of LaTeX at its ends and thin ones inside, the font of one letter, the emphasis or
     underline of the whole, an equals sign before it. Safe before any parser: it changes no meaning."""
     if text.isascii() and text.isdigit():

@@ -1,4 +1,4 @@
-"""Starting a run in the right order: machines first, and only then what takes seconds to load."""
+"""Starts a run in the right order: machines first, and only then slow imports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
-    """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
-    after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
+    """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when asked to stop,
+    after saving unsaved progress. Other errors are recorded in the run's events."""
     recipe = material.recipe
     identity, trackers = folder.path.resolve() / "run.json", recipe.run.trackers
     with (
@@ -44,7 +44,7 @@ def _failure_noted(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = failure(error)
+        report = failure(error)
         with suppress(OSError):  # a full disk may be what ended it
-            note_failure(folder, told[1] if told else f"a fault of rocstar itself: {type(error).__name__}: {error}")
+            note_failure(folder, report[1] if report else f"a fault of rocstar itself: {type(error).__name__}: {error}")
         raise

@@ -1,4 +1,4 @@
-"""The `rocstar` command: verbs, exit codes, and how failures are told. Every heavy import is inside its verb.
+"""The `rocstar` command: verbs, exit codes, and reports of failures. Every heavy import is inside its verb.
 
 stdout is results, stderr is progress. Exit codes are in support/exits.py; verbs of rooms that are useful alone
 are in `verbs/`.
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End without taking the interpreter apart, which takes one to two seconds of CPU once torch is loaded."""
+    """Exit without finalizing the interpreter, which takes one to two seconds of CPU once torch is loaded."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -120,11 +120,11 @@ def run(arguments: list[str]) -> int:
         code = _exit_code([argument for argument in arguments if argument != TRACEBACK])
         flush_results()
     except Exception as error:
-        told = failure(error)
-        if told is None or show_traceback:
+        report = failure(error)
+        if report is None or show_traceback:
             raise
-        print(f"rocstar: {visible(told[1])}", file=sys.stderr)
-        return told[0]
+        print(f"rocstar: {visible(report[1])}", file=sys.stderr)
+        return report[0]
     return code
 
 
@@ -140,11 +140,11 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _usage_sentence(error: Any) -> str:
-    told: str = error.format_message()
-    if "\n" in told:  # the help page, where no argument was given
-        return told
+    message: str = error.format_message()
+    if "\n" in message:  # the help page, where no argument was given
+        return message
     page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-    return f"rocstar: {told[:1].lower()}{told[1:].rstrip('.')}{page}"
+    return f"rocstar: {message[:1].lower()}{message[1:].rstrip('.')}{page}"
 
 
 def _show_version(wanted: bool) -> None:
@@ -258,7 +258,7 @@ def _start(
     if not stages:
         raise ConfigError(f"{path} has no [[stage]]{f' of kind {kind}' if kind else ''}, so there is nothing to do")
     recipe = recipe.model_copy(update={"stage": stages})
-    # Whatever is wrong is found before there is a folder.
+    # All errors are found before the folder is created.
     refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
     material = _material(recipe, None, dry_run)
@@ -334,8 +334,8 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
 def _print_given(
     recipe: Recipe, material: Material, given: Sequence[Provenance], place: Path, *, as_json: bool
 ) -> None:
-    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force. place:
-    where the run would be."""
+    """Print the result of `--dry-run`: settings that are not defaults, each with its source; as JSON also all in force.
+    place: the run's folder."""
     from rocstar.config.origins import ABSENT
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
@@ -371,8 +371,8 @@ def _print_given(
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
     few = (few_problems(stage, len(material.problems[stage.name])) for stage in material.recipe.rl_stages)
-    for told in (*material.notes, *filter(None, few)):
-        print(told, file=sys.stderr)
+    for note in (*material.notes, *filter(None, few)):
+        print(note, file=sys.stderr)
     if 0 < len(material.heldout) < recipe.evaluate.problems:
         asked = f"fewer than evaluate.problems = {recipe.evaluate.problems}; all of them are asked"
         print(f"{len(material.heldout)} problems are held out, {asked}", file=sys.stderr)
@@ -401,7 +401,7 @@ def _show_result(folder: RunFolder, *, as_json: bool) -> None:
 
 
 def _kept(folder: RunFolder) -> str:
-    """What a run that goes on need not do again."""
+    """Describes the saved progress of a run."""
     from rocstar.record.journal import read_journal
 
     saved = max(folder.checkpoint_steps(), default=0)

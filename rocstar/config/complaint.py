@@ -1,4 +1,4 @@
-"""Says in one sentence what is wrong with a recipe and where: file and line or the override, the key, the nearest key.
+"""Describes the first error of a recipe in one sentence: file and line or the override, the key, the nearest key.
 
 Not here: reading and merging (`layers.py`).
 """
@@ -33,7 +33,7 @@ class Layer:
     text: str
     """The file as it is, for finding lines."""
     table: Table
-    """What it says, without `extends`."""
+    """Its values, without `extends`."""
 
     def line_of(self, keys: Keys) -> int | None:
         """Line of an address, or of the table it stands in; None when it is not here."""
@@ -58,7 +58,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlace:
-    """Where a fault stands."""
+    """The place of a fault."""
 
     entry: Keys
     """Address of the entry of a list of tables that it is in; empty outside of one."""
@@ -76,12 +76,12 @@ def complaint(
     error: ValidationError, model: Model, table: Table, layers: Sequence[Layer], changes: Sequence[Override]
 ) -> str:
     """One sentence about the first thing wrong with `table`, which `layers` and then `changes` made."""
-    # An unknown key comes first: `stepz` also makes `steps` missing, and only the former says what to change.
+    # An unknown key comes first: `stepz` also makes `steps` missing, and only the former shows what to change.
     errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     place, first = _place(model, table, errors[0]["loc"]), errors[0]
     same = (e["msg"] for e in errors if _place(model, table, e["loc"]) == place)  # one for each type that it may have
-    wanted = " or ".join(message.removeprefix("Input should be ") for message in same)
-    what = _what(first, wanted, place, model, table)
+    expected = " or ".join(message.removeprefix("Input should be ") for message in same)
+    what = _what(first, expected, place, model, table)
     mentioned = [tuple(key.split(".")) for key in MENTIONED_KEY.findall(first["msg"])]
     blamed = [keys for keys in mentioned if keys[: len(place.keys)] == place.keys] or [place.keys]
     # What an entry does not say itself comes from the section of that name at the top.
@@ -90,7 +90,7 @@ def complaint(
 
 
 def _place(model: Model, table: Table, location: Sequence[int | str]) -> FaultPlace:
-    """Translate pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
+    """Translate pydantic's location, in which entries are numbers, and tags of unions look like keys."""
     if len(location) < 2 or not lists_tables(annotation_at(model, table, (str(location[0]),))):
         keys = _texts(location)
         above = annotation_at(model, table, keys[:-1])
@@ -107,7 +107,7 @@ def _texts(location: Sequence[int | str]) -> Keys:
     return tuple(part for part in location if isinstance(part, str))
 
 
-def _what(fault: ErrorDetails, wanted: str, place: FaultPlace, top: Model, table: Table) -> str:
+def _what(fault: ErrorDetails, expected: str, place: FaultPlace, top: Model, table: Table) -> str:
     kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
     if kind == "extra_forbidden":
         return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
@@ -120,10 +120,10 @@ def _what(fault: ErrorDetails, wanted: str, place: FaultPlace, top: Model, table
         return f"{name} is missing; {f'add a [[{name}]]' if entries else 'give it a value'}"
     if kind == "value_error":
         return f"{name}: {message.removeprefix('Value error, ')}".removeprefix(": ")
-    options = re.findall(r"'([^']*)'", wanted) if kind == "literal_error" else []
+    options = re.findall(r"'([^']*)'", expected) if kind == "literal_error" else []
     close = difflib.get_close_matches(str(value), options, n=1)
     shown = repr(value) if len(repr(value)) <= VALUE_CHARS else f"{repr(value)[:VALUE_CHARS]}..."
-    return f"{name} = {shown} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"{name} = {shown} should be {expected}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _tags(models: Sequence[Model]) -> list[str]:
@@ -133,8 +133,8 @@ def _tags(models: Sequence[Model]) -> list[str]:
 
 
 def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
-    """Where a key belongs that is none there: to entries of another kind, to the whole, or, where it is the name of an
-    entry, behind the entry's kind."""
+    """Where a misplaced key belongs: to entries of another kind, to the whole run, or, if it is the name of an entry,
+    after the entry's kind."""
     if not place.entry:
         kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
         kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)

@@ -1,6 +1,6 @@
 """Reads TOML files and the overrides of a command line into one typed tree. The rules, the same for every recipe:
 
-- `extends = "other.toml"` names a parent, relative to the file that says it; chains are fine, circles are refused.
+- `extends = "other.toml"` names a parent, relative to the file that names it; chains are allowed, circles are refused.
 - Sections merge key by key, the child's value wins; a list replaces a list.
 - An entry of a list of tables (`[[stage]]`, `[[source]]`) has a name; one whose name a parent also has changes that
   entry key by key, any other is appended.
@@ -8,7 +8,7 @@
   `none` unsets.
 - A single text where a list is expected is a list of one.
 
-Not here: what the keys mean (the models), and what is said about a mistake (`complaint.py`).
+Not here: the meaning of keys (the models), and messages about mistakes (`complaint.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load(path: str | Path, model: type[T], overrides: Sequence[str] = ()) -> T:
 
 
 def validated(model: type[T], table: Table, layers: Sequence[Layer], changes: Sequence[Override]) -> T:
-    """`table` as `model`. `layers` and `changes` are what it was made from. Raises ConfigError."""
+    """`table` as `model`. `layers` and `changes`: its sources. Raises ConfigError."""
     try:
         return model.model_validate(with_lists(model, table), strict=True)
     except ValidationError as error:
@@ -92,11 +92,11 @@ def read_text(path: Path) -> str:
 def _not_found(path: Path) -> str:
     there = [*sorted(Path("recipes").rglob("*.toml")), *sorted(path.parent.glob("*.toml"))]
     recipes = {file.name: str(file) for file in there}
-    wanted = path.with_name(path.name.removesuffix(".toml") + ".toml")  # a bare `quickstart` is meant as its file
-    ours = wanted.as_posix().removeprefix("recipes/")
-    if wanted.name not in recipes and (recipes_folder() / ours).is_file():
+    candidate = path.with_name(path.name.removesuffix(".toml") + ".toml")  # a bare `quickstart` is meant as its file
+    ours = candidate.as_posix().removeprefix("recipes/")
+    if candidate.name not in recipes and (recipes_folder() / ours).is_file():
         return f"there is no recipe {path}; rocstar recipes copy {ours.removesuffix('.toml')} writes recipes/{ours}"
-    close = difflib.get_close_matches(wanted.name, recipes, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(candidate.name, recipes, n=1, cutoff=0.5)
     hint = f"did you mean {recipes[close[0]]}?" if close else "give the path of a TOML recipe"
     return f"there is no recipe {path}; {hint}"
 

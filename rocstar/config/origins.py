@@ -1,4 +1,4 @@
-"""Which settings of a recipe are not the defaults, and where each came from: what `--dry-run` shows.
+"""Finds the settings of a recipe that are not the defaults, and the origin of each, for `--dry-run`.
 
 A stage's own value is shown where it differs from the run's. Not here: how a recipe is read (`recipe.py`)."""
 
@@ -28,19 +28,19 @@ class Provenance:
     """The key as the command line takes it."""
     value: Any
     default: Any
-    """The default; for a stage's own key the run's value, ABSENT where a recipe must say it."""
+    """The default; for a stage's own key the run's value, ABSENT if a recipe must set it."""
     source: str
     """File and line, command line, environment variable, or what it was derived from."""
 
 
 def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
-    """What a recipe file and the command line changed. Raises ConfigError as `load_recipe` does."""
+    """The settings that a recipe file and the command line changed. Raises ConfigError as `load_recipe` does."""
     layers = read_layers(Path(path), Recipe)
     return [*_given(recipe, layers, settings, "derived from the others"), *_of_environment(environment)]
 
 
 def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
-    """What a run that goes on changed, and the command line now."""
+    """The settings changed by a continued run and the current command line."""
     return [*_given(recipe, (), settings, f"run {name}"), *_of_environment(environment)]
 
 

@@ -55,17 +55,17 @@ def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
 
 
 def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
-    """A recipe with other base settings, for what no stage has a say in, and of single stages. `settings` are
-    `section.key=value`, of which `stage.NAME.kind=KIND` adds a stage where there is none of that name; `options` maps
-    such a text to the words of the command line that ask for it. Raises ConfigError."""
+    """A recipe with other base settings, if stages do not have them, and other settings of single stages. `settings`
+    are `section.key=value`, of which `stage.NAME.kind=KIND` adds a stage if there is none of that name; `options` maps
+    such a text to the command-line option that set it. Raises ConfigError."""
     table = _with_added_stages(recipe.model_dump(), settings)
     given = [parse_override(text, Recipe, table) for text in settings]
-    asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
-    for change in (*given, *asked):
+    from_options = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
+    for change in (*given, *from_options):
         table = put(table, change.keys, change.value)
-    made = validated(Recipe, table, (), (*given, *asked))
-    refuse_unread(unread(made), (), (*given, *asked))
-    return made
+    result = validated(Recipe, table, (), (*given, *from_options))
+    refuse_unread(unread(result), (), (*given, *from_options))
+    return result
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
@@ -86,16 +86,16 @@ def resolved_from_json(path: str | Path) -> Recipe:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); only a run folder can be resumed") from None
     except ValidationError as error:
         first = error.errors()[0]
-        told = f"holds no settings ({first['msg']}); put it back from a copy"
+        reason = f"holds no settings ({first['msg']}); put it back from a copy"
         if key := ".".join(map(str, first["loc"])):
-            told = (
+            reason = (
                 f"does not fit this version of rocstar: {key}: {first['msg']}; go on with the one that run.json names"
             )
-        raise ConfigError(f"{path} {told}") from None
+        raise ConfigError(f"{path} {reason}") from None
 
 
 def _as_it_began(settings: bytes) -> bytes:
-    """A run begun before importance_cap had a default goes on without the factor."""
+    """A run begun before importance_cap had a default continues without the factor."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         values = json.loads(settings)
         for stage in values["stage"]:
@@ -106,14 +106,14 @@ def _as_it_began(settings: bytes) -> bytes:
 
 
 def recipe_text(path: str | Path, overrides: Sequence[str] = ()) -> str:
-    """The recipe file as written, with a comment on top that says where it came from and what was overridden."""
+    """The recipe file as written, with a comment on top that names its origin and the overrides."""
     changes = "".join(f"# override: {text!r}\n" for text in overrides)
     return f"# copy of {path}; the settings in force are in config.resolved.json\n{changes}\n{read_text(Path(path))}"
 
 
 def _completed(stage: Table, base: Table) -> Table:
     """The stage, its sections filled up from the base with those keys that a stage may change."""
-    model = chosen(STAGES, stage)  # none where the kind is unknown, which validation tells
+    model = chosen(STAGES, stage)  # none for an unknown kind, which validation reports
     sections = {n: s for n, f in model.model_fields.items() if (s := chosen(f.annotation, None))} if model else {}
     filled = dict(stage)
     for name, section in sections.items():

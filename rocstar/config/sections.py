@@ -609,8 +609,8 @@ BY_EPOCHS = -1
 
 
 class StageSection(Section):
-    """What every kind of stage says of itself, so that planning, memory and checks need not know the kinds. What a kind
-    does in a step is in KINDS of `rocstar/train.py`."""
+    """Common properties of stages, so that planning, memory and checks need not know the kinds. The step of each kind
+    is in KINDS of `rocstar/train.py`."""
 
     name: Word
     """Name of the stage, unlike that of any other."""
@@ -806,8 +806,8 @@ class Recipe(Section):
                 "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
                 "for one; raise rollout.max_turns or take 'boxed'"
             )
-        if self.stage and (told := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
-            yield f"evaluate: {told}"
+        if self.stage and (complaint := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
+            yield f"evaluate: {complaint}"
         turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
         if not (self.sandbox.tools or self.rollout.environment or self.rollout.agent) and max(turns, default=1) > 1:
             yield (
@@ -854,23 +854,23 @@ class Recipe(Section):
             yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"
 
     def _agent_complaints(self) -> Iterator[str]:
-        """What does not go with `rollout.agent`."""
+        """Settings that conflict with `rollout.agent`."""
         if not self.rollout.agent:
             return
-        said = f"rollout.agent {self.rollout.agent!r}"
+        setting = f"rollout.agent {self.rollout.agent!r}"
         if self.rollout.environment:
-            yield f"{said} and rollout.environment both make attempts; leave one of them out"
+            yield f"{setting} and rollout.environment both make attempts; leave one of them out"
         for stage in self.rl_stages:
             if stage.rollout.carry_over:
-                yield f"rollout.carry_over sets attempts aside, and {said} can't be; leave one of them out"
+                yield f"rollout.carry_over sets attempts aside, and {setting} can't be; leave one of them out"
             if stage.learning.by_token:
                 yield (
                     f"learning.advantage {stage.learning.advantage!r} is of attempts with one conversation, and "
-                    f"{said} may have several; take another"
+                    f"{setting} may have several; take another"
                 )
 
     def copies(self, attempts: int, temperature: float) -> str | None:
-        """What is wrong where the attempts of an evaluation would be the same; batches of vLLM round differently."""
+        """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""
         if attempts == 1 or temperature > 0 or any(isinstance(entry, VllmEngines) for entry in self.engine):
             return None
         return f"{attempts} attempts at temperature 0 are one attempt {attempts} times; make one, or raise temperature"
@@ -904,8 +904,8 @@ class Recipe(Section):
         return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
 
     def takes_turns(self, learners: int, gpus: int) -> bool:
-        """Whether so many learners and the engines share so many GPUs, by themselves where nothing says it; not with a
-        server that runs already, whose GPUs nobody knows."""
+        """Whether this many learners and the engines share this many GPUs in turns, by default too; not with a server
+        that runs already, whose GPUs are unknown."""
         if self.cluster.colocate is not None:
             return self.cluster.colocate
         away = any(isinstance(entry, VllmEngines) and entry.url for entry in self.engine)
@@ -913,7 +913,7 @@ class Recipe(Section):
         return bool(gpus) and not self.stale_steps and (not self.engine or all_learn)
 
     def idle_learners(self, learners: int) -> str | None:
-        """Why some of so many learners would have nothing to learn from, in words."""
+        """Describes why some of so many learners would have nothing to learn from, or None."""
         for stage in self.stage:
             if learners > (rows := stage.update_rows):
                 keys = stage.update_rows_from
@@ -921,7 +921,7 @@ class Recipe(Section):
         return None
 
     def idle_engines(self, engines: int) -> str | None:
-        """Why some of so many engines would have nothing to write, in words."""
+        """Describes why some of so many engines would have nothing to write, or None."""
         for stage in self.rl_stages:
             attempts = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem
             if engines > attempts:

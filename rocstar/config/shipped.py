@@ -25,28 +25,28 @@ def recipes_folder() -> Path:
 
 
 def listed() -> dict[str, str]:
-    """Name -> what it is for: the first sentence of the comment at its head."""
+    """Name -> purpose: the first sentence of the comment at its head."""
     folder = recipes_folder()
     return {str(file.relative_to(folder)): _purpose(file) for file in sorted(folder.rglob("*.toml"))}
 
 
 def copy(names: list[str], to: Path) -> list[Path]:
     """Copy recipes, those they extend and the modules beside them that they name, to the same places below `to`; all of
-    them where none is named. Returns the files that were written.
+    them if none is named. Returns the written files.
 
-    Raises ConfigError for a name that is none and for a file that is there already, before anything is written."""
+    Raises ConfigError for an unknown name and for an existing file, before anything is written."""
     folder, known = recipes_folder(), listed()
     names = [name if name.endswith(".toml") else f"{name}.toml" for name in names]
     for name in names:
         if name not in known:
             raise ConfigError(f"there is no recipe {name.removesuffix('.toml')}; there are {', '.join(known)}")
     recipes = {file for name in names or known for file in _with_those_it_extends(folder / name)}
-    wanted = sorted(recipes | {module for recipe in recipes for module in _modules_beside(recipe)})
-    places = [to / file.relative_to(folder) for file in wanted]
+    files = sorted(recipes | {module for recipe in recipes for module in _modules_beside(recipe)})
+    places = [to / file.relative_to(folder) for file in files]
     for place in places:
         if place.exists():
-            raise ConfigError(f"{place} is there already; copy to another folder with --to")
-    for file, place in zip(wanted, places, strict=True):
+            raise ConfigError(f"{place} already exists; copy to another folder with --to")
+    for file, place in zip(files, places, strict=True):
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
     return places

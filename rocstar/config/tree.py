@@ -1,4 +1,4 @@
-"""Where a setting stands: in TOML tables, and in the pydantic models that give them types. Pure functions.
+"""Addresses of settings, in TOML tables and in the pydantic models that give them types. Pure functions.
 
 An address is the keys from the top; an entry of a list of tables is addressed by its name. With `[[stage]]`,
 `name = "warm"`, `steps = 5`, the 5 stands at ("stage", "warm", "steps").
@@ -42,7 +42,7 @@ def merged(old: Any, new: Any) -> Any:
 
 
 def put(table: Table, keys: Keys, value: Any) -> Table:
-    """A table with `value` merged in at an address; tables on the way are made, entries of lists must be there."""
+    """A table with `value` merged in at an address; tables on the way are created, entries of lists must exist."""
     head, *rest = keys
     inner = table.get(head)
     if not rest:
@@ -54,7 +54,7 @@ def put(table: Table, keys: Keys, value: Any) -> Table:
 
 
 def holds(table: Any, keys: Keys) -> bool:
-    """Whether something stands at an address."""
+    """Whether there is a value at an address."""
     if not keys:
         return True
     inner = table.get(keys[0]) if isinstance(table, dict) else named(table, keys[0])
@@ -101,7 +101,7 @@ def _carries_tag(model: Model, value: Table) -> bool:
 
 
 def annotation_at(model: Model, table: Table, keys: Keys) -> Any:
-    """The type of what stands at an address; None when there is no such key. `table` decides between models."""
+    """The type of the value at an address; None if there is no such key. `table` decides between models."""
     annotation: Any = model
     value: Any = table
     for key in keys:
@@ -126,7 +126,7 @@ def all_keys(model: Model) -> Iterator[Keys]:
 
 
 def with_lists(annotation: Any, value: Any) -> Any:
-    """`value` with a list of one wherever a list is expected and a single text stands."""
+    """`value` with a single text replaced by a list of one wherever a list is expected."""
     if typing.get_origin(annotation) is list:
         items = [value] if isinstance(value, str) else value
         (of,) = typing.get_args(annotation)

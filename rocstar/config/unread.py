@@ -1,4 +1,4 @@
-"""Refuses a setting that a recipe or the command line gives and the run would never read.
+"""Refuses settings that a recipe or the command line gives but the run would never read.
 
 Recipes extend others, so a parent's key may lose its use: a cold start in place of random weights leaves the parent's
 shape unread, and that is fine. A key is refused when it is given in the same file as the setting that makes it useless
@@ -29,7 +29,7 @@ class Rule:
     own: bool = False
     """Whether the rule is only for keys that a stage gives itself."""
     agrees: Callable[[Any], bool] = lambda holder: False
-    """Whether the keys fit this recipe or stage all the same, so that they are not refused."""
+    """Whether the keys are valid anyway for this recipe or stage, so that they are not refused."""
 
 
 def none_of(*methods: str) -> Callable[[Any], bool]:
@@ -38,14 +38,14 @@ def none_of(*methods: str) -> Callable[[Any], bool]:
 
 
 Unread = tuple[list[Keys], list[Keys], str]
-"""Names of a setting that says nothing, the settings that are why, and what is said of it."""
+"""Names of an unread setting, the settings that cause it, and the message."""
 OF_MADE_UP = "data.families data.pool data.demo_mix"
-"""What is read for problems that are made up alone."""
+"""Keys read only for generated problems."""
 OF_RANDOM_WEIGHTS = (
     "model.hidden_size model.num_layers model.num_heads model.num_kv_heads model.intermediate_size model.rope_theta "
     "model.max_positions model.vocab_size model.word_merges"
 )
-"""What is read for a model that starts from random weights alone."""
+"""Keys read only for a model that starts from random weights."""
 RULES = (
     Rule(OF_MADE_UP, "data.source", lambda it: it == "files"),
     Rule(
@@ -115,12 +115,12 @@ RULES = (
 
 
 def refuse_unread(found: Iterable[Unread], layers: Sequence[Layer], changes: Sequence[Override]) -> None:
-    """found: in what `layers`, parents first, and then `changes` made. Raises ConfigError."""
-    for names, by, told in found:
+    """found: in the recipe made from `layers`, parents first, and then `changes`. Raises ConfigError."""
+    for names, by, reason in found:
         levels = {keys: _level(keys, layers, changes) for keys in (*names, *by)}
         keys = max(names, key=levels.__getitem__)
         if levels[keys] >= max(0, *(levels[each] for each in by)):
-            raise ConfigError(f"{_place(keys, levels[keys], layers, changes)}: {'.'.join(keys)} {told}")
+            raise ConfigError(f"{_place(keys, levels[keys], layers, changes)}: {'.'.join(keys)} {reason}")
 
 
 def unread(recipe: Recipe) -> Iterator[Unread]:
@@ -131,31 +131,31 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
             sections = [getattr(holder, section, None) for holder in holders]
             values = [getattr(section, name) for section in sections if hasattr(section, name)]
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
-                told = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
+                reason = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
                 for key in rule.keys.split():
-                    yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], told
+                    yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], reason
     kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage if not recipe.sft_stages]
     for name in SftSection.model_fields if kinds else ():
         yield [("sft", name)], kinds, "is not read where no stage has the kind 'sft'; leave it out or add such a stage"
     if recipe.evaluate.problems and recipe.data.source == "files" and not recipe.data.test_files:
-        told = "is not read where data.test_files is empty; leave it out or give data.test_files"
-        yield [("evaluate", "problems")], [("data", "source"), ("data", "test_files")], told
+        reason = "is not read where data.test_files is empty; leave it out or give data.test_files"
+        yield [("evaluate", "problems")], [("data", "source"), ("data", "test_files")], reason
     # A child that only shortens stages may leave its parent's warm-up and rhythm as they are.
     for stage, section, warmup_steps, updates in _warm_ups(recipe.stage):
         if warmup_steps > updates:
-            told = (
+            reason = (
                 f"is {warmup_steps} and stage {stage} ends after {updates} updates, so its learning rate never rises "
                 f"to its value; lower the one or raise stage.{stage}.steps"
             )
             names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
-            yield names, [("stage", stage, "steps")], told
+            yield names, [("stage", stage, "steps")], reason
     steps, every = {stage.name: stage.steps for stage in recipe.rl_stages}, recipe.evaluate.every_steps
     if steps and every > max(steps.values()):
-        told = (
+        reason = (
             f"is {every} and no RL stage has more than {max(steps.values())} steps, so nothing would be evaluated "
             "between; lower it, or leave it out"
         )
-        yield [("evaluate", "every_steps")], [("stage", name, "steps") for name in steps], told
+        yield [("evaluate", "every_steps")], [("stage", name, "steps") for name in steps], reason
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:

@@ -80,6 +80,6 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def refuse(self) -> Self:
-        for told in self.complaints():
-            raise ValueError(told)
+        for complaint in self.complaints():
+            raise ValueError(complaint)
         return self

@@ -1,8 +1,8 @@
-"""The arithmetic task: how operands are drawn, how a question reads, which answer is right, and the programs that a
-demonstration may show for it; problems are drawn from these families. Demonstrations are planned in the file beside.
+"""The arithmetic task: families of problems, each with operands, phrasings, the right answer, and programs for
+demonstrations, which demonstrations.py plans.
 
-Every program copies the operands correctly: what is wrong in a `wrong` program is the method. Mis-copied operands
-would teach mis-copying, which reinforcement learning does not repair. Source: ours.
+Every program copies the operands correctly: a `wrong` program has a wrong method. Mis-copied operands would teach
+mis-copying, which reinforcement learning does not repair. Source: ours.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from functools import cache
 from rocstar.errors import ConfigError
 from rocstar.types import Problem, problem_id, seed_for
 
-MAX_REPEATS = 1000  # draws in a row that gave only known questions: the family has nothing new left
+MAX_REPEATS = 1000  # draws in a row without a new question: the family is exhausted
 
 Operands = Mapping[str, int]
 Chain = tuple[str, ...]
 """Programs run one after the other, as format strings over operands and fragments. `{out}`, which only a fragment can
-bring in, stands for the output of the program before."""
+contain, is the output of the previous program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def digits(rng: random.Random, low: int, high: int) -> int:
 
 def _coprime_multiples(rng: random.Random) -> Operands:
     """Two numbers of 3 or 4 digits with a common divisor of at least 11; for random pairs the guess `1` would be right
-    six times out of ten."""
+    in 60% of cases."""
     lengths = rng.randint(3, 4), rng.randint(3, 4)
     while True:
         divisor = rng.randint(11, 99)
@@ -236,20 +236,20 @@ def arithmetic_problems(
     if not families:
         raise ConfigError(f"data.families is empty; name at least one of {', '.join(FAMILIES)}.")
     rngs = [random.Random(seed_for(seed, "arithmetic", name)) for name in families]
-    seen = set(exclude)
+    known = set(exclude)
     problems: list[Problem] = []
     for n in range(count):
-        problem = _new_problem(FAMILIES[families[n % len(families)]], rngs[n % len(families)], seen)
-        seen.add(problem.id)
+        problem = _new_problem(FAMILIES[families[n % len(families)]], rngs[n % len(families)], known)
+        known.add(problem.id)
         problems.append(problem)
     return problems
 
 
-def _new_problem(family: Family, rng: random.Random, seen: Set[str]) -> Problem:
+def _new_problem(family: Family, rng: random.Random, known: Set[str]) -> Problem:
     for _ in range(MAX_REPEATS):
         operands = family.draw(rng)
         question = rng.choice(family.phrasings).format(**operands)
-        if (id_ := problem_id(question)) not in seen:
+        if (id_ := problem_id(question)) not in known:
             metadata = {"family": family.name, "operands": dict(operands)}
             answer = str(family.solve(operands))
             return Problem(id=id_, question=question, answer=answer, source="arithmetic", metadata=metadata)

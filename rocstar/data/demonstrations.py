@@ -1,7 +1,7 @@
-"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and what programs print.
+"""Cold-start demonstrations for the arithmetic tasks: the shares of behaviours, and the outputs of programs.
 
-Planning is pure; `perform` works every program out, so that what a demonstration shows as tool output is what the tool
-would say. Which tool and which tokens are not decided here.
+Planning is pure; `perform` runs every program, so that demonstrations show the tool's true output. Not here: the tool
+and the tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Move(StrEnum):
     """One thing a demonstration does."""
 
     RIGHT = "right"  # programs that print the answer, then the answer copied from the output
-    WRONG = "wrong"  # programs that run and print something else, copied just the same
+    WRONG = "wrong"  # programs that run and print something else, which is copied too
     BROKEN = "broken"  # a program that raises
     SILENT = "silent"  # a program that forgets to print
     GUESS = "guess"  # a made-up number of about the right size
@@ -66,7 +66,7 @@ MIXES: Mapping[str, Mapping[Behaviour, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationPlan:
-    """What one demonstration will do, before anything is run."""
+    """The plan of one demonstration, before any program runs."""
 
     problem: Problem
     behaviour: Behaviour
@@ -76,7 +76,7 @@ class DemonstrationPlan:
     final: str | None
     """The final answer; None to copy the last tool output."""
     guess: str
-    """A wrong number of the answer's size, used where there is no output to copy."""
+    """A wrong number of the answer's size, used if there is no output to copy."""
 
 
 def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> list[DemonstrationPlan]:
@@ -100,11 +100,11 @@ def perform(plans: Sequence[DemonstrationPlan], *, tool_name: str = "python") ->
 
 
 def work_out(call: ToolCall) -> ToolResult:
-    """What the Python tool would answer to a call whose `code` is a program of our own that ends by itself.
+    """The Python tool's result of a call whose `code` is one of our own programs, which ends by itself.
 
-    For programs that rocstar itself wrote and nothing else: they run unguarded in this process. A cold start shows tens
-    of thousands of them, and a sandbox call each would cost more than learning from them. A test compares the answers
-    with the sandbox's. Source: ours."""
+    Only for programs that rocstar itself wrote: they run without a sandbox in this process. A cold start shows tens of
+    thousands of them, and a sandbox call each would cost more than learning from them. A test compares the answers with
+    the sandbox's. Source: ours."""
     code = call.arguments["code"]
     output = io.StringIO()
     try:
@@ -113,8 +113,8 @@ def work_out(call: ToolCall) -> ToolResult:
     except Exception as error:
         linecache.cache[PROGRAM] = (len(code), None, code.splitlines(keepends=True), PROGRAM)
         within = error.__traceback__.tb_next if error.__traceback__ else None
-        told = "".join(traceback.format_exception(type(error), error, within))
-        return ToolResult(call_id=call.id, status=Status.CODE_ERROR, stdout=output.getvalue(), stderr=told)
+        stderr = "".join(traceback.format_exception(type(error), error, within))
+        return ToolResult(call_id=call.id, status=Status.CODE_ERROR, stdout=output.getvalue(), stderr=stderr)
     return ToolResult(call_id=call.id, status=Status.OK, stdout=output.getvalue())
 
 
@@ -135,7 +135,7 @@ def _plan(problem: Problem, shares: Mapping[Behaviour, int], rng: random.Random)
 
 
 def _chain(family: Family, move: Move, rng: random.Random) -> Chain:
-    """Programs of a move, still with their fields open."""
+    """Programs of a move, as unfilled format strings."""
     if move is Move.RIGHT:
         return rng.choice(family.right)
     if move is Move.WRONG:

@@ -1,8 +1,8 @@
-"""From a row of somebody's layout to a Problem: which columns hold the question and the reference answer.
+"""Converts a row of a known layout to a Problem: finds the columns of the question and the reference answer.
 
-Known layouts: plain question and answer, TRL, verl, SkyRL, slime. A layout is recognised by the columns that only it
-has. Three shapes of an answer are reduced to the answer: a GSM8K solution ending in `#### 18`, a solution that is more
-than its last box, and `$...$`. Nothing is downloaded, shuffled or filtered here; reading files is in `rows.py`.
+Known layouts: plain question and answer, TRL, verl, SkyRL, slime. A layout is recognised by its unique columns. Three
+forms are reduced to the answer: a GSM8K solution ending in `#### 18`, a solution with a last box, and `$...$`. Nothing
+is downloaded, shuffled or filtered here; reading files is in `rows.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rocstar.types import Problem, problem_id
 QUESTION_SYNONYMS = ("problem", "Question", "prompt")
 ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
 STORIES = ("Body", "body")
-"""Columns of the story that a question asks about (SVAMP, ASDiv): without it the question is no problem."""
+"""Columns of the story that a question asks about (SVAMP, ASDiv): without it the question makes no sense."""
 
-SHOWN_CHARS = 40  # of a value that is complained about
+SHOWN_CHARS = 40  # of a wrong value, in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _GSM8K_MARK = "####"
 _BOX = "\\boxed{"
@@ -35,19 +35,19 @@ Row = Mapping[str, Any]
 
 
 class EmptyField(DataError):
-    """A question or an answer that is there but holds nothing."""
+    """An empty question or answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemColumns:
-    """Where a Problem is found in a row; a dot steps into a nested column."""
+    """The columns of a Problem in a row; a dot steps into a nested column."""
 
     layout: str
-    """Name of the layout, or `given` where the columns are named or are called as usual."""
+    """Name of the layout, or `given` if the columns are named or have their usual names."""
     question: tuple[str, ...]
     """Columns joined by a space; those that are empty in a row are left out."""
     answer: str | None
-    """None: the rows are asked for their questions only."""
+    """None: only questions are read."""
 
     @property
     def used(self) -> set[str]:
@@ -90,19 +90,18 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of a file, in its order.
 
-    question, answer: column names; several for the question are joined by a space. Where a default one is absent and
-    exactly one usual synonym is there, if need be in other capitals, that is used, after the story that it asks about
-    where there is one (SVAMP's `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source:
-    recorded with each problem, default the file's name. limit: read only the first so many rows. Numbers count as
-    answers and become text (8.0 becomes "8"); every other column goes into `metadata`, with the line (parquet: the
-    row) counted from 1 as "line".
+    question, answer: column names; several for the question are joined by a space. If a default one is absent and
+    exactly one usual synonym exists, ignoring case, that is used, after the story that it asks about, if any (SVAMP's
+    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source: recorded with each problem,
+    default the file's name. limit: read only the first so many rows. Numbers count as answers and become text (8.0
+    becomes "8"); every other column goes into `metadata`, with the line (parquet: the row) counted from 1 as "line".
     Raises DataError naming file, line and field. Source: ours."""
     name = source or Path(path).name
-    asked = (question,) if isinstance(question, str) else tuple(question)
+    columns_asked = (question,) if isinstance(question, str) else tuple(question)
     problems: list[Problem] = []
     for line, row in itertools.islice(read_rows(path), limit):
         where = f"{path}, line {line}"
-        columns = columns_of(row, where, asked, answer)
+        columns = columns_of(row, where, columns_asked, answer)
         problems.append(problem_of(row, columns, where=where, source=name, line=line))
     if not problems and limit != 0:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
@@ -110,25 +109,25 @@ def load_problems(
 
 
 def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> ProblemColumns:
-    """The columns of a row that are read when these are asked for. Raises DataError."""
+    """The columns of a row to read for these names. Raises DataError."""
     refuse_no_columns(row, where)
     by_default = question == ("question",)
     if by_default and answer == "answer" and _is_foreign(row):
         return detect_columns(row, where=where)
-    asked = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
+    names = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
     answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS)
-    return ProblemColumns(layout="given", question=_with_story(row, *asked) if by_default else asked, answer=answered)
+    return ProblemColumns(layout="given", question=_with_story(row, *names) if by_default else names, answer=answered)
 
 
 def refuse_no_columns(row: Any, where: str) -> None:
-    """Raises DataError for a row that is no JSON object."""
+    """Raises DataError for a row that is not a JSON object."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
 
 
 def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: bool = True) -> ProblemColumns:
-    """The columns of the named layout, or of the one whose sign the row carries. Raises DataError with the columns
-    that are there; `where` names file and line. Source: ours."""
+    """The columns of the named layout, or of the one that the row's columns identify. Raises DataError with the
+    existing columns; `where` names file and line. Source: ours."""
     for known in LAYOUTS:
         if layout == known.name or (layout == "auto" and any(_has(row, sign) for sign in known.sign)):
             question = next((name for name in known.questions if _has(row, name)), None)
@@ -144,8 +143,8 @@ def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: 
 
 
 def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, line: int) -> Problem:
-    """The Problem of a row; what is in no named column goes into `metadata`, with the line as "line". Raises DataError
-    naming file, line and field."""
+    """The Problem of a row; all other columns go into `metadata`, with the line as "line". Raises DataError naming
+    file, line and field."""
     parts = [_question_part(row, name, where, required=len(columns.question) == 1) for name in columns.question]
     question = " ".join(part for part in parts if part)
     if not question:
@@ -156,7 +155,7 @@ def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, li
 
 
 def value_at(row: Row, name: str, where: str) -> Any:
-    """What a column holds; a name with dots steps into nested ones where no column has the whole name."""
+    """The value of a column; a name with dots steps into nested ones if no column has the whole name."""
     if name in row:
         return row[name]
     head, dot, rest = name.partition(".")
@@ -168,13 +167,13 @@ def value_at(row: Row, name: str, where: str) -> Any:
 
 
 def as_written(value: Any) -> str:
-    """A value that is not what was expected, as JSON writes it."""
+    """An unexpected value, as JSON."""
     text = json.dumps(value, default=str)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def _is_foreign(row: Row) -> bool:
-    """Recognised for sure as another project's layout: a prompt of messages, or a reference where only it has one."""
+    """Whether it is certainly another project's layout: a prompt of messages, or a reference in its unique column."""
     if "question" in row and "answer" in row:
         return False
     if isinstance(row.get("prompt"), list):
@@ -183,24 +182,24 @@ def _is_foreign(row: Row) -> bool:
     return any(isinstance(row.get(name), dict) for name in nested) or ("prompt" in row and "label" in row)
 
 
-def _column(row: Row, where: str, role: str, wanted: str, synonyms: tuple[str, ...]) -> str:
+def _column(row: Row, where: str, role: str, requested: str, synonyms: tuple[str, ...]) -> str:
     """The name of the column to read. Only a default name may be replaced by a synonym."""
-    if wanted in row or _has(row, wanted):
-        return wanted
+    if requested in row or _has(row, requested):
+        return requested
     usual = {name.casefold() for name in (role, *synonyms)}
     present = [name for name in synonyms if name in row] or [name for name in row if name.strip().casefold() in usual]
-    if wanted == role and len(present) == 1:
+    if requested == role and len(present) == 1:
         return present[0]
-    near = present or difflib.get_close_matches(wanted, list(row), n=1)
+    near = present or difflib.get_close_matches(requested, list(row), n=1)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise DataError(
-        f'{where}: no field "{wanted}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
+        f'{where}: no field "{requested}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
         f"Name it: data.columns.{role}=COLUMN to train, --{role} COLUMN for eval and data check."
     )
 
 
 def _with_story(row: Row, *question: str) -> tuple[str, ...]:
-    """The columns of the question, after that of its story where the row has one."""
+    """The columns of the question, after that of its story, if any."""
     return (*[name for name in STORIES if _has(row, name)][:1], *question)
 
 
@@ -213,16 +212,16 @@ def _has(row: Row, name: str) -> bool:
 
 
 def _question_part(row: Row, name: str, where: str, *, required: bool) -> str:
-    """The text of one column; of a conversation its one user message, a system message before it is passed over."""
+    """The text of one column; of a conversation its only user message; a system message before it is ignored."""
     value = value_at(row, name, where)
     place = f'{where}, field "{name}"'
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         turns = [(m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None) for m in value]
-        asked = [content for role, content in turns if role == "user"]
-        if len(asked) != 1 or any(role not in ("system", "developer", "user") for role, _ in turns):
+        user_texts = [content for role, content in turns if role == "user"]
+        if len(user_texts) != 1 or any(role not in ("system", "developer", "user") for role, _ in turns):
             found = ", ".join(str(role) for role, _ in turns if role) or "no messages"
             raise DataError(f"{place}: expected messages with one user turn and no other but system, got {found}.")
-        return _text(asked[0], f"{place}, user message", numbers=False)
+        return _text(user_texts[0], f"{place}, user message", numbers=False)
     if not required and (value is None or (isinstance(value, str) and not value.strip())):
         return ""
     return _text(value, place, numbers=False)
@@ -245,7 +244,7 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
     if isinstance(value, str) and value.strip():
         if lone := _LONE_SURROGATE.search(value):
             raise DataError(
-                f"{place}: {as_written(lone[0])} is half a character, which no file can hold; mend the text."
+                f"{place}: {as_written(lone[0])} is half a character, which no file can hold; correct the text."
             )
         return value.strip()
     if numbers and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

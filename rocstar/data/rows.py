@@ -1,7 +1,7 @@
 """Stream the rows of a data file: JSONL, a JSON list, CSV or parquet, plain or gzip, or a Hugging Face dataset.
 
-A row is whatever the file holds, with its number counted from 1: the line of a text file, else the position of the row.
-What the columns mean is in `problems.py` and `sft/`. Only one row, or one block of a parquet file, is held in memory.
+A row is any value in the file, with its number counted from 1: the line of a text file, else the position of the row.
+`problems.py` and `sft/` interpret the columns. Only one row, or one block of a parquet file, is held in memory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def rows_and_faults(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """As `read_rows`, but a row that cannot be read is given as a DataError in its place.
+    """As `read_rows`, but an unreadable row is replaced by its DataError.
 
-    Raises DataError where the file as a whole cannot be read."""
+    Raises DataError if the whole file cannot be read."""
     if str(path).startswith("hf:"):
         return enumerate(_hub_rows(str(path)), start=1)
     file = Path(path)
@@ -51,7 +51,7 @@ def rows_and_faults(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def fingerprint(path: str | Path) -> tuple[str, int] | None:
-    """(sha256 in hex, size in bytes) of a file; None for what is not one file. Raises DataError."""
+    """(sha256 in hex, size in bytes) of a file; None if it is not one file. Raises DataError."""
     file = Path(path)
     if str(path).startswith("hf:") or file.is_dir():
         return None
@@ -68,7 +68,7 @@ def refuse_missing(paths: Iterable[str | Path]) -> None:
 
 
 def _missing(path: Path) -> str:
-    """A path of a recipe begins where the command was started, not where the recipe lies."""
+    """Paths in a recipe are relative to the current folder, not to the recipe."""
     return f"{path} does not exist{'' if path.is_absolute() else f' in {Path.cwd()}'}; check the path."
 
 
@@ -125,14 +125,14 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             yield line, _caused(f"{file}, line {line}: not readable as JSON ({error}).", error)
 
 
-def _caused(told: str, cause: Exception) -> DataError:
-    fault = DataError(told)
+def _caused(sentence: str, cause: Exception) -> DataError:
+    fault = DataError(sentence)
     fault.__cause__ = cause
     return fault
 
 
 def _json_list(file: Path) -> Iterator[tuple[int, Any]]:
-    """One JSON list, or lines of JSON where the file does not begin with a bracket."""
+    """One JSON list, or lines of JSON if the file does not begin with a bracket."""
     if not next(_lines(file), b"").startswith(b"["):
         yield from _json_lines(file)
         return
@@ -152,13 +152,13 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
             if header is None:
                 header = cells
                 if len(cells) == 1 and (found := re.search("[;\t|]", cells[0])):
-                    told = f"cells are parted by {found[0]!r}; write the file with commas."
-                    raise DataError(f"{file}, line 1: {told}")
+                    problem = f"cells are separated by {found[0]!r}; write the file with commas."
+                    raise DataError(f"{file}, line 1: {problem}")
             elif len(cells) == len(header):
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:
-                told = f"{len(cells)} cells where the header has {len(header)}; quote cells that hold commas."
-                yield reader.line_num, DataError(f"{file}, line {reader.line_num}: {told}")
+                problem = f"{len(cells)} cells where the header has {len(header)}; quote cells that hold commas."
+                yield reader.line_num, DataError(f"{file}, line {reader.line_num}: {problem}")
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
 
@@ -168,7 +168,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as parquet
 
     with _opened(file) as raw:
-        # Parquet is read from its end, so a packed file must be unpacked as a whole first.
+        # Parquet is read from its end, so a compressed file must be unpacked completely first.
         stream = io.BytesIO(b"".join(_lines(file))) if file.suffix == ".gz" else raw
         try:
             batches = parquet.ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS)
@@ -202,10 +202,10 @@ def _saved_rows(folder: Path) -> Iterator[Any]:
 
 
 def _faults(datasets: Any) -> tuple[type[Exception], ...]:
-    """Not found, no network, no such split, a bad row, a dataset of scripts."""
+    """Errors of the library: not found, no network, no such split, a bad row, a dataset of scripts."""
     return OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError
 
 
 def _first_sentence(error: Exception) -> str:
-    """The library's own words, without its examples of usage."""
+    """The first sentence of the library's message, without its usage examples."""
     return " ".join(line.strip() for line in str(error).splitlines()[:2]).rstrip(".") or type(error).__name__

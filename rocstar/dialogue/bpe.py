@@ -19,7 +19,7 @@ from rocstar.dialogue.tokenizer_files import ModelFiles
 from rocstar.errors import ConfigError
 
 UNKNOWN = "<|unknown|>"
-"""Stands for a byte that neither the training texts nor printable ASCII hold; also serves as padding."""
+"""Replaces bytes that are neither in the training texts nor printable ASCII; also the padding token."""
 
 # Printable ASCII and the line end as byte-level BPE spells them ("Ġ" is a space, "Ċ" a line end). The other 160 bytes
 # get a token only when the texts hold them: in a vocabulary of 512 each of those costs a merge.
@@ -32,7 +32,7 @@ def train_bpe(
     """Train a tokenizer with at most `vocab_size` ids; the same texts give the same tokenizer.
 
     markers      special tokens, kept whole; no merge crosses them
-    atoms        ordinary strings that are kept whole all the same (pieces of the call wrapper, placeholders)
+    atoms        ordinary strings that are also kept whole (pieces of the call wrapper, placeholders)
     word_merges  keep merges inside words (GPT-2's pattern); False lets them cross spaces and punctuation
 
     Raises ConfigError when `vocab_size` leaves no room for the alphabet. Source: ours.

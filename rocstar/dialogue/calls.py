@@ -16,8 +16,8 @@ from rocstar.types import ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FAILED = "Failed to decode tool call: "
 TOO_DEEP = "nested too deeply"
-# Up to the first closing tag that is not inside a JSON string. Of two readings that begin at different opening tags,
-# one sees as a string what the other sees outside of one, and stops there: together they stay linear in the text.
+# Up to the first closing tag outside a JSON string. Two scans from different opening tags disagree on what is inside a
+# string, so one of them stops early: together they stay linear in the text.
 _TO_CLOSE = re.compile(rf'(?:[^"<\\]++|"(?:[^"\\\n]++|\\.)*+")*+(?={CLOSE})')
 
 
@@ -47,13 +47,13 @@ class Found:
     """A call in a text, decoded or not."""
 
     begin: int
-    """Where it begins and ends, its tags included."""
+    """Its start and end, tags included."""
     end: int
     raw: str
     """The text that should be JSON."""
     body: Any = None
     complaint: str | None = None
-    """Why `raw` is no JSON, or None where `body` is what it holds."""
+    """Why `raw` is not JSON; None if `body` is its value."""
 
 
 class HermesCalls:
@@ -78,11 +78,11 @@ HERMES = HermesCalls()
 def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
     """The tool calls of one completion, in order, malformed ones included.
 
-    Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay
-    unique in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is no JSON ends at
-    the last closing tag before the next opening one, and one that is never closed at the end of the text. Time is
-    linear in the text. Source: paper §2.1 (parse errors go back to the model); that an unclosed tag is a call
-    is ours: the release takes such a turn for an answer.
+    Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay unique
+    in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last
+    closing tag before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source:
+    paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a
+    turn as an answer.
     """
     return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
 
@@ -93,12 +93,12 @@ def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def without(text: str, calls: Iterable[Found]) -> str:
-    """The text without these calls, which stand in it in order."""
-    kept, place = [], 0
+    """The text without these calls, which are in order."""
+    pieces, place = [], 0
     for found in calls:
-        kept.append(text[place : found.begin])
+        pieces.append(text[place : found.begin])
         place = found.end
-    return "".join((*kept, text[place:]))
+    return "".join((*pieces, text[place:]))
 
 
 def _blocks(text: str) -> Iterator[Found]:
@@ -110,7 +110,7 @@ def _blocks(text: str) -> Iterator[Found]:
 
 
 def _block(text: str, begin: int) -> Found:
-    """The block whose opening tag stands at `begin`."""
+    """The block whose opening tag is at `begin`."""
     start = begin + len(OPEN)
     if body := _TO_CLOSE.match(text, start):
         found = _decoded(begin, body.end() + len(CLOSE), body[0])
@@ -134,7 +134,7 @@ def _decoded(begin: int, end: int, raw: str) -> Found:
 
 
 def call_from(found: Found, call_id: str, field: str) -> ToolCall:
-    """`field` is the key of the call's arguments. What is wrong with it becomes `parse_error`."""
+    """`field` is the key of the call's arguments. An error in it becomes `parse_error`."""
     complaint = found.complaint or _complaint(found.body, field)
     if complaint:
         return ToolCall(id=call_id, tool="", arguments={}, raw=found.raw, parse_error=FAILED + complaint)
@@ -142,7 +142,7 @@ def call_from(found: Found, call_id: str, field: str) -> ToolCall:
 
 
 def _complaint(body: Any, field: str) -> str | None:
-    """What a decoded call lacks, or None."""
+    """Describes a missing part of a decoded call, or None."""
     if not isinstance(body, dict):
         return f"expected an object with 'name' and '{field}'"
     for key, kind, article in (("name", str, "a string"), (field, dict, "an object")):
@@ -157,16 +157,16 @@ def _complaint(body: Any, field: str) -> str | None:
 
 TAG = "<|python_tag|>"
 MOST_FAILURES = 1000
-"""Objects that are no JSON, in one text; each costs a look at all the text before it. Ours."""
+"""Most invalid JSON objects in one text; each costs a scan of all the text before it. Ours."""
 _START = re.compile(rf'{re.escape(TAG)}[\s\[]*+|(?=\{{\s*+"(?:[^"\\\n]++|\\.)*+"\s*:)')
 _CALLING = re.compile(r'\{\s*"(?:(?:name|parameters|arguments)"\s*:|type"\s*:\s*"function")')
 _DECODER = json.JSONDecoder()
 
 
 class LlamaCalls:
-    """A call is whatever stands behind the tag, and every JSON object, anywhere in the text, that has `name` and
-    `parameters` (or `arguments`) or begins as a call does. Text behind a call that does not parse belongs to it,
-    because nothing says where it ends."""
+    """A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
+    `arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
+    unknown."""
 
     reserved = (TAG,)
 
@@ -193,7 +193,7 @@ def _found(text: str) -> Iterator[Found]:
         except json.JSONDecodeError as error:
             failures += 1
             if not sure and failures < MOST_FAILURES:
-                place = max(error.pos, begin + 1)  # what was read is not read again: that would cost the square
+                place = max(error.pos, begin + 1)  # parsed text is not parsed again, which would be quadratic
                 continue
             complaint = str(error)
         except RecursionError:
@@ -209,7 +209,7 @@ def _found(text: str) -> Iterator[Found]:
 
 
 def _field(body: Any) -> str:
-    """The key of the arguments: `parameters`, or `arguments` where only that is there."""
+    """The key of the arguments: `parameters`, or `arguments` if only that exists."""
     return "arguments" if isinstance(body, dict) and "arguments" in body and "parameters" not in body else "parameters"
 
 

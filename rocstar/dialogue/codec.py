@@ -1,4 +1,4 @@
-"""Text <-> token ids over any Hugging Face fast tokenizer. Adds nothing of its own: no BOS, no padding, no cutting."""
+"""Text <-> token ids over any Hugging Face fast tokenizer, without adding BOS, padding or truncation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Codec:
     """A TextCodec that can be saved beside a model."""
 
     def __init__(self, tokenizer: Tokenizer, files: ModelFiles | None = None) -> None:
-        """`files` is what stood beside the tokenizer; `save` keeps it."""
+        """files: the other files of the tokenizer's folder, which `save` keeps."""
         # A tokenizer.json may come with a length limit or padding switched on; either would change the ids.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -48,7 +48,7 @@ class Codec:
 
     @property
     def added_tokens(self) -> tuple[str, ...]:
-        """Texts that are tokens of their own wherever they stand, those that mark turns and calls among them."""
+        """Texts that are always tokens of their own, including those that mark turns and calls."""
         return tuple(self._added)
 
     def covered(self, rows: int) -> int:
@@ -56,37 +56,37 @@ class Codec:
         return sum(number < rows for number in set(self._tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def encode(self, text: str) -> list[int]:
-        """All of `text` as the template's: every marker in it becomes its token."""
+        """Encode `text` as the template's: every marker in it becomes its token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
-        """The segments as one text, in which nobody but the template writes a control token.
+        """Encode the segments as one text, in which only the template can write control tokens.
 
-        The ids are those of the joined text, as `apply_chat_template` would have them, unless text of somebody else
-        would become a control token, whole or in part: the text is then cut inside that token and both sides are
-        encoded on their own, which spells the same characters in ordinary tokens. A string of `reserved` that is no
-        token of its own would be spelled the same whoever writes it; where somebody else does, it gets a space after
-        its first character (`<tool_call>` becomes `< tool_call>`); so does text that the tokenizer's normalizer would
-        turn into such a string. Source: ours."""
+        The ids are those of the joined text, as from `apply_chat_template`, unless another author's text would become a
+        control token, whole or in part: the text is then cut inside that token and both sides are encoded separately,
+        which spells the same characters in ordinary tokens. A string of `reserved` that is not a single token would be
+        encoded the same for every author; in another author's text it gets a space after its first character
+        (`<tool_call>` becomes `< tool_call>`); so does text that the tokenizer's normalizer would turn into such a
+        string. Source: ours."""
         plain = [marker for marker in reserved if marker not in self._added]
-        kept = [segment for segment in segments if segment.text]
-        texts = [s.text if s.author is Author.TEMPLATE else self._neutral(s.text, plain) for s in kept]
+        used = [segment for segment in segments if segment.text]
+        texts = [s.text if s.author is Author.TEMPLATE else self._neutral(s.text, plain) for s in used]
         forbidden = self._forbidden(tuple(reserved))
         bounds = _Bounds(
-            [*accumulate(map(len, texts))], [forbidden.get(segment.author, frozenset()) for segment in kept]
+            [*accumulate(map(len, texts))], [forbidden.get(segment.author, frozenset()) for segment in used]
         )
         return self._encoded("".join(texts), 0, bounds)
 
     def least_tokens(self, text: str) -> int:
-        """So many tokens the text has at least, told a hundred times faster than by encoding: of the longest token that
-        has a character, this is one part of so many. Halved, because tokens may begin within a character, and because
-        normalizers put some together. Source: ours."""
+        """A lower bound on the tokens of the text, a hundred times faster than encoding: each character counts as one
+        over the length of the longest token that contains it. Halved, because tokens may begin within a character, and
+        normalizers merge some. Source: ours."""
         longest, most = self._longest, max(self._longest.values())
         return int(sum(times / longest.get(character, most) for character, times in Counter(text).items()) / 2)
 
     @cached_property
     def _longest(self) -> Mapping[str, int]:
-        """By character: how many characters the longest token has that has it."""
+        """By character: the length of the longest token that contains it."""
         longest: dict[str, int] = {}
         for token in map(self.decode, ([number] for number in range(self.vocab_size))):
             longest |= {character: len(token) for character in token if len(token) > longest.get(character, 0)}
@@ -114,8 +114,8 @@ class Codec:
 
     def save(self, folder: Path | str, template: Template) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, so that transformers and vLLM load
-        them, render the template, and stop where a rollout would. Settings that came with the tokenizer and its model
-        are kept; under a template of ours the stop marker becomes the end-of-sequence token. Raises ConfigError."""
+        them, render the template, and stop where a rollout would. Settings of the tokenizer and its model are kept;
+        under our own templates the stop marker becomes the end-of-sequence token. Raises ConfigError."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         self._saved.save(str(target / "tokenizer.json"))
@@ -130,8 +130,8 @@ class Codec:
         _write(target / "generation_config.json", {**self._files.generation, "eos_token_id": list(stops)})
 
     def _forbidden_by(self, reserved: Sequence[str]) -> dict[Author, frozenset[int]]:
-        """Ids that text of an author may not become. Added tokens made of letters, digits and blanks alone are words
-        of the vocabulary, not markers."""
+        """Ids forbidden in an author's text. Added tokens of only letters, digits and blanks are words of the
+        vocabulary, not markers."""
         marks = {
             text: number
             for text, (number, special) in self._added.items()
@@ -143,17 +143,17 @@ class Codec:
         return {Author.OTHERS: frozenset(marks.values()), Author.ASSISTANT: frozenset(turns)}
 
     def _neutral(self, text: str, plain: Sequence[str]) -> str:
-        """`text` without the strings of `plain`, as it stands and as the normalizer (NFKC, lowercase ...) makes it."""
+        """`text` without the strings of `plain`, before and after the normalizer (NFKC, lowercase ...)."""
         text = _spaced(text, plain)
         normalizer = self._tokenizer.normalizer
         if normalizer is None or not plain:
             return text
-        seen = normalizer.normalize_str(text)
-        spaced = _spaced(seen, [normalizer.normalize_str(marker) for marker in plain])
-        return text if spaced == seen else spaced
+        normalized = normalizer.normalize_str(text)
+        spaced = _spaced(normalized, [normalizer.normalize_str(marker) for marker in plain])
+        return text if spaced == normalized else spaced
 
     def _encoded(self, text: str, start: int, bounds: _Bounds) -> list[int]:
-        """Ids of `text`, which begins at character `start` of the whole."""
+        """Ids of `text`, which begins at character `start` of the full text."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         found = (
             bounds.cut(token, start + left, start + right)
@@ -168,7 +168,7 @@ class Codec:
 
 
 class _Bounds:
-    """Where each segment ends, and which tokens it may not become."""
+    """The end of each segment, and its forbidden tokens."""
 
     def __init__(self, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> None:
         self._ends = ends
@@ -177,8 +177,8 @@ class _Bounds:
 
     def cut(self, token: int, left: int, right: int) -> int | None:
         """Where to cut so that the characters `left` to `right` are not this token: at the edge of the segment that
-        may not hold it, or in the middle. None where they may be it, or are one character, which nobody can spell
-        (bytes the tokenizer does not know)."""
+        forbids it, or in the middle. None if it is allowed, or is a single character, which can't be cut (bytes the
+        tokenizer does not know)."""
         place = bisect_right(self._ends, left)
         while place < len(self._ends) and (begin := self._ends[place - 1] if place else 0) < right:
             if token in self._forbidden[place]:

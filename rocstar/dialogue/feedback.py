@@ -1,4 +1,4 @@
-"""Tool results as the model reads them: which streams are shown, how errors read, where long text is cut."""
+"""Formats tool results for the model: which streams it sees, the form of errors, the cut of long text."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ Truncate = Literal["left", "right", "middle"]
 Errors = Literal["short", "full"]
 
 MARKER = "...(truncated)..."
-"""Stands where text was cut."""
+"""Marks a cut."""
 
 
 def feedback_text(result: ToolResult, *, max_chars: int, truncate: Truncate, errors: Errors) -> str:
-    """What the model is told about a result; never longer than max_chars + len(MARKER) characters.
+    """The text of a result for the model, at most max_chars + len(MARKER) characters.
 
-    Success: standard output, then the value of the last expression, whichever there is; empty when neither.
-    Failure: `short` gives one line (type and message), `full` the output so far and the whole traceback.
-    Trailing line ends are dropped. Text that fits in `max_chars` is untouched; for longer text see `cut`.
-    Source: paper §2.1 for the cases, layout ours.
+    Success: standard output, then the value of the last expression, if any; may be empty. Failure: `short` gives one
+    line (type and message), `full` the output so far and the whole traceback. Trailing line ends are dropped. Text that
+    fits in `max_chars` is untouched; for longer text see `cut`. Source: paper §2.1 for the cases, layout ours.
     """
     text = _error_text(result, errors) if result.is_error else _joined(result.stdout, result.value or "")
-    encodable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which no tokenizer takes
+    encodable = text.encode("utf-8", "replace").decode("utf-8")  # no tokenizer accepts lone surrogates
     return cut(encodable.rstrip("\n"), max_chars, truncate)
 
 
 def cut(text: str, max_chars: int, truncate: Truncate) -> str:
-    """Shorten `text` of more than `max_chars` characters. MARKER comes on top of what is kept:
+    """Shorten `text` of more than `max_chars` characters. MARKER is added to the kept text:
 
     left    the first max_chars characters, MARKER
     right   MARKER, the last max_chars characters
@@ -53,7 +52,7 @@ def _error_text(result: ToolResult, errors: Errors) -> str:
 
 
 def _limit_message(result: ToolResult) -> str:
-    """Our own line where the program had no chance to explain itself; empty where its standard error does."""
+    """Our own line if the program could not report its failure; empty if its standard error does."""
     if result.status is Status.TIMEOUT:
         return "TimeoutError: the program ran too long"  # no seconds: a repeated run must see the same tokens
     if result.status is Status.MEMORY_LIMIT:

@@ -1,11 +1,11 @@
 """A model's own Jinja chat template as a Template: found in its folder, and rendered as `apply_chat_template` of
 transformers does, in a sandbox, without loading transformers (which would load torch). It is rendered with marks around
-text that is not the template's, then split at the marks. What stands between two completions is cut out of a rendered
-example conversation. One thing differs from transformers: `strftime_now` always gives DAY, so that a prompt is the same
-on every day of a run.
+text that is not the template's, then split at the marks. Text between two completions is taken from a rendered example
+conversation. One thing differs from transformers: `strftime_now` always gives DAY, so that a prompt is the same on
+every day of a run.
 
-Checked when loaded: tools are shown, calls have a syntax we can read, and what was written stays as it is when the
-conversation goes on."""
+Checked when loaded: tools are shown, calls have a supported syntax, and earlier turns do not change when the
+conversation continues."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class ChatSource:
             raise ConfigError(f"{place} is no valid Jinja template: {str(error).rstrip('.')}.") from None
 
     def taught_tools(self) -> ChatSource:
-        """The same for conversations with tools, where it knows none. Raises ConfigError."""
-        asked = [{"role": "system", "content": SEEN}, {"role": "user", "content": "Q"}]
+        """The template extended to tools, which it does not support. Raises ConfigError."""
+        example = [{"role": "system", "content": SEEN}, {"role": "user", "content": "Q"}]
         try:
-            in_system = SEEN in self.render(asked, (), header=True)
+            in_system = SEEN in self.render(example, (), header=True)
         except ConfigError:
             in_system = False
         return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place)
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any], *, header: bool) -> str:
-        """The conversation as text; `header` adds what stands before the next completion. Raises ConfigError."""
+        """The conversation as text; `header` adds the text before the next completion. Raises ConfigError."""
         try:
             return self._compiled.render(
                 messages=messages, tools=list(tools) or None, add_generation_prompt=header, **self._tokens
@@ -70,8 +70,8 @@ class ChatSource:
 
 
 def find_chat_source(files: ModelFiles, folder: Path, *, with_tools: bool) -> ChatSource:
-    """The template of chat_template.jinja, else that of tokenizer_config.json; of several named ones `tool_use` where
-    there are tools, else `default`, as transformers chooses. Raises ConfigError."""
+    """The template of chat_template.jinja, else that of tokenizer_config.json; of several named ones `tool_use` with
+    tools, else `default`, as in transformers. Raises ConfigError."""
     source: Any = files.chat_template if files.chat_template is not None else files.tokenizer.get("chat_template")
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, Mapping)}
@@ -103,7 +103,7 @@ def _raise(message: str) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for loss masks; here its body is rendered as it is."""
+    """`{% generation %}` marks the assistant's text for loss masks; here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the form Jinja asks for
 
@@ -112,7 +112,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-# Noncharacters, which no text holds that is meant for others. Marks stand around foreign text, PROBE for a completion.
+# Noncharacters, which exchanged text never contains. Marks surround foreign text, PROBE replaces a completion.
 LEFT, RIGHT, PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKED = re.compile(f"{LEFT}([^{RIGHT}]*){RIGHT}")
 _CONTROL = re.compile(f"[{LEFT}{RIGHT}{PROBE}]")
@@ -132,14 +132,14 @@ class ModelTemplate:
     reserved: tuple[str, ...]
     calls: CallSyntax
     preamble: str
-    """Stands before each question in the user message."""
+    """Text before each question in the user message."""
 
     taught: bool = False
-    """Whether the model's template knows no tools and `source` is ours around it."""
+    """Whether the model's template does not support tools and `source` is our extension of it."""
 
     @property
     def jinja(self) -> str | None:
-        """The tokenizer keeps its template, unless it knows no tools."""
+        """The tokenizer keeps its template, unless it does not support tools."""
         return self.source.text if self.taught else None
 
     def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
@@ -167,7 +167,7 @@ class ModelTemplate:
         return {"role": "user", "content": self.preamble + _marked(question)}
 
     def _after(self, messages: Sequence[Any]) -> tuple[Segment, ...]:
-        """What is rendered behind the stop marker of the completion that holds the last PROBE."""
+        """The rendered text after the stop marker of the completion with the last PROBE."""
         text = self.source.render(messages, self.schemas, header=True)
         end = text.find(self.stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
@@ -177,11 +177,11 @@ class ModelTemplate:
 
 def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`with_tools`).
-    Raises ConfigError where it writes calls in a syntax we cannot read, or rewrites what stands before a reply."""
+    in a `\\boxed{}`, which is where it is read. A template without support for tools is extended (`with_tools`). Raises
+    ConfigError if it writes calls in an unsupported syntax, or rewrites text before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
     stop = _stop(source, folder)
-    made = ModelTemplate(
+    template = ModelTemplate(
         source=source,
         schemas=tuple(tool_schema(spec) for spec in tools),
         stop=stop,
@@ -189,17 +189,17 @@ def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: st
         calls=HERMES,
         preamble=MODEL_PREAMBLE if preamble is None else preamble,
     )
-    if tools and not _shows(made, tools):
-        made = replace(made, source=source.taught_tools(), taught=True)
+    if tools and not _shows(template, tools):
+        template = replace(template, source=source.taught_tools(), taught=True)
     if tools:
-        if not _shows(made, tools):
+        if not _shows(template, tools):
             raise ConfigError(
                 f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
                 "(rollout.max_turns = 1)."
             )
-        made = replace(made, calls=_call_syntax(made.source, folder))
-        _check_history(made, tools, folder)
-    return replace(made, reserved=_reserved(made))
+        template = replace(template, calls=_call_syntax(template.source, folder))
+        _check_history(template, tools, folder)
+    return replace(template, reserved=_reserved(template))
 
 
 def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
@@ -230,25 +230,24 @@ def _call_syntax(source: ChatSource, folder: Path) -> CallSyntax:
 
 
 def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
-    """Two rounds of calls, some of them parallel, with and without thoughts: opening, completions and replies put
-    together are what the template renders for the whole conversation."""
+    """Two rounds of calls, some of them parallel, with and without thoughts: opening, completions and replies joined
+    must equal the template's rendering of the whole conversation."""
     for thought in _thoughts(template, tools):
         for width in (1, 2):
             opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
             calls = "\n".join(text_of(template.calls.render("python", {"code": "1"})) for _ in range(width))
-            said = thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
-            written = opening + (said + reply) * 2
-            if not any(written == text for text in _rendered(template, thought, said, width)):
+            completion = thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
+            written = opening + (completion + reply) * 2
+            if not any(written == text for text in _rendered(template, thought, completion, width)):
                 raise ConfigError(
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
-                    f"{said[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
+                    f"{completion[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
                 )
 
 
 def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
-    """What a completion may begin with: nothing of thoughts where the opening holds an empty one, their end where it
-    has begun one."""
+    """Possible beginnings of a completion: no thoughts if the opening holds empty ones, their end if it opens them."""
     opening = text_of(template.opening("Q", tools)).rstrip()
     if opening.endswith("<think>"):
         return ["So.\n</think>\n\n"]
@@ -256,15 +255,15 @@ def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
     return ["", "So.", *(["<think>\nSo.\n</think>\n\n"] if thinks else [])]
 
 
-def _rendered(template: ModelTemplate, thought: str, said: str, width: int) -> list[str]:
-    """The conversation as the template renders it, with calls as objects and with calls as text; only the latter
-    where it refuses so many at once."""
+def _rendered(template: ModelTemplate, thought: str, completion: str, width: int) -> list[str]:
+    """The conversation as the template renders it, with calls as objects and with calls as text; only the latter if it
+    refuses so many at once."""
     function = {"name": "python", "arguments": {"code": "1"}}
     call = {"id": "call_0", "type": "function", "function": function}
     as_objects = {"role": "assistant", "content": thought, "tool_calls": [call] * width}
     answers = [{"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "1"}] * width
     texts = []
-    for assistant in (as_objects, {"role": "assistant", "content": said}):
+    for assistant in (as_objects, {"role": "assistant", "content": completion}):
         question = {"role": "user", "content": f"{template.preamble}Q"}
         messages = [question, assistant, *answers, assistant, *answers]
         try:

@@ -1,4 +1,4 @@
-"""Text with its author. Templates return segments, `Codec.encode_segments` makes ids of them; no text is checked here.
+"""Text with its author. Templates return segments, `Codec.encode_segments` encodes them; no text is checked here.
 
 The author decides which control tokens a stretch of text may become. Text that looks like a marker of the template is
 one only where the template itself wrote it."""
@@ -20,14 +20,14 @@ class Author(StrEnum):
     TEMPLATE = "template"
     """Our own markup: may become any token."""
     ASSISTANT = "assistant"
-    """What the model writes or is to learn: any token but special ones and those that hold a reserved string."""
+    """Text that the model writes or learns: any token except special ones and those with a reserved string."""
     OTHERS = "others"
     """Questions, system texts, tool schemas, tool output: no control token at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Text that one author wrote."""
+    """Text by one author."""
 
     text: str
     author: Author = Author.TEMPLATE
@@ -50,7 +50,7 @@ def text_of(segments: Iterable[Segment]) -> str:
 
 
 def is_harmless(text: str) -> bool:
-    """Whether the text is made of letters, digits, `_`, `.`, `-` and spaces alone, as no marker is."""
+    """Whether the text has only letters, digits, `_`, `.`, `-` and spaces, so that it can't be a marker."""
     return _HARMLESS.fullmatch(text) is not None
 
 

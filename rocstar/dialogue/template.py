@@ -1,4 +1,4 @@
-"""Conversation text: what stands before, between and after the words the model writes. Text only, no token ids.
+"""Conversation text: everything before, between and after the model's completions. Text only, no token ids.
 
 Our two templates share one ChatML shape. `paper` is the conversation of rStar2-Agent (system text, tools block,
 preamble, pre-opened `<reason>`); `compact` is the bare minimum for models of a few hundred thousand parameters. A
@@ -45,7 +45,7 @@ MODEL_PREAMBLE = (
 
 class Template(Protocol):
     """Text around completions. Promise: opening + completion + reply + completion ... is the whole conversation, and
-    only segments whose author is the template hold its markers."""
+    only segments authored by the template hold its markers."""
 
     @property
     def stop(self) -> str:
@@ -54,7 +54,7 @@ class Template(Protocol):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Strings that mark turns, tool responses and calls; nobody else's text is read as one of them."""
+        """Strings that mark turns, tool responses and calls; no other author's text is read as one of them."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Template(Protocol):
         ...
 
     def next_question(self, question: str) -> tuple[Segment, ...]:
-        """The same, asking something else."""
+        """The same, with another question."""
         ...
 
     def chat(self) -> Template:
@@ -91,9 +91,9 @@ class ChatMl:
     system: str | None
     """System text when the caller gives none; None for no system message."""
     preamble: str
-    """Stands before the question in the user message."""
+    """Text before the question in the user message."""
     opened: str
-    """Tag already open when the assistant starts to write, on every assistant turn; may be empty."""
+    """Tag opened before the assistant's text, on every assistant turn; may be empty."""
     lists_tools: bool
     """Whether the system message shows the schemas of the tools."""
     markers: tuple[str, ...]
@@ -161,24 +161,24 @@ def _plain(value: Any) -> Any:
 
 PAPER = ChatMl(system=SYSTEM, preamble=PREAMBLE, opened="<reason>", lists_tools=True, markers=RESERVED)
 
-# Only the stop marker must be one token. The other tags are ordinary text here, which lets a BPE without word
-# boundaries learn each run of fixed text (tags, roles, line ends) as one token.
+# Only the stop marker must be one token. The other tags are ordinary text here, so that a BPE without word boundaries
+# can learn each run of fixed text (tags, roles, line ends) as one token.
 COMPACT = ChatMl(system=None, preamble="", opened="", lists_tools=False, markers=(STOP,))
 
 CHAT = replace(PAPER, system="You are a helpful assistant.", preamble="", opened="")
-"""How rows that bring their own tools are written: the paper's tools block and call syntax without its reasoning
-clothes. A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to
-ignore both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""
+"""The format of rows that bring their own tools: the paper's tools block and call syntax without its reasoning format.
+A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to ignore
+both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""
 
 
-# The templates once more as Jinja chat templates, for `apply_chat_template` of a saved tokenizer; never used to make
-# the ids of a rollout, a test holds both forms equal. And what a chat template that knows no tools is begun with.
+# The templates as Jinja chat templates, for `apply_chat_template` of a saved tokenizer; never used for the ids of a
+# rollout; a test keeps both forms equal. Also the prefix that adds tools to a chat template without them.
 
 
 def chat_template(*, system: str | None, preamble: str, header: str, lists_tools: bool) -> str:
     """Jinja source that renders messages (roles system, user, assistant, tool) as `ChatMl` of these fields does.
 
-    The content of an assistant message is what the model wrote after the header (after the opened tag, in `paper`).
+    The content of an assistant message is the model's text after the header (after the opened tag, in `paper`).
     """
     source = _CHATML.replace("LISTED", _TOOLS if lists_tools else "")
     words = {"HEAD": TOOLS_HEAD, "TAIL": TOOLS_TAIL, "END": f"{STOP}\n", "HEADER": header}
@@ -187,9 +187,9 @@ def chat_template(*, system: str | None, preamble: str, header: str, lists_tools
 
 
 def with_tools(source: str, *, in_system: bool) -> str:
-    """A chat template that knows roles system, user and assistant alone, for conversations with tools: their schemas
-    stand at the end of the system message (else at the beginning of the first question), calls in the assistant's own
-    text, and replies in a turn of the user. Source: ours."""
+    """Extend a chat template with only the roles system, user and assistant to tools: their schemas go to the end of
+    the system message (else the beginning of the first question), calls into the assistant's text, and replies into a
+    user turn. Source: ours."""
     words = {"HEAD": TOOLS_HEAD.lstrip(), "TAIL": TOOLS_TAIL, "ROLE": "system" if in_system else "user"}
     return _filled(_PLAIN, _literals(words)) + "{{- '' }}" + source
 
@@ -200,7 +200,7 @@ def _literals(words: Mapping[str, str]) -> dict[str, str]:
 
 
 def _filled(source: str, words: Mapping[str, str]) -> str:
-    """Jinja source in one line, with what stands for each word in capitals."""
+    """Jinja source in one line, with each word in capitals replaced."""
     line = "".join(part.strip() for part in source.splitlines())
     return re.sub(rf"\b(?:{'|'.join(words)})\b", lambda found: words[found[0]], line)
 

@@ -1,4 +1,4 @@
-"""A template by its name."""
+"""Templates by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MODEL = "model"
 def template_for(
     name: str, folder: Path | None, tools: Sequence[ToolSpec] = (), *, preamble: str | None = None
 ) -> Template:
-    """The template of that name; `model` is the chat template of the model in `folder`, checked with `tools` (those
-    of the recipe). `preamble` replaces what stands before each question. Raises ConfigError."""
+    """The template of that name; `model` is the chat template of the model in `folder`, checked with `tools` (those of
+    the recipe). `preamble` replaces the text before each question. Raises ConfigError."""
     if name == MODEL:
         if folder is None:
             raise ConfigError("rollout.template 'model' is the model's own chat template and needs model.path; set it.")

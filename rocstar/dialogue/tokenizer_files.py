@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder that say how text becomes ids and where generation ends.
+"""The files of a Hugging Face folder that define how text becomes ids and where generation ends.
 
 Read are `tokenizer.json` or the older `vocab.json` and `merges.txt` (also gzipped), tokenizer_config.json,
 chat_template.jinja, generation_config.json and config.json."""
@@ -26,7 +26,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What stands beside a tokenizer."""
+    """The files beside a tokenizer."""
 
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     """tokenizer_config.json."""
@@ -38,7 +38,7 @@ class ModelFiles:
     """chat_template.jinja."""
 
     def token(self, name: str) -> str | None:
-        """A token that tokenizer_config.json names, such as `eos_token`; it may stand there with its flags."""
+        """A token that tokenizer_config.json names, such as `eos_token`, with or without its flags."""
         value = self.tokenizer.get(name)
         text = value.get("content") if isinstance(value, Mapping) else value
         return text if isinstance(text, str) and text else None
@@ -49,7 +49,7 @@ class ModelFiles:
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Files that are not there count as empty. Raises ConfigError for one that is no JSON object."""
+    """Missing files count as empty. Raises ConfigError for one that is not a JSON object."""
     generation = _object(folder, "generation_config.json")
     template = found_file(folder, "chat_template.jinja")
     eos_ids = (number for facts in (generation, _object(folder, "config.json")) for number in _eos_ids(facts))
@@ -71,7 +71,7 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
             raise ConfigError(f"{whole} cannot be read as a tokenizer ({error}); fetch the model again.") from None
     vocab, merges = found_file(folder, "vocab.json"), found_file(folder, "merges.txt")
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not there any more; of a run that goes on, take its newest checkpoint.")
+        raise ConfigError(f"{folder} no longer exists; for a live run, take its newest checkpoint.")
     if not vocab or not merges:
         raise ConfigError(
             f"{folder} has no tokenizer.json and no vocab.json with merges.txt; save a fast tokenizer into it."
@@ -86,8 +86,8 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def without_prefix_spaces(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that puts no space before a text, and takes none away when decoding; the same one where that is so
-    already. Texts are encoded piece by piece here, and a space at each seam would be nobody's."""
+    """A tokenizer that adds no space before a text, and removes none when decoding; unchanged if it does neither. Texts
+    are encoded piece by piece here, and a space at each seam would belong to no author."""
     if tokenizer.encode("a", add_special_tokens=False).tokens[:1] in ([], ["a"]):
         return tokenizer
     parts = json.loads(tokenizer.to_str())
@@ -108,14 +108,14 @@ def text_of_file(path: Path) -> str:
 
 def _without_prefix(part: Any, dropped: str) -> Any:
     """A part of a tokenizer, and the parts it is made of, with the prefix space switched off; parts of the type
-    `dropped`, which do nothing but put it there or take it away, are left out."""
+    `dropped`, which only add or remove it, are omitted."""
     if not isinstance(part, dict) or part.get("type") == dropped:
         return None
     lists = {key: value for key, value in part.items() if isinstance(value, list) and key.endswith("s")}
     inner = {key: [_without_prefix(one, dropped) for one in value] for key, value in lists.items()}
-    kept = part | {key: [one for one in value if one is not None] for key, value in inner.items()}
-    kept |= {"prepend_scheme": "never"} if "prepend_scheme" in part else {}
-    return kept | ({"add_prefix_space": False} if "add_prefix_space" in part else {})
+    changed = part | {key: [one for one in value if one is not None] for key, value in inner.items()}
+    changed |= {"prepend_scheme": "never"} if "prepend_scheme" in part else {}
+    return changed | ({"add_prefix_space": False} if "add_prefix_space" in part else {})
 
 
 def _byte_level(vocab: Any, merges: str, settings: Mapping[str, Any], *, qwen: bool) -> Tokenizer:
@@ -144,7 +144,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text_of_file(path))
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}.") from None
+        raise ConfigError(f"{path} is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a {type(value).__name__} and must hold a JSON object.")
     return value

@@ -1,1 +1,1 @@
-"""Things that continue token ids: scripted (tests, demos) and torch (embedded default)."""
+"""Engines, which continue token ids: torch (embedded default), vLLM."""

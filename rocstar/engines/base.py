@@ -1,4 +1,4 @@
-"""What engines share: the requests that all of them refuse, and counters that go on over restarts."""
+"""Shared by engines: the requests that all of them refuse, and counters that persist over restarts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
 
 
 def refuse_impossible(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
-    """Raises ConfigError for a request that makes no sense; token ids lie below `known`."""
+    """Raises ConfigError for an invalid request; token ids are below `known`."""
     if not token_ids:
         raise ConfigError("a request must have at least one token to continue, got none")
     if max(token_ids) >= known or min(token_ids) < 0:
@@ -22,7 +22,7 @@ def refuse_impossible(token_ids: Sequence[int], sampling: Sampling, known: int) 
 
 
 class Earlier:
-    """What an engine counted before its last restart."""
+    """An engine's counts from before its last restart."""
 
     def __init__(self) -> None:
         self._load, self._cpu_seconds = NOTHING, 0.0
@@ -32,7 +32,7 @@ class Earlier:
         self._load, self._cpu_seconds = load, cpu_seconds
 
     def and_load(self, load: EngineLoad) -> EngineLoad:
-        """`load` of the engine since its restart, with the counters of before added."""
+        """`load` of the engine since its restart, plus the earlier counts."""
         before = self._load
         return replace(
             load,
@@ -42,5 +42,5 @@ class Earlier:
         )
 
     def and_cpu(self, seconds: float) -> float:
-        """CPU seconds since the restart, with those of before added."""
+        """CPU seconds since the restart, plus the earlier ones."""
         return self._cpu_seconds + seconds

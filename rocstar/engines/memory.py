@@ -1,5 +1,5 @@
-"""What the KV cache of the torch engine takes, and what main memory there is. Loads no torch, so that a recipe can be
-checked before anything starts."""
+"""Memory of the torch engine's KV cache, and the available main memory. Loads no torch, so that a recipe can be checked
+before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CacheShape = tuple[int, int, int]
 
 
 def kv_pages(kv_tokens: int | None, rows: int, positions: int) -> int:
-    """Pages of cache for `rows` sequences of at most `positions` tokens: for as many tokens as were asked for, or for
+    """Pages of cache for `rows` sequences of at most `positions` tokens: `kv_tokens` in all, or by default enough for
     all sequences at their longest. Raises ConfigError when they can't hold one sequence."""
     longest = -(-positions // PAGE)
     if kv_tokens is None:
@@ -51,6 +51,6 @@ def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:
     if needed > there:
         raise ConfigError(
             f"the keys and values of {tokens} tokens take {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB of memory are "
-            "available; lower rollout.kv_tokens, or where it is not set rollout.engine_rows or "
-            "rollout.max_response_tokens, of which it comes"
+            "available; lower rollout.kv_tokens, or if it is not set rollout.engine_rows or "
+            "rollout.max_response_tokens, which determine it"
         )

@@ -1,4 +1,4 @@
-"""Which pages of the KV cache are held by whom. Numbers only: keys and values are in torch_cache.py.
+"""Which sequence holds which pages of the KV cache. Numbers only: keys and values are in torch_cache.py.
 
 A page has PAGE positions of one sequence. Sequences that open with the same tokens hold the same pages; one of them,
 the page's writer, feeds their tokens, the others wait for it. A sequence that goes on differently takes a copy.
@@ -25,16 +25,16 @@ class Page:
     number: int
     """Its place in the cache, from 1; what is written to page 0 is never read."""
     writer: Any
-    """The sequence that may write into it; None when that sequence has left it."""
+    """The sequence that may write into it; None once that sequence has released it."""
     name: bytes
-    """Hash of the tokens that it offers to others and of all before them; empty when it offers none."""
+    """Hash of its shared tokens and all before them; empty if it shares none."""
     holders: int = 1
     reach: int = 0
-    """Position of the sequence up to which it is filled, once the writer has left it."""
+    """Position up to which it is filled, once the writer has released it."""
 
 
 class PagePool:
-    """`count` pages that are free, or held by as many sequences as want them."""
+    """`count` pages, each free or held by any number of sequences."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -50,7 +50,7 @@ class PagePool:
         return self.count - self.free
 
     def known(self, names: Iterable[bytes]) -> list[Page]:
-        """Pages with the first of these names; ends at the first name that no page has."""
+        """Pages with these names, in order, up to the first name that no page has."""
         found: list[Page] = []
         for name in names:
             page = self._named.get(name)
@@ -67,7 +67,7 @@ class PagePool:
         return page
 
     def leave(self, page: Page, holder: Any, reach: int) -> None:
-        """`holder`, who has fed its sequence up to `reach`, holds the page no more."""
+        """`holder`, which has fed its sequence up to `reach`, releases the page."""
         self.resign(page, holder, reach)
         page.holders -= 1
         if page.holders == 0:
@@ -76,7 +76,7 @@ class PagePool:
                 del self._named[page.name]
 
     def resign(self, page: Page, holder: Any, reach: int) -> None:
-        """`holder` goes on holding the page and writes no further into it."""
+        """`holder` keeps the page and stops writing into it."""
         if page.writer is holder:
             page.writer, page.reach = None, reach
 

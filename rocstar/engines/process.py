@@ -1,7 +1,7 @@
 """An engine in a process of its own, which can be killed and started again.
 
 Frames go over a socket pair, each 4 bytes of length and a MessagePack value. Weights do not: the child reads them from
-a folder. The child ends with its parent, whatever happens to it (`support/child.py`).
+a folder. The child ends with its parent, however the parent ends (`support/child.py`).
 
     parent -> child   OpenEngine first of all, then Generate, Abort, CloseSession, TakeWeights, Sleep
     child -> parent   one EngineAnswer for each OpenEngine, Generate, TakeWeights and Sleep; LoadReport when the load
@@ -35,14 +35,14 @@ from rocstar.support.processes import how_ended
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
-MAX_FRAME_BYTES = 64 * 2**20  # ten million token ids; what is longer is no frame
+MAX_FRAME_BYTES = 64 * 2**20  # ten million token ids; anything longer is not a frame
 START_SECONDS = 600.0  # to import torch and read a model of many gigabytes from a slow disk
 END_SECONDS = 2.0  # for a process that has closed its socket to end
-REPORT_SECONDS = 0.1  # between two looks at what the engine holds; a scheduler acts on no finer grain
+REPORT_SECONDS = 0.1  # between two reports of the engine's load; a scheduler needs no finer grain
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """What the engine in the child is made of."""
+    """Settings of the engine in the child."""
 
     folder: str
     """Hugging Face model folder."""
@@ -58,7 +58,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     kv_tokens: int | None = None
     vocab_size: int
     threads: int = 1
-    """That it computes with on a CPU."""
+    """Threads that it computes with on a CPU."""
 
 
 class OpenEngine(Struct, frozen=True, tag=True):
@@ -96,7 +96,7 @@ class EngineAnswer(Struct, frozen=True, tag=True):
     number: int
     completion: Completion | None = None
     error: str | None = None
-    """A sentence, where it could not be done."""
+    """A sentence if it failed."""
     is_config: bool = False
     """The error is a ConfigError."""
 
@@ -121,7 +121,7 @@ def pack(message: ToChild | FromChild) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Raises EOFError when the other end has closed, ValueError for what cannot be a frame."""
+    """Raises EOFError when the other end has closed, ValueError for an invalid frame."""
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -194,7 +194,7 @@ class ProcessEngine:
         return answer.completion
 
     def load(self) -> EngineLoad:
-        """As the process last said; counters go on over restarts."""
+        """As the process last reported; counters persist over restarts."""
         load = self._earlier.and_load(self._load)
         return replace(load, waiting=max(0, len(self._requests) - load.running))
 
@@ -249,7 +249,7 @@ class ProcessEngine:
         self._reading = asyncio.create_task(self._read(reader, self._process))
 
     async def _read(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        """Consumes the child's frames; settles who waits; ends with the process."""
+        """Consumes the child's frames; resolves waiting calls; ends with the process."""
         try:
             while True:
                 self._hear(decode_from_child(await read_frame(reader)))
@@ -257,7 +257,7 @@ class ProcessEngine:
             self._ended = how_ended(await _ending(process))
         except (ValueError, DecodeError) as error:
             process.kill()
-            self._ended = f"sent what is no message ({error})"
+            self._ended = f"sent an invalid message ({error})"
         assert self._writer is not None
         self._writer.close()
         self._writer = None
@@ -289,7 +289,7 @@ class ProcessEngine:
             del self._asked[message.number]
 
     def _send(self, message: ToChild) -> None:
-        """Never waits: what a stopped process does not read stays in our memory, a turn's tokens at most."""
+        """Never waits: data that a stopped process does not read stays in our memory, a turn's tokens at most."""
         if self._writer is not None:
             self._writer.write(pack(message))
 
@@ -302,12 +302,12 @@ class ProcessEngine:
 
 
 def visible(gpus: Sequence[str]) -> dict[str, str]:
-    """The variable that shows a process these GPUs alone."""
+    """The environment variable that restricts a process to these GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 async def _ending(process: asyncio.subprocess.Process) -> int:
-    """Its exit code; one that has left us but goes on is killed."""
+    """Its exit code; a process that has disconnected but still runs is killed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS):
             return await process.wait()
@@ -341,7 +341,7 @@ async def serve(connection: socket.socket, opening: Opening) -> None:
     assert isinstance(first, OpenEngine)
     try:
         engine = await opening(first.settings)
-    except Exception as error:  # the parent says it
+    except Exception as error:  # the parent reports it
         send(failed(first.number, error))
         await writer.drain()
         return
@@ -354,7 +354,7 @@ async def serve(connection: socket.socket, opening: Opening) -> None:
 
 
 class EngineChild:
-    """One engine and the connection to who asks for it."""
+    """One engine and the connection to its parent."""
 
     def __init__(self, engine: Engine, send: Callable[[FromChild], None]) -> None:
         self._engine, self._send = engine, send
@@ -373,7 +373,7 @@ class EngineChild:
             self.report()
 
     async def obey(self, message: object) -> None:
-        """Begin what a message asks for."""
+        """Start the work that a message requests."""
         if isinstance(message, Generate):
             self.start(self._answered(message.number, partial(self._generate, message)))
         elif isinstance(message, Abort):
@@ -401,7 +401,7 @@ class EngineChild:
         """Send the load before the answer, so that the parent knows it when it gets the answer."""
         try:
             answer = EngineAnswer(number, completion=await work())
-        except Exception as error:  # the parent must hear of a bug too, or waits for ever
+        except Exception as error:  # the parent must learn of a bug too, or waits without end
             answer = failed(number, error)
         self.report()
         self._send(answer)

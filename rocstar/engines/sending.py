@@ -1,5 +1,5 @@
-"""Weights of one version on their way from learners to servers, past any file: one pass over the learners' layers for
-all engines that are given them at once. Here is who waits for whom; how the bytes go is in `torch_channel.py`."""
+"""Sends weights of one version from learners to servers without a file: one pass over the learners' layers serves all
+engines that load them at once. This file coordinates the waiting; `torch_channel.py` transfers the bytes."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from rocstar.engines.torch_channel import Channel
 
 CallWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
-"""Calls a method of every worker process of a server, given its name and arguments; returns what each says."""
+"""Calls a method of every worker process of a server, given its name and arguments; returns each worker's answer."""
 SendWeights = Callable[[CallWorkers, Sequence[Mapping[str, Any]]], Awaitable[list[dict[str, Any]]]]
-"""Sends weights to the worker processes of a server, given what each said of itself; returns what each says then:
-nothing where it has them, else `refused` or `failed` and why. Raises EngineUnavailable."""
-LOOKS, LOOK_SECONDS = 1500, 0.01  # at most, and between two: whether all workers have begun to wait for the weights
-TOGETHER_SECONDS = 15.0  # that an engine waits for others to be paused: less than a fleet's patience, which is for each
+"""Sends weights to a server's worker processes, given each worker's facts; returns each one's result: empty if it has
+the weights, else `refused` or `failed` and why. Raises EngineUnavailable."""
+LOOKS, LOOK_SECONDS = 1500, 0.01  # checks, and seconds between them, of whether all workers wait for the weights
+TOGETHER_SECONDS = 15.0  # an engine waits for others to pause; less than a fleet's patience, which is per engine
 
 
 @dataclass(slots=True, eq=False)
 class SentEngine:
-    """An engine among those that are given the weights."""
+    """One of the engines that load the weights."""
 
     plan: asyncio.Future[dict[str, Any]]
-    """What its workers must know; there once its pass has begun."""
+    """The plan for its workers; set once its pass has begun."""
     workers: Sequence[Mapping[str, Any]] = ()
-    """What each says of itself; empty before the engine asks for the weights."""
+    """Facts of each worker; empty before the engine requests the weights."""
     sending: asyncio.Task[BaseException | None] | None = None
-    """Its pass, once all that are expected have asked."""
+    """Its pass, once all expected engines have requested the weights."""
 
 
 class Sending:
-    """An engine that comes later than the others, because it had been lost, gets a pass of its own, as long as the
-    learners still have these weights. Those whose pass ended by another's fault get one more."""
+    """An engine that comes later than the others, because it had been lost, gets its own pass, as long as the learners
+    still have these weights. Engines whose pass failed because of another engine get one more."""
 
     def __init__(self, channel: Channel, send: Callable[[], Awaitable[None]], turn: asyncio.Lock) -> None:
-        """send: the learners' part of a pass, to its end; raises EngineUnavailable where they have other weights by
-        now. turn: held by the one pass that the channel is used for."""
+        """send: runs the learners' part of a pass; raises EngineUnavailable if they already have other weights. turn:
+        held by the one pass that uses the channel."""
         self._channel, self._send, self._turn = channel, send, turn
         self._expected: list[SentEngine] = []
         self._passes: set[asyncio.Task[BaseException | None]] = set()
 
     @contextmanager
     def expecting(self) -> Iterator[SendWeights]:
-        """Entered by an engine as soon as it is given the weights: nothing is sent before all that have entered ask for
-        them or leave, or one has waited for that too long."""
+        """Entered by an engine as soon as it gets the weights: nothing is sent before all engines inside request them
+        or leave, or one has waited too long."""
         engine = SentEngine(asyncio.get_running_loop().create_future())
         self._expected.append(engine)
         try:
@@ -63,32 +63,33 @@ class Sending:
     async def _sent(
         self, engine: SentEngine, call: CallWorkers, workers: Sequence[Mapping[str, Any]], *, is_again: bool = False
     ) -> list[dict[str, Any]]:
-        """A SendWeights. Raises what the learners' part does too, but for EngineUnavailable, of which workers tell."""
+        """A SendWeights. Also raises the errors of the learners' part, except EngineUnavailable, which workers
+        report."""
         engine.workers = workers
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._begin_when_all_wait)  # after others that are given them right now
+        loop.call_soon(self._begin_when_all_wait)  # after other engines that get them in this pass of the event loop
         patience = loop.call_later(TOGETHER_SECONDS, self._begin, engine)
         try:
-            said = await call("rocstar_receive", await engine.plan)
+            results = await call("rocstar_receive", await engine.plan)
         except BaseException as error:
             self._stop(engine, str(error) or "it was given up")
             raise
         finally:
             patience.cancel()
-        wrong = [worker for worker in said if worker]
+        wrong = [worker for worker in results if worker]
         is_own = bool(wrong) and self._stop(engine, next(iter(wrong[0].values())))
         assert engine.sending is not None
         if raised := await asyncio.shield(engine.sending):
             raise raised
         if not wrong or is_own or is_again:
-            return said
+            return results
         engine.plan, engine.sending = loop.create_future(), None
         self._expected.append(engine)
         return await self._sent(engine, call, workers, is_again=True)
 
     def _stop(self, engine: SentEngine, why: str) -> bool:
-        """One that fails, or is waited for no more, ends its pass: the others would wait for workers that are gone.
-        Whether it was under way."""
+        """End the pass of an engine that failed or was given up: the others would wait for workers that are gone.
+        Returns whether the pass was under way."""
         has_begun = engine.plan.done() and not engine.plan.cancelled()
         if is_under_way := has_begun and engine.sending is not None and not engine.sending.done():
             self._channel.stop(f"an engine that was sent weights failed: {why}")
@@ -99,7 +100,7 @@ class Sending:
             self._begin(self._expected[0])
 
     def _begin(self, waits: SentEngine) -> None:
-        """A pass for this engine, and the others that wait for one; what comes later gets its own."""
+        """Start a pass for this engine and the others that wait for one; later engines get their own."""
         if waits not in self._expected:
             return
         engines = [engine for engine in self._expected if engine.workers]
@@ -111,7 +112,7 @@ class Sending:
         task.add_done_callback(self._passes.discard)
 
     async def _pass(self, engines: Sequence[SentEngine]) -> BaseException | None:
-        """What was raised, which asyncio would print where nobody waits any more."""
+        """Returns the error instead of raising it: asyncio would print it if no task awaits this one any more."""
         try:
             async with self._turn:
                 waiting = [engine for engine in engines if not engine.plan.done()]  # the others were cancelled
@@ -125,8 +126,8 @@ class Sending:
         return None
 
     async def _exchange(self, engines: Sequence[SentEngine]) -> None:
-        """The learners begin once all workers wait for them, who were called by this event loop: it may stand still
-        until the learners are done."""
+        """Start the learners only once all workers wait: this event loop calls the workers, and the learners may block
+        it until they are done."""
         try:
             plans = self._channel.plans([engine.workers for engine in engines])
             for engine, plan in zip(engines, plans, strict=True):
@@ -136,7 +137,7 @@ class Sending:
                     break
                 await asyncio.sleep(LOOK_SECONDS)
             else:
-                raise EngineUnavailable("some of the workers that are sent weights did not begin to wait for them")
+                raise EngineUnavailable("some workers did not start to wait for the weights")
             await self._send()
         except BaseException as error:
             self._channel.give_up(str(error))

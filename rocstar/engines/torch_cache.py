@@ -1,4 +1,4 @@
-"""The KV cache of the torch engine: pages of keys and values, the memory that they take, and attention to them.
+"""The KV cache of the torch engine: pages of keys and values, their memory, and attention over them.
 
 Any transformers causal LM that takes its attention from the library's registry runs on this cache unchanged: it
 projects and rotates, hands new keys and values to `PagedCache.update`, and calls `_attend_in_library`, which is
@@ -6,10 +6,10 @@ registered there as an attention function.
 
 Every token's result is independent of the other tokens in the batch, bit for bit on CPU (tests/engines/
 test_invariance.py). The compiled form (`_attention.c`) computes each token by itself. The torch form, for GPUs and
-where nothing could be compiled, keeps to what matrix products promise there: one summation order from MIN_QUERIES rows
-up and to PIECE terms a sum, and masked positions add exact zeros. On AVX-512 machines that needs MKL's strict mode, set
-before torch loads (`rocstar.support.threads`); so do the products outside attention. This holds for models whose
-head and MLP widths are multiples of 32; element-wise kernels treat what is left over apart.
+where nothing could be compiled, relies on two properties of matrix products: one summation order from MIN_QUERIES rows
+up and for at most PIECE terms a sum, and exact zeros from masked positions. On AVX-512 machines that needs MKL's strict
+mode, set before torch loads (`rocstar.support.threads`); so do the products outside attention. This holds for models
+whose head and MLP widths are multiples of 32; element-wise kernels treat the remainder differently.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Aim:
     rows: torch.Tensor
     """[T] int64: row of `tables` for each token."""
     positions: torch.Tensor
-    """[T] int64: its place in its sequence; it attends to all up to that."""
+    """[T] int64: its position in its sequence; it attends to all up to that."""
     pages: torch.Tensor
     """[T] int64: page that its key and value go to."""
     tables: torch.Tensor
     """[rows, pages] int32: the pages of each sequence, in order."""
     begins: torch.Tensor | None = None
-    """[T] bool: where a recurrent layer begins a sum of its own; None for where a sequence does."""
+    """[T] bool: where a recurrent layer begins a new sum; None: where a sequence begins."""
 
 
 class PagedCache:
     """`keys` [layers, pages + 1, kv_heads, head_dim, PAGE] and `values` [..., PAGE, head_dim]; page 0 is scratch.
 
     Keys lie transposed: the scores of a page's positions are then computed side by side. The caller sets `aim` before
-    each forward pass. Main memory is taken page by page as they are written, until `release`. Stands in for a
+    each forward pass. Main memory is allocated page by page as they are written, until `release`. Stands in for a
     transformers cache where a model's own forward runs."""
 
     is_compileable = False
@@ -67,7 +67,7 @@ class PagedCache:
         self.aim: Aim
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take keys and values of the new tokens, each [T, kv_heads, head_dim]."""
+        """Store keys and values of the new tokens, each [T, kv_heads, head_dim]."""
         pages, offsets = self.aim.pages, self.aim.positions % PAGE
         self.keys[layer][pages, :, :, offsets] = keys.to(self.keys.dtype)
         self.values[layer][pages, :, offsets] = values.to(self.values.dtype)
@@ -80,7 +80,7 @@ class PagedCache:
         return key, value
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Asked for by transformers; positions are always given explicitly, so nothing depends on it."""
+        """transformers calls it; positions are always given explicitly, so nothing depends on it."""
         return 0
 
     def copy_page(self, source: int, target: int) -> None:
@@ -88,12 +88,12 @@ class PagedCache:
         self.values[:, target] = self.values[:, source]
 
     def release(self) -> None:
-        """Nobody holds a page: main memory goes back to the system, and is zero when it is taken again."""
+        """Return main memory to the system; no page may be held. The memory is zero when it is used again."""
         for each in self._maps:
             each.madvise(mmap.MADV_DONTNEED)
 
     def sleep(self) -> None:
-        """Give a GPU's memory back too, until `wake`."""
+        """Also free the GPU's memory, until `wake`."""
         self.release()
         if not self._maps:
             self.keys, self.values = self.keys.new_empty(0), self.values.new_empty(0)
@@ -104,15 +104,15 @@ class PagedCache:
             self.keys, self.values = (self._zeros(each, self.keys.dtype, self.keys.device) for each in self._shapes)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """On a CPU straight from the system: torch.zeros writes to all of it, and so takes all of it at once."""
+        """On a CPU mapped from the system: torch.zeros would write to all of it and so allocate it at once."""
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         self._maps.append(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         return torch.frombuffer(self._maps[-1], dtype=dtype).view(shape)
 
     def clear(self, pages: list[int] | None = None) -> None:
-        """Zeros in these, or in all: masked positions are multiplied by zero, which leaves what is not finite as it
-        is."""
+        """Zero these pages, or all: masked positions are multiplied by zero, which does not remove numbers that are not
+        finite."""
         if not self.keys.numel():  # asleep
             return
         if pages is None and self._maps:
@@ -128,7 +128,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
     try:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    except Exception as error:  # of transformers' own, for what differs between layers
+    except Exception as error:  # raised by transformers if layers differ
         kind = f"the torch engine cannot run a model of type {config.model_type}"
         raise ConfigError(f"{kind}: {str(error).partition('. ')[0]}") from error
     return text.num_hidden_layers, heads, width
@@ -168,7 +168,7 @@ class PagedAttention:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold it: it asks for no number that only the GPU knows."""
+        """Whether a CUDA graph can capture it: it reads no number back from the GPU."""
         return self._on_gpu is not None
 
     def __call__(self, layer: int, query: torch.Tensor, scaling: float, window: int = 0) -> torch.Tensor:
@@ -206,15 +206,15 @@ def _compiled() -> Any:
 
 
 def _on_gpu(cache: PagedCache) -> Any:
-    """The kernel, where it runs over this cache: Triton comes with torch's builds for CUDA and wants a C compiler, and
-    some GPUs have not enough shared memory for wide heads in fp32."""
+    """The Triton kernel, if it runs over this cache: Triton needs a C compiler, and some GPUs have too little shared
+    memory for wide heads in fp32."""
     keys = cache.keys[0]
     none = torch.zeros(1, dtype=torch.int64, device=keys.device)
     query = torch.zeros((1, keys.shape[1], keys.shape[2]), dtype=keys.dtype, device=keys.device)
     try:
         attend = import_module("rocstar.engines.torch_kernels").attend
         attend(query, keys, cache.values[0], Aim(none, none, none, none[None].int()), 1.0, 0)
-    except Exception as error:  # whatever the compiler or the driver raises
+    except Exception as error:  # the compiler or the driver may raise anything
         warnings.warn(
             f"the torch engine decodes several times slower: Triton fails here ({first_line(error)})", stacklevel=2
         )
@@ -225,7 +225,7 @@ def _on_gpu(cache: PagedCache) -> Any:
 def _gathered(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, aim: Aim, scaling: float, window: int
 ) -> torch.Tensor:
-    """The same in torch, over copies of the pages: sequences with one new token together, each other one by itself."""
+    """The same in torch, over copies of the pages: sequences with one new token in one call, the others one by one."""
     mixed = torch.empty_like(query)
     counts = torch.unique_consecutive(aim.rows, return_counts=True)[1]
     ends = counts.cumsum(0)
@@ -276,8 +276,8 @@ def _mix(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def use_paged_attention(model: Any, attention: PagedAttention) -> None:
-    """Make `model` attend through `attention`. Raises ConfigError for models with layers that attend in another way
-    than to all positions or to a window of the last ones, or keep another kind of state."""
+    """Make `model` attend through `attention`. Raises ConfigError for layers that attend to anything but all positions
+    or a window of the last ones, or that keep another kind of state."""
     if other := sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ENGINE_LAYERS):
         raise ConfigError(f"the torch engine has no layers of kind {', '.join(other)}; use another engine for it")
     AttentionInterface.register(NAME, _attend_in_library)

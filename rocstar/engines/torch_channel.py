@@ -1,15 +1,15 @@
-"""Weights straight from the learners' memory into that of vLLM's workers, chunk by chunk as the learners go through
-their layers: the model is whole nowhere. Rank 0's end; a worker's is `inside_vllm/rocstar_vllm_receive.py`.
+"""Sends weights from the learners' memory to vLLM's workers, chunk by chunk as the learners go through their layers; no
+process holds the whole model. Rank 0's end; a worker's is `inside_vllm/rocstar_vllm_receive.py`.
 
-Over a store (TCP) goes what each chunk holds, and that it was taken; its bytes lie in a buffer that workers on rank 0's
-own GPU (on CPUs: its machine) read for themselves, and that others are sent by a broadcast:
+A TCP store holds each chunk's contents and whether it was taken; its bytes lie in a buffer that workers on rank 0's own
+GPU (on CPUs: its machine) read directly and that the others receive by a broadcast:
 
     EXCHANGE/CHUNK          {"size", "tensors": [name, dtype, shape, begin, end]}; {} after the last; {"stopped": why}
-    EXCHANGE/CHUNK/awaited  how many workers wait for it; only then it is there, and sent to those that are sent it
+    EXCHANGE/CHUNK/awaited  how many workers wait for it; only then it is written, and broadcast
     EXCHANGE/CHUNK/taken    how many workers have taken it
 
-The groups of vLLM's own NCCL transfer need vLLM in the learner's process, and a GPU; these need neither. Not protected:
-whoever reaches the store can send weights, as with the learners' own."""
+vLLM's own NCCL transfer needs vLLM in the learner's process, and a GPU; this needs neither. Not protected: any process
+that reaches the store can send weights, as with the learners' own store."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from rocstar.engines.inside_vllm.rocstar_vllm_receive import TAKEN, joined, memory_of
 from rocstar.errors import EngineUnavailable, first_line
 
-CHUNK_BYTES = 128 << 20  # the least that the buffer has room for; more where a tensor is larger
-ALIGNED = 16  # bytes that each tensor begins at a multiple of, so that it can be seen as its type
+CHUNK_BYTES = 128 << 20  # minimum size of the buffer; larger if a tensor is
+ALIGNED = 16  # bytes; each tensor starts at a multiple, so that it can be viewed as its dtype
 LOOK_SECONDS = 0.0005
 
 
@@ -39,8 +39,8 @@ class Channel:
     """Rank 0's end, for the life of a run."""
 
     def __init__(self, device: torch.device, host: str, *, largest: int = 0, shares: bool = True) -> None:
-        """host: where workers find this process. largest: bytes of the largest tensor. shares: False sends bytes also
-        to those who could see them."""
+        """host: where workers find this process. largest: bytes of the largest tensor. shares: False sends bytes even
+        to workers that could map the buffer."""
         self._device, self._host = device, host
         self._memory = memory_of(device) if shares else ""
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
@@ -57,12 +57,12 @@ class Channel:
         """Of the last exchange."""
 
     def plans(self, engines: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Begin an exchange. engines: what each worker of each says of itself (`RocstarWorker.rocstar_open`). Returns
-        for each engine what its workers must know. Raises OSError where the buffer has no room."""
+        """Begin an exchange. engines: facts of each worker of each (`RocstarWorker.rocstar_open`). Returns each
+        engine's plan for its workers. Raises OSError if the buffer can't be allocated."""
         self._buffer.open()
         named = [[f"{worker['name']}/{number}" for number, worker in enumerate(engine)] for engine in engines]
-        told = zip(chain(*named), chain(*engines), strict=True)
-        far = tuple(name for name, worker in told if worker["memory"] != self._memory)
+        named_workers = zip(chain(*named), chain(*engines), strict=True)
+        far = tuple(name for name, worker in named_workers if worker["memory"] != self._memory)
         if far != self._members:
             self._group, self._members, self._group_id = None, far, secrets.token_hex(8)
         self._exchange, self._takers = secrets.token_hex(8), sum(map(len, engines))
@@ -74,14 +74,14 @@ class Channel:
             "exchange": self._exchange,
             "group": self._group_id,
             "size": len(far) + 1,
-            "buffer": self._buffer.told,
+            "buffer": self._buffer.address,
         }
         ranks = {name: rank for rank, name in enumerate(far, start=1)}
         return [{**common, "ranks": [ranks.get(name, 0) for name in names]} for names in named]
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Send a tensor, at the latest with `end`. Raises EngineUnavailable where the workers do not take what comes
-        before it."""
+        """Send a tensor, at the latest with `end`. Raises EngineUnavailable if the workers do not take the data before
+        it."""
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         if self._used + flat.numel() > self._buffer.size:
             self._flush()
@@ -109,10 +109,10 @@ class Channel:
         self._stopped.set()
 
     def give_up(self, why: str) -> None:
-        """Tell the workers that no more comes."""
+        """Make the workers' exchange fail."""
         self._buffer.free()
         self._group, self._members = None, ()  # a member that waits in a broadcast loses its connection
-        for chunk in (self._chunk, self._chunk + 1):  # some may have taken the one that was under way
+        for chunk in (self._chunk, self._chunk + 1):  # some may have taken the current one
             self._store.set(f"{self._exchange}/{chunk}", json.dumps({"stopped": why}))
 
     def close(self) -> None:
@@ -156,14 +156,14 @@ class Channel:
 
 
 class _Buffer:
-    """Bytes on a device that other processes can see. Those of a GPU are there for one exchange: its memory is wanted
-    again. On CPUs they stay, since under the descriptor of a closed file workers might find another one."""
+    """Bytes on a device that other processes can map. On a GPU they are freed after each exchange. On CPUs they stay,
+    since the descriptor of a closed file might be reused for another one."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._device, self.size = device, size
         self._file: int | None = None
         self.bytes = torch.empty(0, dtype=torch.uint8)
-        self.told: dict[str, Any] = {}
+        self.address: dict[str, Any] = {}
 
     def open(self) -> None:
         """Raises OSError."""
@@ -173,18 +173,18 @@ class _Buffer:
             self.free()
             self.bytes = torch.empty(self.size, dtype=torch.uint8, device=self._device)
             handle = pickle.dumps(reduce_tensor(self.bytes)[1]).hex()  # type: ignore[no-untyped-call]
-            self.told = {"handle": handle}
+            self.address = {"handle": handle}
         elif self._file is None:
             name = f"rocstar-weights-{secrets.token_hex(8)}"
             self._file = os.memfd_create(name)  # gone with this process, however it ends
             os.truncate(self._file, self.size)
             path = f"/proc/{os.getpid()}/fd/{self._file}"
             self.bytes = torch.from_file(path, shared=True, size=self.size, dtype=torch.uint8)
-            self.told = {"path": path, "size": self.size, "name": os.readlink(path)}
+            self.address = {"path": path, "size": self.size, "name": os.readlink(path)}
 
     def free(self) -> None:
         if self._device.type == "cuda":
-            self.bytes, self.told = torch.empty(0, dtype=torch.uint8), {}
+            self.bytes, self.address = torch.empty(0, dtype=torch.uint8), {}
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

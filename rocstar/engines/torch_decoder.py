@@ -1,13 +1,13 @@
 """The decode loop of the torch engine, one step at a time; synchronous, no asyncio, no clock.
 
-A step is one forward pass over a flat list of tokens: one of each sequence that has sampled one, and a stretch of those
-that have more to feed (a prompt, a tool's reply). A sequence that has fed all it knows gets its next token sampled.
+A step is one forward pass over a flat list of tokens: one of each sequence that has sampled one, and several of those
+that have more to feed (a prompt, a tool's reply). A sequence whose known tokens are all fed samples its next one.
 
     known  P0 P1 P2 | A0        the sequence knows four tokens,
     cached P0 P1 P2             three have keys and values; this step feeds A0, then samples A1
 
-A long prompt is fed in stretches of PREFILL_TOKENS and delays no other sequence. On CPU the same bits come out in
-whatever stretches and beside whatever sequences a token is fed, so results do not depend on timing.
+A long prompt is fed in stretches of PREFILL_TOKENS and delays no other sequence. On CPU results are bit-identical
+however a prompt is cut and whichever sequences run beside it, so they do not depend on timing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PagedDecoder:
         self.fed_tokens = 0
         """Tokens that have gone through the model."""
         self.recomputed_tokens = 0
-        """Those of them that had gone through it before, and whose pages were given up under pressure."""
+        """Those of them fed again because their pages were evicted."""
         self.produced_tokens = 0
 
     @property
@@ -66,11 +66,11 @@ class PagedDecoder:
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not decode yet, and could."""
+        """Sequences that could decode but do not yet."""
         return 0 if self._asleep else len(self._table.waiting)
 
     def load(self) -> EngineLoad:
-        """Pages count as used where a sequence holds them, decoding or not."""
+        """Pages count as used if a sequence holds them, decoding or not."""
         return EngineLoad(
             capacity_tokens=self._pages.count * PAGE,
             used_tokens=self._pages.used * PAGE,
@@ -84,7 +84,7 @@ class PagedDecoder:
         )
 
     def take(self, weights: Weights) -> None:
-        """Go on with new weights; decoding sequences feed their tokens again. Raises EngineUnavailable."""
+        """Load new weights; decoding sequences feed their tokens again. Raises EngineUnavailable."""
         self._forward.renew(take_weights(self._model, weights))
         self._table.forget_all()
         self._cache.wake()
@@ -92,7 +92,7 @@ class PagedDecoder:
         self._admit()
 
     def sleep(self) -> None:
-        """Give the cache's memory back, and begin nothing until new weights are taken."""
+        """Free the cache's memory, and start nothing until new weights are loaded."""
         self._asleep = True
         self._table.forget_all()
         self._forward.sleep()
@@ -101,7 +101,7 @@ class PagedDecoder:
     # -- entering and leaving -----------------------------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
-        """Start a request, or let it wait: behind its session's running one, or for room."""
+        """Start a request, or queue it behind its session's running one or for room."""
         self._table.submit(work)
         self._admit()
 
@@ -110,7 +110,7 @@ class PagedDecoder:
             self._table.admit()
 
     def abort(self, request_id: str) -> None:
-        """End one request early with what it has."""
+        """End one request early with its tokens so far."""
         work = self._table.abort(request_id)
         if work is not None:
             self._end([work], Finish.ABORTED)
@@ -131,7 +131,7 @@ class PagedDecoder:
         return self._table.clear()
 
     def clear(self) -> None:
-        """Make what the cache holds zero. Raises RuntimeError where the GPU has failed for good."""
+        """Zero the cache. Raises RuntimeError if the GPU has failed for good."""
         self._cache.clear()
 
     def _end(self, works: Iterable[Work], finish: Finish) -> None:
@@ -159,7 +159,7 @@ class PagedDecoder:
         ends = np.cumsum(counts)
         due = columns.cached[rows] + counts == columns.known[rows]
         noise = uniforms(columns.seeds[rows], columns.known[rows] - columns.start[rows])[due]
-        noise_N = torch.from_numpy(noise).to(self._cache.keys.device)  # now: a copy waits for what a GPU computes
+        noise_N = torch.from_numpy(noise).to(self._cache.keys.device)  # now: a copy waits for the GPU's queued work
         logits = self._feed(rows, counts, ends[due] - 1)
         again = np.clip(columns.lost[rows] - columns.cached[rows], 0, counts)
         self.recomputed_tokens += int(again.sum())
@@ -168,7 +168,7 @@ class PagedDecoder:
         if due.any():
             self._sample(logits[: int(due.sum())], rows[due], noise_N)
 
-    def _feed(self, rows: Ints, counts: Ints, wanted: Ints) -> torch.Tensor:
+    def _feed(self, rows: Ints, counts: Ints, sampled: Ints) -> torch.Tensor:
         """The logits of the tokens at `wanted` in the list, which come first, and of fillers."""
         columns, device = self._table.columns, self._cache.keys.device
         rows_T = np.repeat(rows, counts)
@@ -177,18 +177,18 @@ class PagedDecoder:
         ids_T = columns.ids[rows_T, positions_T].astype(np.int64)
         pages_T = columns.tables[rows_T, positions_T // PAGE].astype(np.int64)
         lacking = self._filled(len(rows_T)) - len(rows_T)
-        if lacking > 0:  # fillers write to page 0, and read what the last token does
+        if lacking > 0:  # fillers write to page 0, and read the same pages as the last token
             rows_T, positions_T, ids_T = (np.pad(each, (0, lacking), "edge") for each in (rows_T, positions_T, ids_T))
             pages_T = np.pad(pages_T, (0, lacking))
         begins = None
         if self._recurrent:
             columns.begins[rows, columns.cached[rows]] = True
             begins = torch.from_numpy(columns.begins[rows_T, positions_T])
-        wanted = np.pad(wanted, (0, self._filled(len(wanted)) - len(wanted)))
+        sampled = np.pad(sampled, (0, self._filled(len(sampled)) - len(sampled)))
         arrays = rows_T, positions_T, pages_T, columns.tables
         row, position, page, tables = (torch.from_numpy(each).to(device) for each in arrays)
         self._cache.aim = Aim(row, position, page, tables, begins)
-        return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(wanted).to(device))
+        return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(sampled).to(device))
 
     def _filled(self, count: int) -> int:
         return filled(count) if self._on_gpu else max(count, MIN_BATCH)
@@ -220,7 +220,7 @@ class PagedDecoder:
             self._end([self._table.end(sequence)], finish)
 
     def _fail(self, rows: list[int]) -> None:
-        """End the sessions of these rows, and forget what they cached: it may be no numbers either."""
+        """End the sessions of these rows and drop their cache, which may hold nan too."""
         error = EngineUnavailable(f"the weights of version {self.version} give logprobs that are not finite")
         for sequence in [sequence for sequence in self._table.running if sequence.row in rows]:
             pages = tuple(sequence.pages)

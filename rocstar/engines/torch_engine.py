@@ -1,6 +1,6 @@
 """The embedded engine: any transformers causal LM, continuous batching, on CPU or one GPU.
 
-This file says who waits for what: event loops ask, one thread decodes. The arithmetic is in torch_decoder.py.
+Event loops submit requests, one thread decodes. The arithmetic is in torch_decoder.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.support.weights import misfits
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
-PATIENCE_SECONDS = 1.0  # with nothing to decode, before the cache of a session goes to a waiting request
+PATIENCE_SECONDS = 1.0  # without decoding, before the cache of a session goes to a waiting request
 
 
 class TorchEngine:
@@ -38,9 +38,9 @@ class TorchEngine:
 
     At most `rows` sequences decode at once, each at most `positions` tokens long, over keys and values of `kv_tokens`
     tokens in all (None: enough for `rows` such sequences), rounded up to whole pages; ids from `vocab_size` on are
-    never drawn. A session keeps its pages between its requests; where they run out the newest gives way
-    (torch_table.py), and where nothing has decoded for PATIENCE_SECONDS a waiting request gets the pages of a session
-    that waits for its tool. Raises ConfigError when keys and values of that size do not fit into the memory there is,
+    never drawn. A session keeps its pages between its requests; when they run out the newest is evicted
+    (torch_table.py), and when nothing has decoded for PATIENCE_SECONDS a waiting request gets the pages of a session
+    that waits for its tool. Raises ConfigError when keys and values of that size do not fit into the available memory,
     or one sequence does not fit into them."""
 
     def __init__(
@@ -49,8 +49,8 @@ class TorchEngine:
         self._embedded = model.get_input_embeddings().num_embeddings
         if vocab_size is not None and vocab_size > self._embedded:
             raise ConfigError(
-                f"the tokenizer has {vocab_size} ids and the model embeds only {self._embedded}, so it is another "
-                "model's; put the model's own tokenizer into its folder"
+                f"the tokenizer has {vocab_size} ids and the model embeds only {self._embedded}, so it belongs to "
+                "another model; put the model's own tokenizer into its folder"
             )
         pages = kv_pages(kv_tokens, rows, positions)
         refuse_what_does_not_fit(model, pages * PAGE)
@@ -69,7 +69,7 @@ class TorchEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
+        """Raises ConfigError for an invalid request, EngineUnavailable when the arithmetic fails."""
         self._refuse_when_closed()
         refuse_impossible(token_ids, sampling, self._embedded)
         if len(token_ids) >= self._decoder.positions:
@@ -100,7 +100,7 @@ class TorchEngine:
         await self._carried_out(partial(self._decoder.take, weights))
 
     async def sleep(self) -> None:
-        """Give the cache's memory back until `load_weights`; the model stays where it is."""
+        """Free the cache's memory until `load_weights`; the model stays loaded."""
         await self._carried_out(self._decoder.sleep)
 
     async def _carried_out(self, command: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ class TorchEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _on_device(self) -> AbstractContextManager[Any]:
-        """Kernels and graphs go to a thread's own GPU, which is the first one otherwise."""
+        """Selects the GPU for this thread's kernels and graphs; the default is the first one."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _refuse_when_closed(self) -> None:
@@ -149,12 +149,12 @@ class TorchEngine:
                     _tell(work.owner, work.owner.set_exception if failed else work.owner.set_result, found)
             except RuntimeError as error:
                 self._fail_all(EngineUnavailable(f"decoding failed: {error}"))
-            except Exception as error:  # a bug of ours: waiting callers must hear of it, or wait for ever
+            except Exception as error:  # a bug of ours: waiting callers must get the error, or wait without end
                 self._fail_all(error)
         self._fail_all(EngineUnavailable("the engine was closed"))
 
     def _obey(self) -> bool:
-        """Carry out the commands that have come; wait for one while nothing decodes. False when the engine ends."""
+        """Run queued commands; wait for one while nothing decodes. Returns False when the engine ends."""
         idle = not self._decoder.active
         if not idle:
             self._last_active = time.monotonic()
@@ -188,7 +188,7 @@ class TorchEngine:
             _tell(work.owner, work.owner.set_exception, error)
         try:
             self._decoder.clear()
-        except RuntimeError:  # a GPU that has failed for good: nobody may wait for this engine any more
+        except RuntimeError:  # the GPU has failed for good: no caller may wait for this engine any more
             self._open = False
 
 
@@ -199,7 +199,7 @@ def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any
         if not future.done():
             setter(value)
 
-    with suppress(RuntimeError):  # the loop has ended, and with it the waiting caller
+    with suppress(RuntimeError):  # the loop has ended, and the waiting caller with it
         future.get_loop().call_soon_threadsafe(settle)
 
 
@@ -207,25 +207,25 @@ def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any
 
 
 async def opened(settings: EngineSettings) -> TorchEngine:
-    """Raises ConfigError where it does not fit into memory, EngineUnavailable where the folder cannot be read."""
+    """Raises ConfigError if it does not fit into memory, EngineUnavailable if the folder cannot be read."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     torch.set_num_threads(settings.threads)
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             settings.folder,
             dtype=getattr(torch, settings.dtype),
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told below, with their names
+            ignore_mismatched_sizes=True,  # reported below, with their names
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
-    if wrong := misfits(told):
+    if wrong := misfits(loading_info):
         raise EngineUnavailable(f"the weights in {settings.folder} are not those of its config.json: {wrong}")
-    model = model.to(settings.device)  # of GPUs the first that is visible
+    model = model.to(settings.device)  # with GPUs, the first visible one
     engine = TorchEngine(
         model,
         rows=settings.rows,
@@ -233,10 +233,10 @@ async def opened(settings: EngineSettings) -> TorchEngine:
         kv_tokens=settings.kv_tokens,
         vocab_size=settings.vocab_size,
     )
-    if settings.version:  # else it has what the folder holds
+    if settings.version:  # else it has the folder's weights
         await engine.load_weights(Weights(version=settings.version, folder=settings.folder))
     return engine
 
 
 main = partial(run, opened)
-"""Of the process."""
+"""Entry point of the process."""

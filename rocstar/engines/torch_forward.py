@@ -1,13 +1,13 @@
 """From token ids to logits over the paged cache: our own compact forward, or the model's own; and new weights for both.
 
-The compact forward runs Qwen2, Qwen3 and Llama shapes: small models spend more time between the operations of the
-transformers forward than in them. Query, key and value projections are one matrix there, gate and up too, so that each
-pair of products is one. Everything else runs through the transformers forward with our attention.
+The compact forward runs Qwen2, Qwen3 and Llama shapes: for small models the overhead between operations of the
+transformers forward exceeds the operations. It fuses query, key and value projections into one matrix, and gate and up
+into another. Everything else runs through the transformers forward with our attention.
 
-On a CPU the compact forward keeps the matrices in the order in which oneDNN reads them, and the transformers model
-gives its own copy up. A plain product reorders the weights each time, which is expensive in a step with few tokens:
-without that 64 tokens run 1.2 to 1.5 times as fast, 8 tokens twice as fast. A row of a product has the same bits
-whatever stands in the other rows, from two rows up (tests/engines/test_torch_linear.py).
+On a CPU the compact forward stores the matrices in oneDNN's packed order, and the transformers model's own copy is
+dropped. A plain product reorders the weights each time, which is expensive in a step with few tokens: without that 64
+tokens run 1.2 to 1.5 times as fast, 8 tokens twice as fast. A row of a product has the same bits whatever the other
+rows hold, from two rows up (tests/engines/test_torch_linear.py).
 
 In bf16 both compute what a learner does under autocast: products in bf16; norms, rotary angles and the sums between
 layers in fp32.
@@ -33,34 +33,34 @@ from rocstar.types import Weights
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 CHECK = 5  # tokens of a sequence
-CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may fall otherwise
-STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles follow from the position alone
-USUAL_ROWS = 64  # tokens of a step that oneDNN chooses the order for; measured to make no difference
+CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may flip
+STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles depend only on the position
+USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
 
 
 class Forward(Protocol):
     is_recurrent: bool
-    """Whether layers keep a state of each sequence, from which there is no way back."""
+    """Whether layers keep a state of each sequence, which can't be rewound."""
 
-    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        """(ids [T], which of them [N]) -> the logits of those, [N, V]. Positions are those that the cache was aimed at,
-        and keys and values go there."""
+    def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
+        """(ids [T], which of them [N]) -> the logits of those, [N, V]. The cache's `aim` gives positions and the pages
+        for keys and values."""
         ...
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """The weights of the model have changed to these."""
+        """Update to the model's new weights."""
         ...
 
     def sleep(self) -> None:
-        """The cache's memory is about to be given back."""
+        """Called before the cache's memory is freed."""
         ...
 
 
 def lowered(model: Any, dtype: torch.dtype, *, fp32_head: bool = False) -> Any:
-    """The model with matrices in `dtype`, on its device. Norms, rotary frequencies and what its family keeps in fp32
-    stay or become that: an angle at position 4,000 whose frequency was rounded to bf16 is another one. So does a head
-    with fp32_head, which is then no longer the embedding, and one that has been made so before."""
-    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    """The model with matrices in `dtype`, on its device. Norms, rotary frequencies and modules that its family keeps in
+    fp32 are fp32: rounding a frequency to bf16 changes the angle at position 4,000. With fp32_head so is the head,
+    which is then untied from the embedding; a head untied earlier stays fp32."""
+    fp32 = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     head = model.get_output_embeddings()
     has_one = head.weight.dtype != model.dtype
     is_apart = dtype != torch.float32 and (fp32_head or has_one)
@@ -68,15 +68,16 @@ def lowered(model: Any, dtype: torch.dtype, *, fp32_head: bool = False) -> Any:
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         for each, parameter in own.items():
-            is_kept = any(part in f"{name}.{each}" for part in kept) or all(other.ndim < 2 for other in own.values())
+            is_kept = any(part in f"{name}.{each}" for part in fp32) or all(other.ndim < 2 for other in own.values())
             parameter.data = parameter.data.to(torch.float32 if is_kept else dtype)
     head.weight = head.weight if exact is None else exact
     return model
 
 
 def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
-    """The fastest forward there is for `model` and sequences of at most `positions` tokens. Raises ConfigError for
-    models whose own code does something else than our attention, by sequences that exceed its window, made narrow."""
+    """The fastest forward available for `model` and sequences of at most `positions` tokens. Raises ConfigError if the
+    model's own code and our attention disagree, checked on sequences longer than its window, which is narrowed for
+    it."""
     attention = PagedAttention(cache)
     if fits_compact(model.config):
         use_paged_attention(model, attention)
@@ -90,12 +91,12 @@ def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
             use_paged_attention(model, attention)
             forward = _LibraryForward(model, cache)
             gap = float((_in_passes(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
-    except Exception as error:  # whatever the model's own code raises
+    except Exception as error:  # the model's own code may raise anything
         raise ConfigError(f"{kind}: {first_line(error)}") from error
     cache.clear()
     forward.sleep()
     if not gap <= (CHECK_TOLERANCE if model.dtype == torch.float32 else COARSE_TOLERANCE):
-        raise ConfigError(f"{kind}: {gap:.1%} of its next tokens would be others than by transformers")
+        raise ConfigError(f"{kind}: {gap:.1%} of its next tokens would differ from those of transformers")
     return forward
 
 
@@ -119,7 +120,7 @@ def _logits(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
 
 @torch.inference_mode()
 def _in_passes(forward: Forward, cache: PagedCache, tokens: int) -> torch.Tensor:
-    """The same by ours, all of them at once: the first two tokens of each, two that follow them, the last one."""
+    """The same with our forward, all sequences at once: the first two tokens of each, the next two, the last."""
     ids = torch.arange(tokens, device=cache.keys.device)
     rows, found = ids // CHECK, torch.empty(0)
     for turn in range(3):
@@ -140,15 +141,14 @@ def fits_compact(config: Any) -> bool:
 
 
 class _LibraryForward:
-    """All tokens stand in one row of a batch of one; `PagedAttention` and `RecurrentStates` tell their sequences
-    apart."""
+    """All tokens form one row of a batch of one; `PagedAttention` and `RecurrentStates` separate their sequences."""
 
     def __init__(self, model: Any, cache: PagedCache) -> None:
         self._model, self._cache, self._states = model, cache, keep_states(model, cache)
         self.is_recurrent = self._states is not None
-        self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # given, so that none is made
+        self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # so that none is created
 
-    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
         return _logits(
             self._model,
             ids_T.unsqueeze(0),
@@ -156,7 +156,7 @@ class _LibraryForward:
             attention_mask=self._mask,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=wanted_N,
+            logits_to_keep=sampled_N,
         )
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -168,7 +168,7 @@ class _LibraryForward:
 
 
 class CompactForward:
-    """Tokens stand in one axis, [T, hidden], from the embedding to the head."""
+    """Tokens share one axis, [T, hidden], from the embedding to the head."""
 
     is_recurrent = False
 
@@ -186,19 +186,19 @@ class CompactForward:
         parts = (self._between, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
 
-    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(ids_T, wanted_N))
+    def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(ids_T, sampled_N))
 
-    def body(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] of the wanted tokens after all layers."""
+    def body(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] of the sampled tokens after all layers."""
         self._between.begin()
         hidden, more = F.embedding(ids_T, self._embedding.weight).float(), None
         for layer in self._layers:
             hidden, more = layer(hidden, more)
-        return _normed((hidden if more is None else hidden + more)[wanted_N], self._norm)
+        return _normed((hidden if more is None else hidden + more)[sampled_N], self._norm)
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights over into what was taken from the model."""
+        """Copy new weights into the fused matrices."""
         for product in (self.head, *(product for layer in self._layers for product in layer.products)):
             product.renew([self._of(part, weights) for part in product.parts])
 
@@ -206,7 +206,7 @@ class CompactForward:
         """Nothing to do."""
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A layer's weight; where only one of two tied ones is there, a head's is the embedding's."""
+        """A layer's weight; a tied head's is the embedding's if only that is given."""
         found = weights.get(self._names[part])
         return weights[self._names[self._embedding]] if found is None else found
 
@@ -225,7 +225,7 @@ class _Layer:
         self.products = (self._project, self._output, self._gate_up, self._down)
 
     def __call__(self, hidden: torch.Tensor, more: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sums before the layer, [T, hidden], and what is still to be added to them; the same after it."""
+        """(residual stream [T, hidden], addend not yet added to it) before the layer -> the same after it."""
         hidden, normed = self._between.add_normed(hidden, more, self._first)
         projected = self._project(normed).view(len(normed), -1, self._width)
         queries = self._between.turn(self._place, projected, self._head_norms)
@@ -235,7 +235,7 @@ class _Layer:
 
 
 class _InTorch:
-    """What is computed between products, by torch's own operations.
+    """The operations between matrix products, in plain torch.
 
     cos, sin: [positions, head_dim], the first half of sin negative."""
 
@@ -243,7 +243,7 @@ class _InTorch:
         self._cache, self._tables, self._turns = cache, (cos, sin), (cos, sin)
 
     def begin(self) -> None:
-        """The cache was aimed at the tokens of a step."""
+        """Called once the cache is aimed at the tokens of a step."""
         self._turns = tuple(table[self._cache.aim.positions].unsqueeze(1) for table in self._tables)  # type: ignore[assignment]
 
     def add_normed(
@@ -267,7 +267,7 @@ class _InTorch:
         return queries
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
-        """[T, 2 inner], gates and what they let through -> [T, inner]."""
+        """[T, 2 inner], gates and gated values -> [T, inner]."""
         gate, up = both.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
@@ -309,8 +309,8 @@ def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
 class Product:
     """tokens [T, in] -> [T, out]: several linear layers of the same input as one.
 
-    Their weights and biases become views of one tensor, so that new ones written into the layers are written here.
-    Weights that are reordered leave a layer without numbers; new ones come by `renew`."""
+    Their weights and biases become views of one tensor, so that writing to the layers writes here. Reordered weights
+    leave a layer without data; new ones are passed to `renew`."""
 
     def __init__(self, *parts: nn.Linear) -> None:
         self.parts = parts
@@ -325,7 +325,7 @@ class Product:
                 part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
     def renew(self, weights: Sequence[torch.Tensor]) -> None:
-        """The layers have these new weights."""
+        """Take the layers' new weights."""
         if self._packs:
             whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
             self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
@@ -363,7 +363,7 @@ def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
-    changes nothing, when they can't be read or names or shapes differ; tied weights may stand there once or twice."""
+    changes nothing, when they can't be read or names or shapes differ; tied weights may be given once or twice."""
     own = model.state_dict()
     tensors = _read(weights, model, own.keys()) if weights.tensors is None else weights.tensors
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
@@ -387,17 +387,17 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
 
 
 def _read(weights: Weights, model: Any, names: Set[str]) -> Mapping[str, torch.Tensor]:
-    """Under these names where the folder has all there is under others: a tensor for each expert, say."""
+    """The weights under `names`, also if the folder uses other names, such as a tensor for each expert."""
     try:
         tensors: dict[str, torch.Tensor] = load_file(f"{weights.folder}/model.safetensors")
         if tensors.keys() <= names:
             return tensors
         options = {"dtype": model.dtype, "output_loading_info": True}
-        loaded, told = type(model).from_pretrained(weights.folder, **options)
+        loaded, loading_info = type(model).from_pretrained(weights.folder, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(
             f"weights {weights.version} could not be read from {weights.folder}: {error}"
         ) from error
-    if told["missing_keys"] or told["mismatched_keys"]:
+    if loading_info["missing_keys"] or loading_info["mismatched_keys"]:
         return tensors
     return {**loaded.state_dict(), **{name: tensor for name, tensor in tensors.items() if name in names}}

@@ -1,4 +1,4 @@
-"""The GPUs of this machine that torch can use, for whoever places engines and learners on them."""
+"""The GPUs of this machine that torch can use, for placing engines and learners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VisibleGpu(NamedTuple):
 
 
 def gpus() -> list[VisibleGpu]:
-    """The GPUs that this build of torch can use, in its order. Asks only what needs no context on them."""
+    """The GPUs that this build of torch can use, in its order. Creates no CUDA context."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     ids = shown.split(",") if shown else map(str, range(count))
@@ -28,5 +28,5 @@ def gpus() -> list[VisibleGpu]:
 
 
 def free_bytes(index: int) -> int:
-    """What of a GPU's memory is free now."""
+    """Free memory of a GPU."""
     return torch.cuda.mem_get_info(index)[0]

@@ -1,7 +1,7 @@
-"""What the compact forward computes between its matrix products on a GPU, in Triton: each a kernel instead of several.
+"""Triton kernels for the compact forward's operations between matrix products on a GPU: one kernel instead of several.
 
-Nothing here asks for a number that only the GPU knows, so that a step can be captured as a CUDA graph. Sums are in fp32
-and results are rounded where torch's own operations round them.
+Nothing here reads a number back from the GPU, so that a step can be captured as a CUDA graph. Sums are in fp32 and
+results are rounded where torch's own operations round them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rocstar.engines.pages import PAGE
 
 STEP = 64  # positions at once
 WARPS = 4
-LEAST = 16  # rows that tl.dot wants
+LEAST = 16  # minimum rows of tl.dot
 BLOCK = 1024  # numbers of a gated MLP that one program multiplies
 
 # -- attention over pages --------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def _attend(  # type: ignore[no-untyped-def]
         held = (begins + PAGE > first) & (begins <= own)
         page = tl.load(tables + row * table_stride + start // PAGE + each, mask=held, other=0).to(tl.int64)
         base = (page * KV_HEADS + head) * WIDTH * PAGE
-        # Three axes, so that the compiler sees that a page's numbers lie side by side.
+        # Three axes, so that the compiler sees that a page's numbers are contiguous.
         key = tl.load(
             keys + base[None, :, None] + d[:, None, None] * PAGE + within[None, None, :],
             mask=(d[:, None, None] < WIDTH) & held[None, :, None],
@@ -188,7 +188,7 @@ def _gated(both, found, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: igno
 
 
 def gated(both: torch.Tensor) -> torch.Tensor:
-    """[T, 2 I], gates and what they let through, -> [T, I]."""
+    """[T, 2 I], gates and gated values, -> [T, I]."""
     tokens, width = both.shape[0], both.shape[1] // 2
     found = torch.empty((tokens, width), dtype=both.dtype, device=both.device)
     _gated[(tokens, triton.cdiv(width, BLOCK))](both, found, WIDTH=width, BLOCK=BLOCK)

@@ -1,4 +1,4 @@
-"""Drawing tokens: temperature, top-k, top-p, one uniform number per token that follows from identity alone."""
+"""Samples tokens: temperature, top-k, top-p, and one uniform number per token, which depends only on its identity."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ def uniforms(seeds: Ints, counters: Ints) -> Floats:
 def draw(
     logits_NV: torch.Tensor, temperatures: Floats, top_ps: Floats, top_ks: Ints, noise_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row; noise as `uniforms` gives it, where the logits are.
+    """Sample one token per row; noise: from `uniforms`, on the device of the logits.
 
-    Returns token ids [N] and their natural-log probability [N] after temperature and before truncation, which is what
-    a learner can compute again. A row of temperature 0 takes the most likely token and reports its probability at
-    temperature 1."""
+    Returns token ids [N] and their natural-log probability [N] after temperature and before truncation, which a learner
+    can recompute. A row of temperature 0 takes the most likely token and reports its probability at temperature 1."""
     greedy = temperatures == 0
     if not np.isin(temperatures, (0, 1)).all():
         divisor = torch.from_numpy(np.where(greedy, 1.0, temperatures)).to(logits_NV.device, torch.float32)
         logits_NV = logits_NV.float() / divisor.unsqueeze(1)
     full = torch.softmax(logits_NV, dim=-1, dtype=torch.float32)
-    kept, cut = full, ~greedy & ((top_ps < 1) | (top_ks > 0))
-    if cut.any():  # only the rows that ask for it: a row must not notice its neighbours' settings
+    weights_NV, cut = full, ~greedy & ((top_ps < 1) | (top_ks > 0))
+    if cut.any():  # only the rows that use it: a row must not depend on its neighbours' settings
         rows = torch.from_numpy(np.flatnonzero(cut)).to(full.device)
-        kept = full.clone()
-        kept[rows] = _truncate(full[rows], top_ps[cut], top_ks[cut])
-    tokens = _inverse(kept, noise_N)
+        weights_NV = full.clone()
+        weights_NV[rows] = _truncate(full[rows], top_ps[cut], top_ks[cut])
+    tokens = _inverse(weights_NV, noise_N)
     if greedy.any():
         tokens = torch.where(torch.from_numpy(greedy).to(full.device), full.argmax(-1), tokens)
     return tokens, full.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
@@ -66,8 +65,7 @@ def _inverse(weights_NV: torch.Tensor, noise_N: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """[N, 1] the first place of each row that exceeds its target, or the last that adds anything, which rounding can
-    make the answer."""
+    """[N, 1] the first place of each row that exceeds its target; if rounding leaves none, the last with weight."""
     last = (ends < ends[:, -1:]).sum(-1, keepdim=True)
     return torch.minimum(torch.searchsorted(ends, target, right=True), last)
 

@@ -1,13 +1,13 @@
-"""What recurrent layers remember of each sequence (linear attention, short convolutions, Mamba), beside the pages.
+"""The states of recurrent layers (linear attention, short convolutions, Mamba) for each sequence, beside the pages.
 
-Such a layer has no keys and values but a state, which every token changes: there is no way back to an earlier one, and
-no sequence can begin with another's. So a sequence that goes on differently is fed again from its first token
-(torch_table.py), and a row's state begins anew with position 0.
+Such a layer has no keys and values but a state that every token changes: it can't be rewound, and sequences can't share
+it. So a sequence that continues differently is fed again from its first token (torch_table.py), and a row's state is
+reset at position 0.
 
-In a pass all tokens stand side by side; here each such layer of transformers is given them sequence by sequence: one
-token of many sequences at once, longer stretches each by itself, cut at multiples of BLOCK positions and wherever a
-stretch began when it was fed for the first time. What is summed together then follows from the sequence alone, not from
-what else a pass feeds, nor from whether its pages were given up in between: its bits are the same.
+A pass holds the tokens of all sequences; here each such layer gets them sequence by sequence: single tokens of many
+sequences at once, longer stretches one by one, cut at multiples of BLOCK positions and wherever a stretch began when it
+was first fed. So sums depend only on the sequence, not on the rest of the pass nor on evictions, and results are
+bit-identical.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rocstar.support.delta_rule import sum_in_float64
 from rocstar.support.layers import RECURRENT_LAYERS
 
 MIN_ROWS = 4  # tokens; CPU matrix products take another summation order below it
-LANES = 32  # numbers that torch's CPU kernels take at once; what is left over of one for each head rounds another way
+LANES = 32  # numbers that torch's CPU kernels take at once; the remainder of each head rounds differently
 HEADS = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
 CACHE_NAMES = ("cache_params", "past_key_values")
-"""What transformers calls the cache that it hands to such a layer."""
+"""transformers' names of the cache argument of such a layer."""
 Piece = tuple[torch.Tensor, torch.Tensor, bool]
 """Tokens of sequences [N, n] by their places in the pass, the rows of these [N], and whether they are their first."""
 
@@ -49,7 +49,7 @@ class RecurrentStates:
         self._layers.clear()
 
     def layer(self, module: Any, named: str, plain: Callable[..., Any], *first: torch.Tensor, **given: Any) -> Any:
-        """What stands in for the forward of `module`, which is given its hidden states [1, T, D] and the cache as
+        """Replaces the forward of `module`, which gets its hidden states [1, T, D] and the cache as argument
         `named`."""
         hidden = first[0] if first else given.pop("hidden_states")
         given.pop(named, None)
@@ -65,34 +65,34 @@ class RecurrentStates:
         return mixed
 
     def _pieces(self) -> list[Piece]:
-        """Of the pass that the cache is aimed at."""
+        """The pieces of the pass that the cache is aimed at."""
         if self._aimed is None or self._aimed[0] is not self._cache.aim:
             self._aimed = self._cache.aim, list(_pieces(self._cache.aim))
         return self._aimed[1]
 
     def _taken(self, layer: int, rows: torch.Tensor, count: int, is_first: bool) -> LinearAttentionLayer:
         """A layer with the states of these rows, the last one's repeated up to `count`."""
-        kept, made = self._layers.get(layer), LinearAttentionLayer()
-        if is_first or kept is None:
-            return made
+        stored, fresh = self._layers.get(layer), LinearAttentionLayer()
+        if is_first or stored is None:
+            return fresh
         places = torch.cat((rows, rows[-1:].expand(count - len(rows))))
         for name in ("conv_states", "recurrent_states"):
-            state = getattr(kept, name)[0]
+            state = getattr(stored, name)[0]
             if state is not None:
-                getattr(made, name)[0] = state[places]
-                getattr(made, f"is_{name}_initialized")[0] = True
-                made.has_previous_state[0] = True
-        made.conv_kernel_size = dict(kept.conv_kernel_size)
-        made.dtype, made.device = kept.dtype, kept.device
-        return made
+                getattr(fresh, name)[0] = state[places]
+                getattr(fresh, f"is_{name}_initialized")[0] = True
+                fresh.has_previous_state[0] = True
+        fresh.conv_kernel_size = dict(stored.conv_kernel_size)
+        fresh.dtype, fresh.device = stored.dtype, stored.device
+        return fresh
 
     def _keep(self, layer: int, rows: torch.Tensor, found: LinearAttentionLayer) -> None:
-        kept = self._layers.setdefault(layer, found)
+        stored = self._layers.setdefault(layer, found)
         for name in ("conv_states", "recurrent_states"):
-            new, old = getattr(found, name)[0], getattr(kept, name)[0]
+            new, old = getattr(found, name)[0], getattr(stored, name)[0]
             if new is None:
                 continue
-            size = 0 if kept is found or old is None else len(old)
+            size = 0 if stored is found or old is None else len(old)
             most = int(rows.max()) + 1
             if most > size:
                 grown = new.new_zeros((max(most, 2 * size), *new.shape[1:]))
@@ -100,7 +100,7 @@ class RecurrentStates:
                     grown[:size] = old
                 old = grown
             old[rows] = new[: len(rows)]
-            getattr(kept, name)[0] = old
+            getattr(stored, name)[0] = old
 
 
 class OneLayerCache:
@@ -129,7 +129,7 @@ class OneLayerCache:
 
 
 def _pieces(aim: Aim) -> Iterator[Piece]:
-    """Fillers, which go to page 0, are left out."""
+    """Fillers, which go to page 0, are skipped."""
     count = int((aim.pages > 0).sum())
     rows, positions = aim.rows[:count].tolist(), aim.positions[:count].tolist()
     begins = [False] * count if aim.begins is None else aim.begins[:count].tolist()

@@ -1,9 +1,9 @@
-"""The sequences of the decoder: which decode, which wait, whose cache is kept, and who gives way when there is no room.
+"""The sequences of the decoder: which decode, which wait, whose cache is kept, and which is evicted for lack of room.
 
-One order settles all of it, the order in which sessions were opened. Older ones begin first; a session keeps its pages
-while its tool runs; when one that decodes needs a page and none is free, the newest session gives up its pages, even if
-it is the one that needs the page. So a new session never evicts one that waits for its tool, and the oldest always
-advances. Not here: the arithmetic (torch_decoder.py).
+The order in which sessions were opened decides. Older ones begin first; a session keeps its pages while its tool runs;
+when one that decodes needs a page and none is free, the newest session gives up its pages, even if it is the one that
+needs the page. So a new session never evicts one that waits for its tool, and the oldest always advances. Not here: the
+arithmetic (torch_decoder.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Work:
     token_ids: tuple[int, ...]
     sampling: Sampling
     owner: Any = None
-    """Whatever the caller wants back with the completion."""
+    """Opaque to the decoder; returned with the completion."""
     written: tuple[int, ...] = ()
     """Tokens sampled so far; kept here while the request does not decode."""
     logprobs: tuple[float, ...] = ()
@@ -46,7 +46,7 @@ class Work:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """The tokens of one session, and what is cached of them."""
+    """The tokens of one session, and its cache."""
 
     session_id: str
     age: int
@@ -59,11 +59,11 @@ class Sequence:
     """Its row in `SequenceColumns` while it decodes or any of it is cached."""
     pages: list[Page] = field(default_factory=list)
     opening: int = 0
-    """Positions that may be other sequences' to fill: its pages show the same tokens to them."""
+    """Positions that other sequences may fill: its pages there hold the same tokens as theirs."""
     lost: int = 0
-    """Positions that were cached when its pages were last given up under pressure."""
+    """Positions that were cached when its pages were last evicted."""
     begins: npt.NDArray[np.bool_] | None = None
-    """Where stretches of it began before that; None where none did."""
+    """Where its stretches began before that; None if nothing was cached."""
 
 
 class SequenceColumns:
@@ -76,15 +76,15 @@ class SequenceColumns:
         self.logprobs = np.zeros((rows, positions), dtype=np.float32)
         self.versions = np.zeros((rows, positions), dtype=np.int32)
         self.tables = np.zeros((rows, -(-positions // PAGE)), dtype=np.int32)
-        """Numbers of its pages."""
+        """Page numbers of each row."""
         self.begins = np.zeros((rows, positions + 1), dtype=np.bool_)
         """Positions at which a stretch of tokens began that was fed at once."""
         self.cached = np.zeros(rows, dtype=np.int64)
         """Tokens with keys and values."""
         self.known = np.zeros(rows, dtype=np.int64)
-        """Tokens that are there."""
+        """Known tokens."""
         self.room = np.zeros(rows, dtype=np.int64)
-        """Positions up to which it may write without asking for a page."""
+        """Positions up to which it may write without a new page."""
         self.ready = np.zeros(rows, dtype=np.int64)
         """Tokens that the next pass feeds."""
         self.lost = np.zeros(rows, dtype=np.int64)
@@ -105,7 +105,7 @@ class SequenceColumns:
         self._free.append(row)
 
     def set_work(self, row: int, work: Work) -> None:
-        """What a request asks for."""
+        """Enter a request's settings."""
         sampling, count, known = work.sampling, len(work.token_ids), len(work.token_ids) + len(work.written)
         self.ids[row, :count], self.ids[row, count:known] = work.token_ids, work.written
         self.logprobs[row, count:known], self.versions[row, count:known] = work.logprobs, work.versions
@@ -116,7 +116,7 @@ class SequenceColumns:
         self._set_stops(row, sampling.stop_token_ids)
 
     def save_work(self, row: int, work: Work) -> None:
-        """What it has written so far."""
+        """Save the tokens written so far to the request."""
         begin, end = int(self.start[row]), int(self.known[row])
         work.written = tuple(self.ids[row, begin:end].tolist())
         work.logprobs = tuple(self.logprobs[row, begin:end].tolist())
@@ -140,10 +140,10 @@ class SequenceColumns:
 class SequenceTable:
     """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`.
 
-    recurrent: a row's state is that of all tokens that were fed. No sequence begins with another's pages then, one that
-    goes on differently begins anew, and a stretch that does not reach the end of what is known ends at a multiple of
-    BLOCK positions, so that it ends there however much else is fed. Where stretches began is kept with a sequence whose
-    pages are given up."""
+    recurrent: a row's state is that of all fed tokens. Then sequences share no pages, one that continues differently is
+    fed from its start, and a stretch that does not reach the end of the known tokens ends at a multiple of BLOCK
+    positions, independent of the rest of the pass. The starts of stretches are kept for a sequence whose pages are
+    evicted."""
 
     def __init__(
         self, cache: PagedCache, pages: PagePool, *, rows: int, positions: int, recurrent: bool = False
@@ -171,7 +171,7 @@ class SequenceTable:
             sequence.behind.append(work)
 
     def admit(self) -> None:
-        """Begin what there is room for, oldest first; who has pages already passes older ones that lack room."""
+        """Begin sequences while there is room, oldest first; one that has pages may pass older ones that lack room."""
         full = False
         for sequence in tuple(self.waiting):
             if len(self.running) >= self._most:
@@ -187,14 +187,14 @@ class SequenceTable:
         sequence.work = None
         if sequence.row is not None and self.columns.cached[sequence.row] < sequence.opening:
             self.columns.room[sequence.row] = 0
-            for page in sequence.pages:  # others need not wait for it
+            for page in sequence.pages:  # others shall not wait for it
                 self._pages.resign(page, sequence, int(self.columns.cached[sequence.row]))
         if sequence.behind:
             self._ask(sequence, sequence.behind.popleft())
         return work
 
     def abort(self, request_id: str) -> Work | None:
-        """End a request, wherever it stands; None when there is none of that name."""
+        """End a request in any state; None if there is none of that id."""
         for sequence in self._sessions.values():
             if sequence.work is not None and sequence.work.request_id == request_id:
                 return self.end(sequence)
@@ -222,7 +222,7 @@ class SequenceTable:
         insort(self.waiting, sequence, key=AGE)
 
     def _stopped(self, sequence: Sequence) -> Work:
-        """Its request, which neither decodes nor waits any more."""
+        """Remove its request from decoding or waiting, and return it."""
         assert sequence.work is not None
         if sequence in self.running:
             assert sequence.row is not None
@@ -245,7 +245,7 @@ class SequenceTable:
             self._give_up(max(idle, key=AGE))
 
     def forget_all(self) -> None:
-        """Nothing is cached any more; who decodes begins again with what is written."""
+        """Drop all caches; decoding sequences feed their tokens again."""
         for sequence in self._sessions.values():
             if sequence in self.running:
                 self._ask(sequence, self._stopped(sequence))
@@ -267,12 +267,12 @@ class SequenceTable:
             self._leave_pages(sequence, 0)
             if self._recurrent:
                 begins = sequence.begins = self.columns.begins[sequence.row].copy()
-                begins[self.columns.cached[sequence.row]] = True  # of what would have come next
+                begins[self.columns.cached[sequence.row]] = True  # the next stretch would have begun here
             self.columns.free(sequence.row)
             sequence.row = None
 
     def _leave_pages(self, sequence: Sequence, kept: int) -> None:
-        """All but the first `kept`."""
+        """Release all but the first `kept`."""
         reach = int(self.columns.cached[sequence.row])
         for page in sequence.pages[kept:]:
             self._pages.leave(page, sequence, reach)
@@ -280,7 +280,7 @@ class SequenceTable:
         sequence.opening = min(sequence.opening, kept * PAGE)
 
     def _free_page(self, sequence: Sequence) -> Page | None:
-        """A page for it, which the newest sequences make room for; None when it was itself the newest."""
+        """A page for it, evicting the newest sequences if needed; None if it was itself the newest."""
         while not self._pages.free:
             newest = max(self._live(), key=AGE)
             self._give_up(newest)
@@ -316,7 +316,7 @@ class SequenceTable:
         self._list_rows()
 
     def _open(self, sequence: Sequence, tokens: Ints) -> None:
-        """Pages for all but the last token: those that others hold, then new ones."""
+        """Assign pages for all but the last token: shared ones first, then new ones."""
         row = sequence.row = self.columns.take()
         self.columns.cached[row] = self.columns.room[row] = 0
         self.columns.lost[row] = sequence.lost
@@ -331,13 +331,13 @@ class SequenceTable:
             self._put(sequence, index, self._pages.take(sequence, names[index]))
 
     def _names(self, tokens: Ints) -> list[bytes]:
-        """Of the pages of all but the last token; empty ones where nobody shares them."""
+        """Names of the pages of all but the last token; empty if pages are not shared."""
         names = names_of(tokens[:-1])
         return [b""] * len(names) if self._recurrent else names
 
     def _keep_common(self, sequence: Sequence, row: int, tokens: Ints) -> None:
-        """Keep what is cached as far as the request extends it; in whole pages where it does not, and where its prompt
-        had not been fed to the end, whose other pages show tokens that it may not have."""
+        """Keep the cached tokens that the request begins with; only whole pages if it does not extend them all, or if
+        its prompt was not fed to the end, since later pages may hold other tokens."""
         cached = int(self.columns.cached[row])
         common = min(cached, len(tokens) - 1)
         differs = np.flatnonzero(self.columns.ids[row, :common] != tokens[:common])
@@ -352,21 +352,21 @@ class SequenceTable:
     # -- the next pass ----------------------------------------------------------------------------------------------
 
     def plan(self, prefill: int) -> tuple[Ints, Ints]:
-        """Which rows the next pass feeds, and how many tokens of each: one of each sequence that has no more, and
-        about `prefill` of those that have. Every page that they need is there."""
+        """Which rows the next pass feeds, and how many tokens of each: one of each sequence that has only one, and
+        about `prefill` in all of the others. Every page that they need is assigned."""
         columns, rows = self.columns, self._rows
         columns.ready[rows] = 1
         more = (columns.known[rows] - columns.cached[rows] > 1) | (columns.cached[rows] >= columns.room[rows])
         for sequence in [self.running[place] for place in np.flatnonzero(more).tolist()]:
             row = sequence.row
-            if row is not None:  # else it has just given way
+            if row is not None:  # else it was just evicted
                 ready = columns.ready[row] = self._prepare(sequence, row, prefill + 1)
                 prefill -= max(0, ready - 1)
         counts = columns.ready[self._rows]
         return self._rows[counts > 0], counts[counts > 0]
 
     def _prepare(self, sequence: Sequence, row: int, most: int) -> int:
-        """How many of its tokens, at most `most`, can be fed now; none when it had to give its own pages up."""
+        """How many of its tokens, at most `most`, can be fed now; 0 if its own pages were evicted."""
         self._adopt(sequence, row)
         begin = place = int(self.columns.cached[row])
         end = min(known := int(self.columns.known[row]), begin + most)
@@ -380,7 +380,7 @@ class SequenceTable:
         return place - begin
 
     def _adopt(self, sequence: Sequence, row: int) -> None:
-        """Take over what others have filled of its opening."""
+        """Count pages of its opening that others have filled as cached."""
         cached = self.columns.cached
         while cached[row] < sequence.opening:
             index = int(cached[row]) // PAGE
@@ -392,7 +392,7 @@ class SequenceTable:
             cached[row] = reach
 
     def _may_write(self, sequence: Sequence, place: int) -> bool:
-        """Whether the page of a position is there for it to write, after what can be done about it."""
+        """Whether it may write to the page of a position, after getting a page if possible."""
         index = place // PAGE
         page = sequence.pages[index] if index < len(sequence.pages) else None
         if page is not None and page.writer is None and (page.holders == 1 or place < sequence.opening):

@@ -1,13 +1,13 @@
 """An engine over HTTP: one vLLM server, in an environment or on a machine of its own.
 
-Here is who waits for what, and how weights are exchanged; what is said to the server is in vllm_client.py, what we add
-to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: docs/vllm.md).
+This file coordinates requests and the exchange of weights; the HTTP calls are in vllm_client.py, our extension of the
+workers in inside_vllm/, starting a server in vllm_server.py (by hand: docs/vllm.md).
 
-At most as many requests are with the server as it can decode at once, but for one row: that one is left to the canary
-rows, which would wait for the end of a completion otherwise, and all that decode with them.
+The server gets at most as many requests as it can decode at once, minus one row, which is reserved for canary rows:
+otherwise they, and all requests that decode meanwhile, would wait for the end of a completion.
 
 It differs from the torch engine in three ways. The same request may get another completion (`deterministic`): on GPUs
-it brings its seed, but what else is in the batch changes the rounding of its logits, and on CPUs vLLM 0.32 dies of a
+it carries its seed, but the rest of the batch changes the rounding of its logits, and on CPUs vLLM 0.32 crashes on a
 request with a seed, so none is sent. top_p and top_k are refused, because vLLM reports log-probabilities either before
 the temperature or after truncation. And new weights come from a folder or a sender, with canary rows that prove they
 arrived."""
@@ -46,19 +46,19 @@ from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.protocols import NewestWeights
 from rocstar.types import Canary, Completion, EngineLoad, Finish, Sampling, Weights, gaps, without_tokens
 
-LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms
-IDLE_SECONDS = 1.0  # while nothing is
+LOOK_SECONDS = 0.1  # between two reads of /metrics while requests run; one costs the server about 5 ms
+IDLE_SECONDS = 1.0  # while none run
 CONFIG = "config.json"
 ABORT_SECONDS = 0.2  # between two attempts to abort a request that the server may not know yet
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """In nats, for one token of a canary row, where the learner computes in fp32. A server in fp32 differs by 2e-6."""
 NOISES, LEAST_NOISE = 2.5, 2e-3
-"""Times what rounding does to the very model, and nats of that at least, where the learner computes in bf16 itself. A
-right server gives 0.8 to 1.2 times that, whatever the model (benchmarks/canary.py)."""
+"""Times the rounding noise measured on this model, and the least such noise in nats, where the learner computes in
+bf16. A correct server gives 0.8 to 1.2 times the noise, whatever the model (benchmarks/canary.py)."""
 
 
 class VllmFacts(msgspec.Struct):
-    """What a worker process says of itself."""
+    """Facts that a worker process reports."""
 
     vocab_size: int
     """Rows of the embedding."""
@@ -72,7 +72,7 @@ class VllmFacts(msgspec.Struct):
     scheduling: str
     """The rule by which vLLM chooses the next waiting request."""
     device: str = "cpu"
-    """Kind of device that it computes on; those that do not say it are not sent seeds."""
+    """Kind of device that it computes on; if it does not report one, it gets no seeds."""
 
 
 @dataclass(slots=True)
@@ -92,15 +92,15 @@ class Request:
     """Its id on the server, once it is there."""
     aborted: bool = False
     failed: str | None = None
-    """Why its waiter gets EngineUnavailable, once it does."""
+    """Why its caller gets EngineUnavailable, once it does."""
     task: asyncio.Task[Completion] = field(init=False)
 
 
 class VllmEngine:
-    """Engine over the vLLM server at a URL, or one that it starts itself; ids from `vocab_size` on are never drawn.
+    """Engine over the vLLM server at a URL, or one that it starts itself; ids from `vocab_size` on are never sampled.
 
-    Nothing runs before the first `restart`. One engine has a server to itself: weights, pauses and the vocabulary are
-    the server's, whoever asks."""
+    Nothing runs before the first `restart`. Each engine needs its own server: weights, pauses and the vocabulary are
+    the server's, for all of its clients."""
 
     deterministic = False
     """Whether the same request gets the same completion."""
@@ -114,9 +114,9 @@ class VllmEngine:
         start: StartServer = VllmServer.start,
         tell: Tell = lambda line: None,
     ) -> None:
-        """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it is
-        asked for some, has failed. start: how a server of its own is started. tell: gets a line of progress now and
-        then while a server starts."""
+        """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it has
+        requests, has failed. start: starts a server of its own. tell: called with lines of progress while a server
+        starts."""
         self._server_name = ""
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self._start = start
@@ -130,7 +130,7 @@ class VllmEngine:
         self._asleep = False
         self._settled = asyncio.Event()  # unset while weights are exchanged, and while the server sleeps
         self._settled.set()
-        self._asked = asyncio.Event()  # set when a request is sent
+        self._request_sent = asyncio.Event()  # set when a request is sent
         self._exchange = asyncio.Lock()
         self._rows = asyncio.Semaphore(0)
         self._requests: dict[str, Request] = {}
@@ -152,9 +152,9 @@ class VllmEngine:
         return {**({"pid": self.pid} if self.pid else {}), "url": self.url, **log}
 
     async def restart(self, newest: NewestWeights | None) -> None:
-        """End what there is and begin again: a server of its own is started on its model, one at a URL is opened; then
-        it is given the newest weights, if any. Raises ConfigError where the server has other options than docs/vllm.md
-        says, EngineUnavailable where it can't be started or reached."""
+        """Close the current server and begin again: start a server of its own on its model, or open the one at a URL;
+        then load the newest weights, if any. Raises ConfigError if the server's options are not those of docs/vllm.md,
+        EngineUnavailable if it can't be started or reached."""
         await self.close()
         self._broken = "the engine could not be started"
         if isinstance(self._place, VllmSettings):
@@ -167,7 +167,7 @@ class VllmEngine:
             await self.load_weights(weights)
 
     async def close(self) -> None:
-        """End a server of its own, leave one at a URL as it is; waiters get EngineUnavailable."""
+        """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
         self._earlier.keep(self.load(), self.cpu_seconds())
         self._cpu_seconds, self._broken = 0.0, f"the engine {self.url} was closed"
         self._first, self._metrics = (
@@ -190,10 +190,10 @@ class VllmEngine:
     async def _open(self, client: VllmClient) -> None:
         self._client = client
         try:
-            told = await self._recognised(client)
+            reports = await self._recognised(client)
         except EngineUnavailable as error:
-            raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
-        self._facts, self._workers = _suitable(told, self._known, self.url), told
+            raise EngineUnavailable(f"{error}; docs/vllm.md lists the options that it must be started with") from error
+        self._facts, self._workers = _suitable(reports, self._known, self.url), reports
         self._rows = asyncio.Semaphore(self._facts.rows - CANARY_ROWS)
         await client.resume()  # an earlier user may have died while it was paused
         self._version = await client.version()
@@ -203,21 +203,21 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._look(client))
 
     async def _recognised(self, client: VllmClient) -> list[dict[str, Any]]:
-        """What the workers say of themselves. Raises EngineUnavailable where they are not of the server that this
-        engine started, but of another that got its port; that one is left as it is."""
-        told = await client.call("rocstar_open", self._known, self._server_name)
-        for name in {worker.get("name") for worker in told} - {self._server_name} if self._server_name else ():
+        """The workers' reports. Raises EngineUnavailable if they belong not to the server that this engine started but
+        to another that got its port; that one is left unchanged."""
+        reports = await client.call("rocstar_open", self._known, self._server_name)
+        for name in {worker.get("name") for worker in reports} - {self._server_name} if self._server_name else ():
             raise EngineUnavailable(
                 f"the server at {self.url} is not the one that was started there: it is called {name or 'nothing'}, "
                 f"ours {self._server_name}"
             )
-        return told
+        return reports
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """One that comes while weights are exchanged waits. Raises ConfigError for a request that makes no sense or
-        that this engine can't obey, EngineUnavailable when the server fails."""
+        """Waits while weights are exchanged. Raises ConfigError for an invalid request or one that this engine can't
+        obey, EngineUnavailable when the server fails."""
         room = self._started()[1].max_tokens - len(token_ids)
         _refuse(token_ids, sampling, self._known)
         if room < 1:
@@ -239,18 +239,18 @@ class VllmEngine:
                 del self._requests[request_id]
 
     def load(self) -> EngineLoad:
-        """As of the last look, a fraction of a second old; what the server was not seen to decode waits. Tokens are
-        held by requests that decode, in whole blocks: vLLM keeps the prefixes of sessions that pause only as long as
-        nobody needs their room, and does not count them."""
-        metrics, first, asked = self._metrics, self._first, len(self._requests)
-        running = min(metrics.running, asked)
+        """As of the last look, a fraction of a second old; requests not reported as decoding count as waiting. Used
+        tokens are those of decoding requests, in whole blocks: vLLM keeps prefixes of paused sessions only until their
+        room is needed, and does not count them."""
+        metrics, first, requests = self._metrics, self._first, len(self._requests)
+        running = min(metrics.running, requests)
         produced = metrics.produced_tokens - first.produced_tokens - self._checked
         preempted = metrics.preemptions - first.preemptions - self._preempted_for_weights
         load = EngineLoad(
             capacity_tokens=metrics.capacity_tokens,
-            used_tokens=round(metrics.used_share * metrics.capacity_tokens) if asked else 0,
+            used_tokens=round(metrics.used_share * metrics.capacity_tokens) if requests else 0,
             running=running,
-            waiting=asked - running,
+            waiting=requests - running,
             policy_version=self._version,
             produced_tokens=max(0, produced),
             recomputed_tokens=self._recomputed,
@@ -265,12 +265,12 @@ class VllmEngine:
         return self._earlier.and_cpu(self._cpu_seconds)
 
     async def load_weights(self, weights: Weights) -> None:
-        """Pause, exchange, resume, and check the canary rows. Requests in flight go on under the new weights, which
-        read all of their tokens anew. Weights that could not be read change nothing; where anything else fails,
-        nothing is served before a later call succeeds."""
+        """Pause, exchange, resume, and check the canary rows. Requests in flight continue under the new weights, which
+        feed all of their tokens again. Weights that could not be read change nothing; after any other failure nothing
+        is served until a later call succeeds."""
         if weights.folder is None or not weights.canary:
             raise ContractBroken(f"weights {weights.version} need a folder and canary rows to go to a vLLM server")
-        async with self._exchange:  # before a sender expects it: one that is given twice would wait for itself
+        async with self._exchange:  # before a sender expects it: an engine given twice would wait for itself
             client, facts = self._started()
             self._settled.clear()
             try:
@@ -309,9 +309,9 @@ class VllmEngine:
             await self._end(request)
 
     async def close_session(self, session_id: str) -> None:
-        """What the session still asks for is aborted."""
-        asked = [request for request in self._requests.values() if request.session_id == session_id]
-        await asyncio.gather(*(self._end(request) for request in asked))
+        """Abort the session's requests."""
+        requests = [request for request in self._requests.values() if request.session_id == session_id]
+        await asyncio.gather(*(self._end(request) for request in requests))
         self._sessions.pop(session_id, None)
 
     # -- one request ------------------------------------------------------------------------------------------------
@@ -322,16 +322,16 @@ class VllmEngine:
             await self._settled.wait()
             client, facts = self._opened()
             request.sent_as = self._next_id()
-            self._asked.set()
+            self._request_sent.set()
             seeded = facts.device != "cpu"
             written = await client.generate(
                 token_ids, sampling, request_id=request.sent_as, known=self._known, seeded=seeded
             )
-            await self._settled.wait()  # what weights wrote that turn out wrong is not handed out
+            await self._settled.wait()  # a completion of weights that prove wrong is not returned
             self._opened()
             self._count(session, len(token_ids), written)
         if written.finish is Finish.ABORTED and not request.aborted:
-            raise EngineUnavailable(f"vLLM at {self.url} aborted a request, and nobody here asked it to")
+            raise EngineUnavailable(f"vLLM at {self.url} aborted a request that this engine did not abort")
         return Completion(
             token_ids=written.token_ids,
             logprobs=written.logprobs,
@@ -343,8 +343,8 @@ class VllmEngine:
         return f"{self._name}-{next(self._numbers)}"
 
     async def _end(self, request: Request) -> None:
-        """Until its answer is here: the server may not know the request yet when it is told to abort it. One that does
-        not come is not waited for."""
+        """Abort until its answer arrives: the server may not know the request yet. An answer that does not come is not
+        waited for."""
         request.aborted = True
         for _ in range(ceil(self._patience / ABORT_SECONDS)):
             if not (request.sent_as and self._client) or request.task.done():
@@ -357,7 +357,7 @@ class VllmEngine:
         request.task.cancel()
 
     def _count(self, session: SessionCache, prompt: int, written: VllmCompletion) -> None:
-        """Notice that the session's cache was given up since its last request. Only whole blocks stay cached."""
+        """Count an eviction of the session's cache since its last request. Only whole blocks stay cached."""
         block = self._metrics.block_tokens
         if written.version_spans and written.cached_tokens is not None:
             expected = min(session.tokens, prompt - 1) // block * block
@@ -382,12 +382,12 @@ class VllmEngine:
             await self._recognised(client)
         await (client.wake("weights") if self._asleep else client.pause())
         preempted = (await client.metrics()).preemptions
-        told = await send(client.call, self._workers)
-        if all("refused" in worker for worker in told) and not self._asleep:
+        got = await send(client.call, self._workers)
+        if all("refused" in worker for worker in got) and not self._asleep:
             await client.resume()
             self._broken = before
-            raise EngineUnavailable(f"weights {weights.version} in {weights.folder} were refused: {told[0]['refused']}")
-        if wrong := [worker for worker in told if worker]:
+            raise EngineUnavailable(f"weights {weights.version} in {weights.folder} were refused: {got[0]['refused']}")
+        if wrong := [worker for worker in got if worker]:
             raise EngineUnavailable(f"weights {weights.version} in {weights.folder} were taken in part: {wrong[0]}")
         await client.forget()
         await client.set_version(weights.version)
@@ -396,7 +396,7 @@ class VllmEngine:
         return preempted
 
     async def _check(self, client: VllmClient, weights: Weights, facts: VllmFacts) -> None:
-        """Raises EngineUnavailable where the server's log-probabilities are not those of the weights."""
+        """Raises EngineUnavailable if the server's log-probabilities are not those of the weights."""
         rows = [row for row in weights.canary if len(row.token_ids) < facts.max_tokens]
         self._checked += len(rows)  # vLLM must write a token to score a row
         scored = await asyncio.gather(*(client.score(row.token_ids, request_id=self._next_id()) for row in rows))
@@ -410,33 +410,31 @@ class VllmEngine:
     # -- facts ------------------------------------------------------------------------------------------------------
 
     async def _look(self, client: VllmClient) -> None:
-        """Produces `_metrics` while the server answers, and fails requests that it no longer works on; waits for one to
-        be sent, or IDLE_SECONDS; ends when the engine is closed."""
-        quiet, seen = 0.0, self._metrics
+        """Updates `_metrics` while the server answers, and fails requests without progress; waits for one to be sent,
+        or IDLE_SECONDS; ends when the engine is closed."""
+        quiet, previous = 0.0, self._metrics
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may swallow that it is cancelled
-                        await self._asked.wait()
-            self._asked.clear()
-            await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun what was asked
+                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may swallow a cancellation
+                        await self._request_sent.wait()
+            self._request_sent.clear()
+            await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun the request
             waited = await self._look_once(client)
             is_due = bool(self._requests) and self._settled.is_set()
-            quiet = quiet + waited + LOOK_SECONDS if is_due and self._metrics == seen else 0.0
-            seen = self._metrics
+            quiet = quiet + waited + LOOK_SECONDS if is_due and self._metrics == previous else 0.0
+            previous = self._metrics
             if quiet > self._patience:
-                self._fail_all(
-                    f"vLLM at {self.url} did nothing for {quiet:.0f} s, asked for {len(self._requests)} requests"
-                )
+                self._fail_all(f"vLLM at {self.url} did nothing for {quiet:.0f} s with {len(self._requests)} requests")
             await asyncio.sleep(LOOK_SECONDS / 2)
 
     async def _look_once(self, client: VllmClient) -> float:
-        """Seconds that were waited for nothing. An answer that comes is none, however late: while a learner keeps the
-        event loop busy nobody reads it."""
+        """Seconds waited without an answer; 0 if one comes, however late: while a learner keeps the event loop busy,
+        answers are not read."""
         began = time.monotonic()
         try:
             self._metrics = await client.metrics()
-        except EngineUnavailable:  # the next request fails with it
+        except EngineUnavailable:  # the next request raises it
             return time.monotonic() - began
         return 0.0
 
@@ -446,13 +444,13 @@ class VllmEngine:
         return self._client, self._facts
 
     def _opened(self) -> tuple[VllmClient, VllmFacts]:
-        """Raises EngineUnavailable where nothing may be served."""
+        """Raises EngineUnavailable if nothing may be served."""
         if self._broken:
             raise EngineUnavailable(self._broken)
         return self._started()
 
     def _fail_all(self, reason: str) -> list[asyncio.Task[Completion]]:
-        """Waiters get EngineUnavailable."""
+        """Callers get EngineUnavailable."""
         requests = list(self._requests.values())
         for request in requests:
             request.failed = reason
@@ -470,8 +468,8 @@ def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
 
 
 def _beginning(settings: VllmSettings, weights: Weights | None) -> VllmSettings:
-    """How a server is started that gets other weights before it is asked: on a copy of their configuration, because the
-    folder with them may be gone before a server that is just starting reads it. Raises EngineUnavailable."""
+    """Settings of a server that loads other weights before its first request: it starts on a copy of their config,
+    because their folder may be deleted before the starting server reads it. Raises EngineUnavailable."""
     if weights is None or weights.folder is None:
         return settings
     model = settings.log.with_suffix(".model")
@@ -485,12 +483,12 @@ def _beginning(settings: VllmSettings, weights: Weights | None) -> VllmSettings:
     return replace(settings, model=model, reads_weights=False)
 
 
-def _suitable(told: list[dict[str, Any]], known: int, url: str) -> VllmFacts:
+def _suitable(reports: list[dict[str, Any]], known: int, url: str) -> VllmFacts:
     """Raises ConfigError for a server that can't keep an engine's promises."""
     try:
-        facts = msgspec.convert(told[0], VllmFacts)
+        facts = msgspec.convert(reports[0], VllmFacts)
     except (IndexError, msgspec.ValidationError) as error:
-        raise EngineUnavailable(f"vLLM at {url} does not say what it serves: {error}") from error
+        raise EngineUnavailable(f"vLLM at {url} did not report its settings: {error}") from error
     if facts.logprobs_mode != LOGPROBS_MODE:
         raise ConfigError(f"vLLM at {url} has --logprobs-mode {facts.logprobs_mode}; start it with {LOGPROBS_MODE}")
     if facts.scheduling != SCHEDULING:
@@ -505,10 +503,10 @@ def _suitable(told: list[dict[str, Any]], known: int, url: str) -> VllmFacts:
 
 
 def too_far(row: Canary, ours: Sequence[float], dtype: str) -> str | None:
-    """How far `ours` ([n-1], of a server in `dtype`) are from a canary row, in words, where a right one's are not."""
+    """Describes how far `ours` ([n-1], of a server in `dtype`) are from a canary row; None if within tolerance."""
     found = gaps(ours[-len(row.logprobs) :], row.logprobs)
     if row.noise is None:
-        gap, allowed, told = max(found), TOLERANCES[dtype], "by up to"
+        gap, allowed, measure = max(found), TOLERANCES[dtype], "by up to"
     else:
-        gap, allowed, told = fmean(found), NOISES * max(row.noise, LEAST_NOISE), "in the mean by"
-    return None if gap <= allowed else f"differ {told} {gap:.3g} nats, and {allowed:.3g} is allowed"
+        gap, allowed, measure = fmean(found), NOISES * max(row.noise, LEAST_NOISE), "in the mean by"
+    return None if gap <= allowed else f"differ {measure} {gap:.3g} nats, and {allowed:.3g} is allowed"

@@ -1,4 +1,4 @@
-"""What is said to a vLLM server over HTTP, and what may come back. Every field of an answer is checked here.
+"""HTTP calls to a vLLM server, and the types of its answers. Every field of an answer is checked here.
 
 Not here: sessions, weights and aborts, which `vllm.py` decides."""
 
@@ -87,7 +87,7 @@ class _Label(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmCompletion:
-    """What a server wrote for one request."""
+    """A server's completion of one request."""
 
     token_ids: tuple[int, ...]
     """[n]"""
@@ -96,17 +96,17 @@ class VllmCompletion:
     version_spans: tuple[VersionSpan, ...]
     finish: Finish
     cached_tokens: int | None
-    """Tokens of the prompt that were not fed again; None where the server does not say."""
+    """Tokens of the prompt that were not fed again; None if the server does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmMetrics:
-    """What GET /metrics says."""
+    """Figures of GET /metrics."""
 
     capacity_tokens: int = 0
     """Tokens that the KV cache holds."""
     block_tokens: int = 1
-    """The cache is given out in blocks of so many tokens."""
+    """Tokens of a block, the unit of cache allocation."""
     used_share: float = 0.0
     """Share of the KV cache that decoding requests use; 0 to 1."""
     running: int = 0
@@ -118,19 +118,19 @@ class VllmMetrics:
 
 
 class VllmClient:
-    """One server. Everything raises EngineUnavailable where it can't be reached, answers what it should not, or, but
-    for `generate`, does not answer within `patience_seconds`.
+    """One server. Every method raises EngineUnavailable if the server can't be reached, gives an invalid answer or,
+    except for `generate`, does not answer within `patience_seconds`.
 
-    Each request has a connection of its own, so none is ever sent twice. On one that is used again it may be lost: a
-    server that was busy for longer than its keep-alive (5 s) closes the connection before it reads what came meanwhile.
-    A second connection costs 1 ms of CPU here and 0.2 ms there."""
+    Each request has its own connection, so none is ever sent twice. On a reused one it could be lost: a server that was
+    busy for longer than its keep-alive (5 s) closes the connection before it reads a request sent meanwhile. A second
+    connection costs 1 ms of CPU here and 0.2 ms there."""
 
     def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Raises ConfigError for what is no URL of a server."""
+        """Raises ConfigError for an invalid URL."""
         self._url, self._patience, base = url, patience_seconds, _base(url)
         self._http = httpx.AsyncClient(
             base_url=base,
-            verify=base.scheme == "https",  # to read the certificates takes 20 ms
+            verify=base.scheme == "https",  # reading the certificates takes 20 ms
             headers=OWN_CONNECTION,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -143,8 +143,8 @@ class VllmClient:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int, seeded: bool
     ) -> VllmCompletion:
-        """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come,
-        from 0. seeded: whether the server is told the seed."""
+        """Waits for as long as the server takes; cancelling this ends the request there. known: ids are below it.
+        seeded: whether the seed is sent."""
         seed = {"seed": sampling.seed} if seeded else {}
         body = {
             "request_id": request_id,
@@ -156,7 +156,7 @@ class VllmClient:
                 "top_k": sampling.top_k,
                 "stop_token_ids": sampling.stop_token_ids,
                 **seed,
-                "ignore_eos": True,  # the stop tokens are those asked for, not those of the model's folder
+                "ignore_eos": True,  # the stop tokens are those of the request, not of the model's folder
                 "logprobs": 0,  # of the sampled token only
                 "detokenize": False,
             },
@@ -164,7 +164,7 @@ class VllmClient:
         return read_answer(await self._post("/inference/v1/generate", body, VllmAnswer, seconds=None), known)
 
     async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
-        """[n-1] log-probabilities of each token but the first, computed again, before waiting requests."""
+        """[n-1] log-probabilities of each token but the first, recomputed, ahead of waiting requests."""
         sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
         body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling, "priority": -1}
         scored = (await self._post("/inference/v1/generate", body, VllmAnswer)).prompt_logprobs or []
@@ -184,23 +184,24 @@ class VllmClient:
         await self._post("/resume", {}, _Done)
 
     async def sleep(self) -> None:
-        """Give all memory of GPUs back, weights included (level 2), until `wake`; requests wait, and are fed again."""
+        """Free all GPU memory, weights included (level 2), until `wake`; requests wait, and are fed again."""
         await self._post("/sleep?level=2&mode=keep", {}, _Woken)
 
     async def wake(self, part: str) -> None:
-        """Take memory for `weights` again, whose values are not there, then for `kv_cache`, with which all goes on."""
+        """Allocate memory of a `part` again: `weights`, without their values, then `kv_cache`, which resumes
+        requests."""
         woken = await self._post(f"/wake_up?tags={part}", {}, _Woken)
         if part == "kv_cache" and woken.status != "awake":
-            raise EngineUnavailable(f"vLLM at {self._url} did not wake: it says that it is {woken.status}")
+            raise EngineUnavailable(f"vLLM at {self._url} did not wake: its status is {woken.status}")
 
     async def forget(self) -> None:
-        """Drop all keys and values, those of requests that decode too; these are fed again."""
+        """Drop all keys and values, also those of decoding requests, which are fed again."""
         done = await self._post("/reset_prefix_cache?reset_running_requests=true", {}, _Done)
         if not done.success:
             raise EngineUnavailable(f"vLLM at {self._url} could not drop its cache, so it may mix two policies")
 
     async def version(self) -> int:
-        """Policy version last set, 0 where none was."""
+        """Policy version last set, 0 if none was."""
         label = (await self._ask("GET", "/weight_info", _Label)).weight_version
         return int(label) if VERSION.fullmatch(label) else 0
 
@@ -226,10 +227,10 @@ class VllmClient:
         try:
             return msgspec.json.decode(content, type=answer)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with something else: {error}") from error
+            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with another type: {error}") from error
 
     async def _send(self, method: str, path: str, content: bytes = b"", **options: float | None) -> bytes:
-        """The body of a good answer. seconds: until it is here, `patience_seconds` where not given."""
+        """The body of a successful answer. seconds: timeout, by default `patience_seconds`."""
         seconds = options.get("seconds", self._patience)
         if self._http.is_closed:
             raise EngineUnavailable(f"vLLM at {self._url} was asked {path} after its engine was closed")
@@ -245,8 +246,8 @@ class VllmClient:
                 f"vLLM at {self._url} broke the connection before its answer to {path} was whole: {error!r}"
             ) from error
         if status != 200:
-            told = " ".join(body[:300].decode(errors="replace").split())
-            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with {status}: {told}")
+            reason = " ".join(body[:300].decode(errors="replace").split())
+            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with {status}: {reason}")
         return body
 
     async def _read(self, response: httpx.Response, path: str) -> bytes:
@@ -302,7 +303,7 @@ def _spans(choice: _VllmChoice) -> tuple[VersionSpan, ...]:
         place = span.end
     if place != len(choice.token_ids):
         raise EngineUnavailable(
-            f"vLLM says which weights wrote {place} of {len(choice.token_ids)} tokens; it must be 0.32 or newer"
+            f"vLLM reports which weights wrote {place} of {len(choice.token_ids)} tokens; it must be 0.32 or newer"
         )
     return tuple(spans)
 
@@ -316,7 +317,7 @@ def read_metrics(text: str, url: str) -> VllmMetrics:
             continue
     cache = CACHE.search(text)
     if cache is None:
-        raise EngineUnavailable(f"vLLM at {url} does not say how large its KV cache is; it must be 0.32 or newer")
+        raise EngineUnavailable(f"vLLM at {url} does not report the size of its KV cache; it must be 0.32 or newer")
     try:
         if not 0 <= (used := found["kv_cache_usage_perc"]) <= 1:
             raise ValueError(f"{used} of its KV cache is in use")

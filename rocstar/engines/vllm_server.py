@@ -27,37 +27,37 @@ from rocstar.support.processes import how_ended
 INSIDE = Path(__file__).parent / "inside_vllm"
 START_SECONDS = 600.0  # until it answers; 20 to 60 are usual on two quiet cores
 TELL_SECONDS = 10.0
-END_SECONDS = 20.0  # until a server that was told to end is killed; it kills itself after 10
-GROUP_SECONDS = 10.0  # for what outlives a server that was killed to give its shared memory back
-BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # what vLLM gives out at once where it is not told otherwise
+END_SECONDS = 20.0  # from the request to end until a server is killed; it kills itself after 10
+GROUP_SECONDS = 10.0  # for processes that outlive a killed server to free its shared memory
+BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # vLLM's default block sizes
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
 SCHEDULING = "priority"  # canary rows come before waiting requests
-CANARY_ROWS = 1  # that decode beside those asked for, however many those are
+CANARY_ROWS = 1  # that decode beside the engine's requests
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_)\S+$", re.MULTILINE)
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""On CPUs vLLM has a process of its own for the model, which it and its scheduler wait for by spinning a second after
-each message; named so, it is not replaced by that."""
+"""On CPUs vLLM runs the model in a separate process and spins for a second after each message to it; naming an executor
+explicitly prevents that."""
 NAME = "ROCSTAR_SERVER_NAME"  # variable that inside_vllm/rocstar_vllm_worker.py reads
-LOG_LINES = 15  # of the log, in the error that tells why a server did not start
+LOG_LINES = 15  # of the log, in the error about a server that did not start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """How a server is started."""
+    """Options of a server."""
 
     model: Path
     """Hugging Face folder; its tokenizer is not read."""
     python: Path
     """Interpreter of an environment that has vLLM: scripts/vllm_env makes one."""
     log: Path
-    """File that gets what the server prints."""
+    """File for the server's output."""
     max_tokens: int
     """Longest sequence, prompt included."""
     rows: int | None = None
     """Requests that decode at once at most; None for vLLM's own limit."""
     capacity_tokens: int | None = None
-    """Tokens that the KV cache holds; None for what vLLM finds free, on GPUs only."""
+    """Tokens that the KV cache holds; None for all that vLLM finds free, on GPUs only."""
     dtype: str = "bfloat16"
     """Number type of weights, keys and values."""
     device: str = "cpu"
@@ -73,15 +73,15 @@ class VllmSettings:
     place: int = -1
     """Number among the servers that a run starts; -1: any."""
     name: str = ""
-    """Drawn for this start; the server's workers say it, so that another server at its address is noticed."""
+    """Random name of this start; the workers report it, so that another server at its address is detected."""
     environment: Mapping[str, str] | None = None
     """Variables beyond those of this process."""
     host: str = "127.0.0.1"
     """Address of this machine that it listens on."""
     sleeps: bool = False
-    """It shall give its GPUs to learners at times."""
+    """Whether it lends its GPUs to learners."""
     reads_weights: bool = True
-    """False: it begins with random weights, and is given others before the first request."""
+    """False: it starts with random weights, and gets others before the first request."""
 
 
 class RunningServer(Protocol):
@@ -105,10 +105,10 @@ class RunningServer(Protocol):
 
 
 Tell = Callable[[str], None]
-"""Gets a line of progress now and then while a server starts."""
+"""Called with lines of progress while a server starts."""
 StartServer = Callable[[VllmSettings, Tell], Awaitable[RunningServer]]
-"""Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
-ends instead."""
+"""Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable if it ends
+instead."""
 
 
 class VllmServer:
@@ -120,7 +120,7 @@ class VllmServer:
 
     @classmethod
     async def start(cls, settings: VllmSettings, tell: Tell = lambda line: None) -> VllmServer:
-        """A StartServer; why a server ended instead of answering are the last lines of its log."""
+        """A StartServer; if the server ends instead of answering, the error quotes the last lines of its log."""
         port = _free_port(settings.host)
         command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
         process = _begin(command, settings)
@@ -150,22 +150,22 @@ class VllmServer:
         await _end_group(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, GROUP_SECONDS)
-        for file in self._memory:  # of one that was killed
+        for file in self._memory:  # of a killed server
             file.unlink(missing_ok=True)
 
     async def _until_it_answers(self, settings: VllmSettings, tell: Tell) -> None:
-        begun, told = time.monotonic(), 0.0
+        started, reported = time.monotonic(), 0.0
         async with httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, f"{self.url}/health"):
-                waited = time.monotonic() - begun
+                waited = time.monotonic() - started
                 if (code := self._process.poll()) is not None:
                     lines = settings.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-                    said = "\n".join((f"the end of {settings.log} says", *lines))
-                    raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {said}")
+                    log_end = "\n".join((f"the end of {settings.log} says", *lines))
+                    raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {log_end}")
                 if waited > START_SECONDS:
                     raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")
-                if waited - told >= TELL_SECONDS:
-                    told = waited
+                if waited - reported >= TELL_SECONDS:
+                    reported = waited
                     tell(f"vLLM is starting on {settings.model.name}, {waited:.0f} s so far")
                 await asyncio.sleep(0.2)
 
@@ -227,7 +227,7 @@ def _cache(settings: VllmSettings) -> dict[str, int]:
 
 
 def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes]:
-    """Raises ConfigError where there is no such interpreter."""
+    """Raises ConfigError if there is no such interpreter."""
     on_cpu = {
         "OMP_NUM_THREADS": str(settings.threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every server binds itself to the same first cores
@@ -268,7 +268,7 @@ def _processes(group: int) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _shared_memory(group: int) -> set[Path]:
-    """What Python's multiprocessing has made in /dev/shm for a process group: those that are killed leave it there."""
+    """Files of Python's multiprocessing in /dev/shm for a process group: killed processes leave them behind."""
     found: set[str] = set()
     for folder, _ in _processes(group):
         with suppress(OSError):

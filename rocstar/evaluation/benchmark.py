@@ -1,7 +1,7 @@
-"""A benchmark is one small TOML file: where its rows come from, their checksum, what they are, and how the paper asks.
+"""A benchmark is one small TOML file: the source of its rows, their checksum, their kind, and the paper's protocol.
 
-The files stand in `benchmarks/`; a path to one of your own is as good as a name. Rows are read from a folder of yours
-or from the hub, and never copied. What the `kind` of a benchmark does with its rows is in `kinds.py`."""
+The files are in `benchmarks/`; a path to your own works like a name. Rows are read from a local folder or from the hub,
+and never copied. `kinds.py` defines what each `kind` of benchmark does with its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = Mapping[str, Sequence[tuple[int, Row]]]
 
 
 class ProtocolSection(Section):
-    """How the benchmark is asked where the command line does not say otherwise."""
+    """How the benchmark is sampled, unless the command line changes it."""
 
     attempts: int = Field(default=1, ge=1)
     """Samples per problem."""
@@ -38,28 +38,27 @@ class ProtocolSection(Section):
 
 
 class BenchmarkFile(Section):
-    """What a benchmark's TOML file says."""
+    """The contents of a benchmark's TOML file."""
 
     title: str
     """Full name, for tables."""
     source: str
-    """Where the rows were published, and what of the protocol comes from where."""
+    """Where the rows were published, and the sources of the protocol."""
     kind: Literal["math", "choice", "ifeval", "ifbench", "functions", "judged"]
-    """What rows are, and how attempts are scored (`kinds.py`)."""
+    """The kind of rows and of scoring (`kinds.py`)."""
     files: list[str] = Field(min_length=1)
-    """Files of rows, below the data folder; their stems name parts of the benchmark where there are several."""
+    """Files of rows, below the data folder; the stems of several name the parts of the benchmark."""
     answers: list[str] = Field(default=[])
-    """Files of reference answers apart from the rows: one for each of `files` that has some (functions), or the answers
-    of the model to compare with (judged)."""
+    """Files of reference answers separate from the rows: one for each of `files` that has any (functions), or the
+    answers of the baseline model (judged)."""
     hub: str | None = None
-    """The same rows as hf:NAME[:CONFIG]@SPLIT, for those without a data folder; None: not on the hub in this form."""
+    """The same rows as hf:NAME[:CONFIG]@SPLIT, used without a data folder; None: not on the hub in this form."""
     question: str = "question"
     """Column."""
     answer: str = "answer"
     """Column."""
     sha256: str | None = None
-    """Checksum of the columns that are read, in hex (`checksum`); None where it is not known, and then nothing is
-    checked."""
+    """Checksum of the columns that are read, in hex (`checksum`); None if unknown: nothing is checked."""
     protocol: ProtocolSection = ProtocolSection()
 
 
@@ -69,7 +68,7 @@ class Benchmark:
     file: BenchmarkFile
 
     def read(self, folder: Path | None) -> tuple[Rows, str]:
-        """All rows, and where they came from. Raises DataError, ConfigError where neither folder nor hub has them."""
+        """All rows, and their source. Raises DataError, ConfigError if neither folder nor hub has them."""
         if folder is not None:
             names = [*self.file.files, *self.file.answers]
             return {name: list(read_rows(folder / name)) for name in names}, str(folder.resolve())
@@ -81,17 +80,17 @@ class Benchmark:
         return {self.file.files[0]: list(read_rows(self.file.hub))}, self.file.hub
 
     def checked(self, found: str, *, accept: bool) -> None:
-        """Raises DataError where the rows are not those that the file means, unless such are accepted."""
+        """Raises DataError if the rows do not match the file's checksum, unless other rows are accepted."""
         if self.file.sha256 is not None and found != self.file.sha256 and not accept:
             raise DataError(
-                f"the rows of benchmark {self.name} have sha256 {found}, and its file says {self.file.sha256}; get the "
-                "rows it means, or take these, which the result will say: with --accept-rows of rocstar eval, or "
+                f"the rows of benchmark {self.name} have sha256 {found}, not {self.file.sha256}; get the "
+                "expected rows, or accept these, which the result records, with --accept-rows of rocstar eval, or "
                 "accept_rows = true in a recipe's [[evaluate.benchmark]]"
             )
 
 
 def refuse_no_folder(folder: Path | None, name: str) -> None:
-    """Raises ConfigError where rows of a benchmark are to lie in a folder that is not there."""
+    """Raises ConfigError for a missing folder of rows."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the one that holds the rows of {name}")
 
@@ -107,12 +106,12 @@ def known() -> list[str]:
 
 
 def checksum(rows: Rows, columns: Sequence[str]) -> str:
-    """sha256 of these columns of all rows, file by file, as JSON with sorted keys: the same for one set of rows from a
-    JSONL file, parquet or the hub, whatever other columns there are. A null counts as a missing value."""
+    """sha256 of these columns of all rows, file by file, as JSON with sorted keys: equal for the same rows from a JSONL
+    file, parquet or the hub, whatever other columns they have. A null counts as a missing value."""
     digest = hashlib.sha256()
     for _, row in itertools.chain.from_iterable(rows.values()):
-        kept = _without_nulls({name: row.get(name) for name in columns})
-        digest.update(json.dumps(kept, sort_keys=True, ensure_ascii=True).encode() + b"\n")
+        values = _without_nulls({name: row.get(name) for name in columns})
+        digest.update(json.dumps(values, sort_keys=True, ensure_ascii=True).encode() + b"\n")
     return digest.hexdigest()
 
 

@@ -1,5 +1,5 @@
-"""What an evaluation asks of an OpenAI-compatible chat endpoint (`support/chat_http.py`). Every field of an answer is
-checked here. A refusal is a mistake in what is asked, and ends the evaluation in one sentence."""
+"""An evaluation's client of an OpenAI-compatible chat endpoint (`support/chat_http.py`). Every field of an answer is
+checked here. A refused request is a mistake of the user, and ends the evaluation with one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rocstar.types import Status
 
 TRIES = 6
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
-LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # how servers say it
+LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # servers' messages
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
 
 
@@ -46,7 +46,7 @@ class _ChatChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what the files of attempts hold
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # the range of the files of attempts
 
 
 class _TokenCounts(msgspec.Struct):
@@ -60,7 +60,7 @@ class RanCall(msgspec.Struct):
     tool: str
     status: Status
     output: str
-    """What the model read of the result."""
+    """The result as the model read it."""
     arguments: dict[str, Any] = {}
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
@@ -81,29 +81,29 @@ class ChatAnswer:
     """One completion of an endpoint."""
 
     text: str
-    """What was said, calls in OpenAI's form apart from it."""
+    """The text, without calls in OpenAI's form."""
     calls: tuple[tuple[str, str, str], ...]
-    """(id, function, arguments as the JSON text that was written) of each call in OpenAI's form."""
+    """(id, function, arguments as the original JSON text) of each call in OpenAI's form."""
     cut: bool
-    """It reached `max_tokens`."""
+    """Whether it reached `max_tokens`."""
     prompt_tokens: int
     completion_tokens: int
     ran: Sequence[RanCall] = ()
     """Calls that the endpoint ran itself before it wrote this."""
     response_tokens: int | None = None
-    """All tokens after the prompt, results of those calls included; None where the endpoint does not report them."""
+    """All tokens after the prompt, results of those calls included; None if the endpoint does not report them."""
 
 
 class ChatClient:
-    """One endpoint and one model. Raises EngineUnavailable where it cannot be reached or answers what it should not,
-    ConfigError where it refuses the request or does not count its tokens."""
+    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached or gives an invalid answer,
+    ConfigError if it refuses the request or does not count its tokens."""
 
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
-        ConfigError for a URL that is none."""
+        ConfigError for an invalid URL."""
         self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
         self.url, self.model = self._http.url, model
-        self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
+        self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
@@ -117,7 +117,7 @@ class ChatClient:
                 raise
 
     async def ask(self, prompt: str, *, system: str) -> str:
-        """What the model says as a judge of answers, at temperature 0. Raises VerifierUnavailable."""
+        """The model's text as a judge of answers, at temperature 0. Raises VerifierUnavailable."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
         try:
             return (await self.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)).text
@@ -137,9 +137,9 @@ class ChatClient:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
         except (msgspec.DecodeError, IndexError) as error:
-            raise EngineUnavailable(f"{self.url} gave an answer that is none ({error})") from error
+            raise EngineUnavailable(f"{self.url} gave an invalid answer ({error})") from error
         if answer.usage is None:
-            raise ConfigError(f"{self.url} does not say how many tokens it wrote (`usage`), so no length is known")
+            raise ConfigError(f"{self.url} does not report how many tokens it wrote (`usage`), so no length is known")
         calls = choice.message.tool_calls or []
         return ChatAnswer(
             text=choice.message.content or "",

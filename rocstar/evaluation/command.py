@@ -1,7 +1,7 @@
-"""`rocstar eval`: from an EvalSpec to evaluations that are checked before the first begins, carried out and kept.
+"""`rocstar eval`: runs the evaluations of an EvalSpec, all checked before the first begins, and saves them.
 
-What an evaluation has asked is kept in its folder as it comes (`recall.py`): the same command, given again after a
-kill, asks only for what is missing. The caller prints results, they are saved here."""
+An evaluation saves its answers as they arrive (`recall.py`): the same command, repeated after a kill, asks only the
+missing ones. Results are saved here; the caller prints them."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ from rocstar.support.watch import RUN, Stall, Watch, Watching
 
 PARALLEL = 32  # requests at once to an endpoint
 HOLDS = "holds"
-"""Of a setup: what the model's folder holds. Not in the evaluation's name, which is the same for a folder."""
+"""Key of a setup: hashes of the model's files. Not part of the evaluation's name, which is constant for a folder."""
 OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
               "rollout.template", "rollout.environment", "rollout.top_k")  # fmt: skip
-"""How keys begin that say something about weights of ours, or about their conversation."""
+"""Prefixes of keys about local weights, or their conversation."""
 OF_TOOLS = ("rollout.max_turns", "rollout.max_parallel_calls", "rollout.tool_name", "rollout.feedback", "sandbox.tools")
-"""How keys begin that say something about tools that run here."""
+"""Prefixes of keys about tools that run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEvaluation:
-    """One evaluation that was checked: nothing is left to find out but what the subject says."""
+    """One checked evaluation, ready to run."""
 
     spec: EvalSpec
     subject: Subject
-    asked: ProblemSet
+    problem_set: ProblemSet
     protocol: Protocol
     positions: int
-    """Tokens of the longest attempt, as `Subject.fitted` says."""
+    """Tokens of the longest attempt, from `Subject.fitted`."""
     lowered: bool
-    """Nobody asked for a cap on tokens, and the usual one does not fit into the model."""
+    """Whether the default token cap was lowered, because it does not fit into the model."""
     setup: Mapping[str, Any]
     finished: Sequence[Path]
-    """Folders of the same evaluation that was made before, the newest last."""
+    """Folders of earlier runs of the same evaluation, the newest last."""
     folder: Path
-    """Folder of this one, with the journal of an earlier start that was killed."""
+    """Folder of this one, perhaps with the journal of a killed start."""
 
     @property
     def last(self) -> Mapping[str, Any] | None:
-        """The newest finished result, if it was made by the same versions of everything."""
+        """The newest finished result, if the same versions made it."""
         if not self.finished:
             return None
         result = read_json(self.finished[-1] / RESULT)
@@ -76,24 +76,24 @@ class PlannedEvaluation:
 
 
 def evaluations(spec: EvalSpec, screen: Screen) -> Iterator[dict[str, Any]]:
-    """The result of each, as it is made. Where a command was killed after some of its benchmarks, those are taken as
-    they lie there; one that had ended is made again beside. Raises ConfigError, DataError, and RunHalted past the fault
-    budget."""
+    """Yields each result as it is made. If an earlier command was killed after some of its benchmarks, their results
+    are reused; after a completed command all are made again, beside the old ones. Raises ConfigError, DataError, and
+    RunHalted past the fault budget."""
     sets = _problem_sets(spec)
     _refuse_unread(spec, sets)
-    planned = [_planned(spec, asked) for asked in sets]
+    planned = [_planned(spec, problem_set) for problem_set in sets]
     rounds = [len(one.finished) for one in planned]
     for one, finished in zip(planned, rounds, strict=True):
-        is_ahead = finished == max(rounds) > min(rounds)  # made once more than others of this command
+        is_ahead = finished == max(rounds) > min(rounds)  # made once more than this command's others
         result = one.last if is_ahead else None
         if result is None:
             yield _carried_out(one, screen)
         else:
-            screen.note(f"{one.asked.title} is finished in {one.finished[-1]} and is not made again")
+            screen.note(f"{one.problem_set.title} is finished in {one.finished[-1]} and is not made again")
             yield _public(one, result, one.finished[-1])
 
 
-# What is asked
+# Sets of problems
 
 
 def _problem_sets(spec: EvalSpec) -> list[ProblemSet]:
@@ -112,22 +112,22 @@ def _problem_sets(spec: EvalSpec) -> list[ProblemSet]:
 
 
 def _refuse_unread(spec: EvalSpec, sets: Sequence[ProblemSet]) -> None:
-    """Raises ConfigError for what the person says and nothing would read, and for a judge without name or address."""
+    """Raises ConfigError for options without effect, and for a judge without name or address."""
     for name, value in (("--tools", spec.tools), ("--system", spec.system)):
         if spec.endpoint is None and value is not None:
             raise ConfigError(f"{name} is about an endpoint; leave it out, or name one with --endpoint")
     if spec.endpoint is None and spec.judge is None and spec.parallel is not None:
         raise ConfigError("--parallel is about an endpoint; rollout.engine_rows is how many attempts an engine makes")
-    if spec.judge is not None and not any(asked.kind.needs_judge for asked in sets):
-        raise ConfigError("--judge is given, and nothing that is asked needs a judge; leave it out")
-    for key, said in _changes(spec):
+    if spec.judge is not None and not any(problem_set.kind.needs_judge for problem_set in sets):
+        raise ConfigError("--judge is given, and no benchmark here needs a judge; leave it out")
+    for key, option in _changes(spec):
         if spec.endpoint is not None and key.startswith(OF_WEIGHTS):
-            raise ConfigError(f"{said} says nothing to an endpoint; leave it out")
+            raise ConfigError(f"{option} has no effect on an endpoint; leave it out")
         if spec.tools == "none" and key.startswith(OF_TOOLS):
-            raise ConfigError(f"{said} says nothing where --tools none leaves the tools to the endpoint; leave it out")
-        for asked in sets:
-            if asked.kind.leaves_unread(key):
-                raise ConfigError(f"{said} says nothing to benchmark {asked.title}, which has its own; leave it out")
+            raise ConfigError(f"{option} has no effect with --tools none; leave it out")
+        for problem_set in sets:
+            if problem_set.kind.leaves_unread(key):
+                raise ConfigError(f"{option} has no effect on benchmark {problem_set.title}; leave it out")
     if spec.judge is not None and spec.judge_model is None:
         raise ConfigError("--judge needs the judge's name there; give it with --judge-model")
     if spec.judge is not None:
@@ -135,27 +135,27 @@ def _refuse_unread(spec: EvalSpec, sets: Sequence[ProblemSet]) -> None:
 
 
 def _changes(spec: EvalSpec) -> Iterator[tuple[str, str]]:
-    """(key, as the person wrote it)."""
+    """(key, option as the user typed it)."""
     yield from ((_key(text), text) for text in spec.settings or ())
     yield from ((_key(text), words) for text, words in spec.options.items())
     if spec.system is not None:
-        yield "rollout.preamble", "--system"  # the words around a question as well
+        yield "rollout.preamble", "--system"  # the text around a question too
 
 
 def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-# Everything that needs no model is checked
+# Checks that need no model
 
 
-def _planned(spec: EvalSpec, asked: ProblemSet) -> PlannedEvaluation:
+def _planned(spec: EvalSpec, problem_set: ProblemSet) -> PlannedEvaluation:
     """Raises ConfigError, DataError."""
-    subject = _subject(spec, [*asked.protocol.settings, *(spec.settings or ())])
+    subject = _subject(spec, [*problem_set.protocol.settings, *(spec.settings or ())])
     rollout = subject.recipe.rollout
     protocol = Protocol(
-        attempts=asked.protocol.attempts if spec.n is None else spec.n,
-        temperature=asked.protocol.temperature if spec.temperature is None else spec.temperature,
+        attempts=problem_set.protocol.attempts if spec.n is None else spec.n,
+        temperature=problem_set.protocol.temperature if spec.temperature is None else spec.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         seed=subject.recipe.run.seed,
@@ -164,38 +164,38 @@ def _planned(spec: EvalSpec, asked: ProblemSet) -> PlannedEvaluation:
         drawable(protocol.temperature)
     except ValueError as error:
         raise ConfigError(f"--temperature {error}") from None
-    if spec.endpoint is None and (told := subject.recipe.copies(protocol.attempts, protocol.temperature)):
-        raise ConfigError(told)
-    if asked.kind.needs_judge and spec.judge is None:
+    if spec.endpoint is None and (problem := subject.recipe.copies(protocol.attempts, protocol.temperature)):
+        raise ConfigError(problem)
+    if problem_set.kind.needs_judge and spec.judge is None:
         raise ConfigError(
-            f"benchmark {asked.title} is scored by a judge; name its endpoint with --judge and --judge-model"
+            f"benchmark {problem_set.title} is scored by a judge; name its endpoint with --judge and --judge-model"
         )
-    _refuse_unwritable(next(_places(spec, subject, asked.stem)))
-    subject, positions = subject.fitted(asked.problems, asked.kind)
+    _refuse_unwritable(next(_places(spec, subject, problem_set.stem)))
+    subject, positions = subject.fitted(problem_set.problems, problem_set.kind)
     setup = setup_of(
         subject.recipe,
         subject.recipe.rollout,
-        subject.conversation(asked.kind),
-        asked.problems,
+        subject.conversation(problem_set.kind),
+        problem_set.problems,
         protocol,
         model=subject.name,
         step=subject.step,
-        data=asked.described,
+        data=problem_set.described,
         engine=subject.engine(),
     )
-    if asked.kind.needs_judge and spec.judge is not None:
+    if problem_set.kind.needs_judge and spec.judge is not None:
         setup["judge"] = {"endpoint": spec.judge.rstrip("/"), "model": spec.judge_model}
     if isinstance(subject, LocalModel):
         setup[HOLDS] = identity_of(subject.model)
-    known = (HOLDS, "model", "step") if subject.run else (HOLDS,)  # the folder of a run says the others
-    places = _places(spec, subject, name_of(setup, asked.stem, known=known))
+    known = (HOLDS, "model", "step") if subject.run else (HOLDS,)  # a run's folder implies the others
+    places = _places(spec, subject, name_of(setup, problem_set.stem, known=known))
     finished: list[Path] = []
     while ((folder := next(places)) / RESULT).exists():
         finished.append(folder)
     return PlannedEvaluation(
         spec=spec,
         subject=subject,
-        asked=asked,
+        problem_set=problem_set,
         protocol=protocol,
         positions=positions,
         lowered=subject.recipe.rollout.max_response_tokens < rollout.max_response_tokens,
@@ -213,7 +213,7 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
         return replace(local, recipe=recipe, capped=capped or local.run is not None)
     if spec.tools not in (None, *get_args(ToolStyle)):
         raise ConfigError(f"--tools {spec.tools} is none of {', '.join(get_args(ToolStyle))}")
-    bare = spec.tools == "none"  # an agent lays out its conversation itself
+    bare = spec.tools == "none"  # an agent builds its own conversation
     recipe = settings_in_force(Recipe(), ['rollout.preamble=""', *settings] if bare else settings, spec.options)
     if bare:
         recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_turns": 1})})
@@ -231,12 +231,12 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
 
 
 def _key_in(variable: str) -> str | None:
-    """The API key that the environment holds; an empty one is none."""
+    """The API key from the environment; empty counts as none."""
     return os.environ.get(variable) or None
 
 
 def _places(spec: EvalSpec, subject: Subject, stem: str) -> Iterator[Path]:
-    """Folders for an evaluation of that name, the best first."""
+    """Candidate folders for an evaluation of that name, in order of preference."""
     for part in numbered(stem):
         if subject.run:
             yield subject.run.evaluation(part, subject.step)
@@ -250,15 +250,15 @@ def _refuse_unwritable(folder: Path) -> None:
         raise ConfigError(f"the result cannot be kept in {folder.parent}: {there} cannot be written to; change --runs")
 
 
-# Carried out
+# Running
 
 
 def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     """Its figures: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and the
-    benchmark's own; docs/evaluation.md says where they are kept. Raises RunHalted past the fault budget."""
-    subject, asked = planned.subject, planned.asked
-    with Recall(planned.folder, name_of(planned.setup, asked.stem)) as recall:
-        weights = Path(subject.name) / "config.json"  # an endpoint has none, and no machine that looks for them
+    benchmark's own; docs/evaluation.md says where they are saved. Raises RunHalted past the fault budget."""
+    subject, problem_set = planned.subject, planned.problem_set
+    with Recall(planned.folder, name_of(planned.setup, problem_set.stem)) as recall:
+        weights = Path(subject.name) / "config.json"  # an endpoint has none, and machines never read it then
         with opened_machines(subject.recipe, weights, subject.placement) as machines:
             screen.stage("eval", _said(planned))
             if planned.lowered:
@@ -268,31 +268,32 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
                     "--max-response-tokens sets another cap"
                 )
             if recall.found:
-                screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
-            made = asyncio.run(_evaluated(planned, recall, machines, screen))
-        questions = (problem.question for problem in asked.problems)
-        note = note_of(subject.run, subject.step, questions, asked.title)
-        made = replace(made, result={**made.result, "contamination": note})
-        made.write(planned.folder, subject.step)
+                screen.note(f"{recall.found} answers exist from an earlier start; only missing ones are requested")
+            evaluation = asyncio.run(_evaluated(planned, recall, machines, screen))
+        questions = (problem.question for problem in problem_set.problems)
+        note = note_of(subject.run, subject.step, questions, problem_set.title)
+        evaluation = replace(evaluation, result={**evaluation.result, "contamination": note})
+        evaluation.write(planned.folder, subject.step)
         recall.forget()
-    _tell_kept(made, planned, screen)
-    return _public(planned, made.result, planned.folder)
+    _tell_kept(evaluation, planned, screen)
+    return _public(planned, evaluation.result, planned.folder)
 
 
 def _said(planned: PlannedEvaluation) -> str:
-    problems, protocol, recipe = planned.asked.problems, planned.protocol, planned.subject.recipe
+    problems, protocol, recipe = planned.problem_set.problems, planned.protocol, planned.subject.recipe
     twice = len(problems) - len({problem.id for problem in problems})
     repeats = f" ({twice} of them repeat a question)" if twice else ""
     words, tools = planned.subject.said
     return (
         f"{len(problems)} problems{repeats} x {protocol.attempts} attempts at temperature {protocol.temperature:g}, "
         f"{words}, at most {recipe.rollout.max_response_tokens} tokens and {recipe.rollout.max_turns} turns, "
-        f"{'one turn without tools' if planned.asked.kind.one_turn else tools}, verifier {recipe.evaluate.verifier}"
+        f"{'one turn without tools' if planned.problem_set.kind.one_turn else tools}, "
+        f"verifier {recipe.evaluate.verifier}"
     )
 
 
 async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machines, screen: Screen) -> Evaluation:
-    spec, subject, kind, watch = planned.spec, planned.subject, planned.asked.kind, Watch()
+    spec, subject, kind, watch = planned.spec, planned.subject, planned.problem_set.kind, Watch()
 
     def tell(stall: Stall, stacks: str) -> None:
         screen.note(f"{stall.report()}\n\n{stacks}")
@@ -304,7 +305,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             parallel = spec.parallel or PARALLEL
             judge = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
             closing.push_async_callback(judge.close)
-        attempts = len(planned.asked.problems) * planned.protocol.attempts
+        attempts = len(planned.problem_set.problems) * planned.protocol.attempts
         opened = subject.opened(
             planned.positions, machines.sandbox, attempts=attempts, start_server=machines.start_server
         )
@@ -318,7 +319,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             solver = replace(solver, note=watch.note)
         return await evaluate_policy(
             solver,
-            planned.asked.problems,
+            planned.problem_set.problems,
             planned.protocol,
             fault_budget=subject.recipe.run.fault_budget,
             setup=planned.setup,
@@ -327,13 +328,13 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
         )
 
 
-def _tell_kept(made: Evaluation, planned: PlannedEvaluation, screen: Screen) -> None:
+def _tell_kept(evaluation: Evaluation, planned: PlannedEvaluation, screen: Screen) -> None:
     if planned.finished:
-        held = read_json(planned.finished[0] / RESULT)["setup"].get(HOLDS)
-        other = ", of other weights or with another tokenizer" if held not in (None, planned.setup.get(HOLDS)) else ""
+        before = read_json(planned.finished[0] / RESULT)["setup"].get(HOLDS)
+        other = ", of other weights or with another tokenizer" if before not in (None, planned.setup.get(HOLDS)) else ""
         screen.note(f"the same evaluation was made before{other}, in {planned.finished[0]}; this one is kept beside it")
-    if missing := made.result["environment_failed"]:
-        attempts = made.result["attempts"]
+    if missing := evaluation.result["environment_failed"]:
+        attempts = evaluation.result["attempts"]
         screen.note(
             f"{missing} of {attempts} attempts ended by failures outside the model and are in none of the figures"
         )
@@ -341,11 +342,11 @@ def _tell_kept(made: Evaluation, planned: PlannedEvaluation, screen: Screen) -> 
 
 
 def _public(planned: PlannedEvaluation, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
+    """The result for the user: the run folder's `accuracy` and `greedy` appear here as avg@n."""
     return {
         "evaluation": label_of(folder, planned.spec.runs),
         "model": planned.subject.name,
-        "data": planned.asked.title,
+        "data": planned.problem_set.title,
         "saved": str(folder),
         **{name: value for name, value in result.items() if name not in ("accuracy", "greedy", "transcripts")},
     }

@@ -1,6 +1,5 @@
-"""Two kept evaluations against each other: refused unless they asked the same, then paired problem by problem: is one
-better, how sure is that, and how much more would it take to see it. The problem is the unit, and each stands against
-itself."""
+"""Compares two saved evaluations of the same problems, paired by problem: which is better, how certain that is, and how
+much more data would show it. Evaluations with different setups are refused. The problem is the unit."""
 
 from __future__ import annotations
 
@@ -23,34 +22,34 @@ from rocstar.types import Verdict
 
 SUBJECT = ("model", "step", "holds", "engine", "versions", "git", "seed", "greedy", "sandbox.slots",
            "sandbox.min_isolation")  # fmt: skip
-"""Fields of `setup` that say who was evaluated, where, when and what else was measured. All others must agree."""
+"""Fields of `setup` about the subject, place, time and other measurements. All others must agree."""
 OF_DATA = ("data.problems", "data.problems_sha256")
-"""The fields of `setup.data` that must agree: the same problems may lie in another file."""
+"""The fields of `setup.data` that must agree: the same problems may be in another file."""
 ABSENT = object()
 EXACT = 700  # numbers: 0.5 s at 16 attempts each; the time grows with the cube
-POWER = 0.8  # chance of seeing a difference that is there; the usual choice
+POWER = 0.8  # chance of detecting a true difference; the usual choice
 
 Right = Mapping[str, Sequence[bool]]
-"""Problem id -> whether each judged attempt was right; problems without one are left out."""
+"""Problem id -> whether each judged attempt was right; problems without judged attempts are omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """An evaluation as its folder has it."""
+    """An evaluation read from its folder."""
 
     name: str
-    """The name that a person is shown."""
+    """The name for the user."""
     setup: Mapping[str, Any]
     right: Right
     questions: Mapping[str, str]
     """Problem id -> the question."""
     undecided: float
-    """Share of those attempts that the verifier left open; they count as not right."""
+    """Share of judged attempts that the verifier left undecided; they count as not right."""
 
 
 def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) -> Kept:
-    """name: as it is shown, else the folder. greedy: its greedy attempts, in place of those that were sampled. Raises
-    DataError for a folder that lacks its attempts."""
+    """name: for the user, by default the folder. greedy: its greedy attempts instead of the sampled ones. Raises
+    DataError for a folder without its attempts."""
     if greedy and not (folder / GREEDY).is_file():
         raise DataError(f"{name or folder} kept no greedy attempts; compare without --greedy, or evaluate with them")
     setup = read_json(folder / RESULT).get("setup", {})
@@ -60,7 +59,7 @@ def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) ->
     for row in attempt_rows(folder / (GREEDY if greedy else SAMPLES), ("problem_id", "question", "verdict")):
         problem, verdict = row["problem_id"], row["verdict"]
         questions[problem] = row["question"]
-        if verdict is not None:  # a fault of ours has none
+        if verdict is not None:  # a service failure has none
             right[problem].append(verdict == Verdict.RIGHT)
             undecided += verdict == Verdict.UNDECIDED
     share = undecided / max(1, sum(map(len, right.values())))
@@ -68,41 +67,41 @@ def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) ->
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
-    """Raises ConfigError that names all fields in which the evaluations differ, but those in `allowed`."""
+    """Raises ConfigError that names all fields in which the evaluations differ, except those in `allowed`."""
     known = {field for kept in (a, b) for field, _ in flat(kept.setup)}
     for name in allowed:
         if not any(_is_within(field, name) for field in known):
             raise ConfigError(
                 f"--allow {name}: the evaluations have no such field; they have {', '.join(sorted(known))}"
             )
-    if told := differences((a.name, a.setup), (b.name, b.setup), allowed):
-        allow = " ".join(f"--allow {field}" for field in told)
+    if found := differences((a.name, a.setup), (b.name, b.setup), allowed):
+        allow = " ".join(f"--allow {field}" for field in found)
         raise ConfigError(
-            f"the evaluations differ {'; '.join(told.values())}; "
-            f"evaluate both alike, or add {allow} where that is what you compare"
+            f"the evaluations differ {'; '.join(found.values())}; "
+            f"evaluate both alike, or add {allow} if that is what you compare"
         )
 
 
 Setup = tuple[str, Mapping[str, Any]]
-"""(the name of an evaluation, how it was asked)."""
+"""(name of an evaluation, its setup)."""
 
 
 def differences(a: Setup, b: Setup, allowed: Sequence[str] = ()) -> dict[str, str]:
-    """Field -> in words how the two differ there; without those in which any two may differ, and `allowed`."""
+    """Field -> a description of the difference; without fields that may always differ, and `allowed`."""
     mine, theirs = dict(flat(a[1])), dict(flat(b[1]))
-    told = {}
+    found = {}
     for field in sorted({*mine, *theirs}):
         unread = _is_within(field, "data") and field not in OF_DATA
-        unknown = _is_within(field, "code") and not ("code" in a[1] and "code" in b[1])  # older ones did not note it
+        unknown = _is_within(field, "code") and not ("code" in a[1] and "code" in b[1])  # older ones did not record it
         skipped = unread or unknown or any(_is_within(field, part) for part in (*SUBJECT, *allowed))
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
-            told[field] = f"in {field}: {_said(one)} in {a[0]}, {_said(other)} in {b[0]}"
-    return told
+            found[field] = f"in {field}: {_said(one)} in {a[0]}, {_said(other)} in {b[0]}"
+    return found
 
 
 def compared(a: Kept, b: Kept) -> dict[str, Any]:
-    """B against A. Raises DataError where they judged no problem in common."""
+    """B against A. Raises DataError if they judged no problem in common."""
     shared = a.right.keys() & b.right.keys()
     if not shared:
         raise DataError(f"{a.name} and {b.name} judged no problem in common, so there is nothing to pair")
@@ -120,8 +119,8 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
 
 
 def planned(a: Kept, b: Kept | None, difference: float, power: float = POWER) -> dict[str, Any]:
-    """What it would take to see a difference of so much with chance `power` at a level of 5%, by the spread that two
-    evaluations show, or one and a second like it. Raises ConfigError for a difference outside 0 to 1 or a power
+    """The problems or attempts needed to detect a given difference with chance `power` at a level of 5%, by the spread
+    of two evaluations, or of one and a second like it. Raises ConfigError for a difference outside 0 to 1 or a power
     outside 0.05 to 1."""
     if not 0 < difference <= 1 or not 0.05 < power < 1:
         raise ConfigError(
@@ -230,22 +229,22 @@ def flip_test(steps: Sequence[int]) -> float:
     if not sizes:
         return 1.0
     if len(sizes) > EXACT:
-        seen = max(0, abs(sum(steps)) - gcd(*sizes))  # sums lie twice the divisor apart: half of that is continuity
-        return 2 * NormalDist().cdf(-seen / sqrt(sum(size * size for size in sizes)))
+        observed = max(0, abs(sum(steps)) - gcd(*sizes))  # less half the gap of sums: continuity
+        return 2 * NormalDist().cdf(-observed / sqrt(sum(size * size for size in sizes)))
     width = len(sizes) // 8 + 1  # a coefficient is at most 2^n
     counts = 1
     for size in sizes:
         counts += counts << (2 * size * 8 * width)  # power 2 * size: this one up; power 0: down
-    total, seen = sum(sizes), abs(sum(steps))
-    held = counts.to_bytes((2 * total + 1) * width, "little")
-    above = held[(total + seen) * width :]  # sums from `seen` up to `total`
+    total, observed = sum(sizes), abs(sum(steps))
+    packed = counts.to_bytes((2 * total + 1) * width, "little")
+    above = packed[(total + observed) * width :]  # sums from `seen` up to `total`
     extreme = sum(int.from_bytes(above[i : i + width], "little") for i in range(0, len(above), width))
     return min(1.0, extreme / 2.0 ** (len(sizes) - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Why the difference of one problem varies: two variances, no unit."""
+    """The variance of one problem's difference, in two parts, no unit."""
 
     between: float
     """Variance of the true differences from problem to problem."""
@@ -259,8 +258,8 @@ class Spread:
 
 
 def spread_of(a: Right, b: Right) -> Spread:
-    """The spread that two evaluations show. With one attempt each the two parts cannot be told apart; then all of it
-    counts as the variance of attempts, which makes more attempts look too helpful. They must share a problem."""
+    """The spread of two evaluations. With one attempt each the two parts cannot be separated; then all of it counts as
+    the variance of attempts, which overstates the value of more attempts. They must share a problem."""
     names = a.keys() & b.keys()
     differences = [fmean(b[name]) - fmean(a[name]) for name in names]
     mean = fmean(differences)
@@ -274,8 +273,8 @@ def spread_of(a: Right, b: Right) -> Spread:
 
 
 def spread_of_one(a: Right) -> Spread:
-    """Before there is a second evaluation: a subject like this one, better by as much on every problem. A change that
-    helps some problems and not others needs more than this says. There must be a problem."""
+    """Without a second evaluation: assumes a subject like this one, better by the same amount on every problem. A
+    change that helps only some problems needs more. There must be a problem."""
     if all(len(attempts) == 1 for attempts in a.values()):
         share = fmean(attempts[0] for attempts in a.values())
         return Spread(between=0.0, attempts=2 * share * (1 - share))
@@ -284,8 +283,8 @@ def spread_of_one(a: Right) -> Spread:
 
 
 def problems_needed(spread: Spread, difference: float, attempts: int, power: float = POWER) -> int:
-    """Problems with which a mean difference of so much is seen with chance `power`, at a level of 5%. Raises ValueError
-    for a difference that is not above 0, or a power outside 0.05 to 1."""
+    """Number of problems that show a mean difference of this size with chance `power`, at a level of 5%. Raises
+    ValueError for a difference that is not above 0, or a power outside 0.05 to 1."""
     problems = max(2, ceil(spread.variance(attempts) * _reach(difference, power, Z) ** 2))
     while power_of(spread, difference, problems, attempts) < power:
         problems += 1  # few more: Student's point is larger than the normal one
@@ -293,14 +292,14 @@ def problems_needed(spread: Spread, difference: float, attempts: int, power: flo
 
 
 def attempts_needed(spread: Spread, difference: float, problems: int, power: float = POWER) -> int | None:
-    """Attempts at each problem, by each subject, that do the same; None where no number of them does, because problems
+    """Number of attempts at each problem, by each subject, that do the same; None if no number does, because problems
     differ too much. Raises ValueError as `problems_needed`."""
     left = problems / _reach(difference, power, student(problems)) ** 2 - spread.between
     return max(1, ceil(spread.attempts / left)) if left > 0 else None
 
 
 def power_of(spread: Spread, difference: float, problems: int, attempts: int) -> float:
-    """Chance of seeing a mean difference of so much, above 0, at a level of 5%."""
+    """Chance of detecting a mean difference of this size, above 0, at a level of 5%."""
     error = sqrt(spread.variance(attempts) / problems)
     if error == 0.0:
         return 1.0
@@ -309,13 +308,13 @@ def power_of(spread: Spread, difference: float, problems: int, attempts: int) ->
 
 
 def _reach(difference: float, power: float, far: float) -> float:
-    """Standard errors between no difference and a seen one, per unit of difference; far: those at which one is seen."""
+    """Standard errors between no difference and a detected one, per unit of difference; far: those that detect one."""
     if difference <= 0 or not 2 * TAIL < power < 1:
         raise ValueError(f"needs a difference above 0 and a power between 0.05 and 1, got {difference} and {power}")
     return (far + NormalDist().inv_cdf(power)) / difference
 
 
 def _of_one_attempt(right: Sequence[bool]) -> float:
-    """Unbiased variance of one attempt's 0 or 1; 0 for a single attempt, which shows none."""
+    """Unbiased variance of one attempt's 0 or 1; 0 for a single attempt."""
     n, c = len(right), sum(right)
     return c * (n - c) / comb(n, 2) / 2 if n > 1 else 0.0

@@ -1,5 +1,5 @@
-"""Which problems of an evaluation a run has trained on, or on something that shares an 8-gram with them; and which
-benchmarks a pool of problems is kept clear of, so that it does not come to that."""
+"""Detects evaluation problems that a run has trained on, word for word or by a shared 8-gram; and lists the benchmarks
+that a pool of problems must not overlap."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SHOWN = 5  # overlaps that a note quotes
 
 
 def beside_known(config: PoolConfig) -> tuple[PoolConfig, dict[str, str]]:
-    """A pool recipe with the benchmarks that come with rocstar beside its own, as far as `known_benchmarks` wants them
-    and their rows are below `data`; and of the others, by name, why they cannot be compared with.
+    """A pool recipe with rocstar's own benchmarks added, if `known_benchmarks` includes them and their rows are below
+    `data`; and for the others, by name, why they cannot be compared.
 
-    One that the recipe lists itself, by name or by its rows, is read as the recipe says."""
+    A benchmark that the recipe lists itself, by name or rows, is read as in the recipe."""
     own = {text for section in config.benchmark for text in (section.name, section.path)}
     added, absent = [], {}
     for benchmark in find_benchmarks(",".join(known())):
@@ -40,22 +40,22 @@ def beside_known(config: PoolConfig) -> tuple[PoolConfig, dict[str, str]]:
     return config.model_copy(update={"benchmark": [*config.benchmark, *added]}), absent
 
 
-def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> dict[str, Any]:
-    """A note for a result: how many of the asked questions are trained ones, word for word or by an 8-gram.
+def contamination(questions_asked: Iterable[str], trained: Iterable[str], name: str) -> dict[str, Any]:
+    """A note for a result: how many of the evaluated questions were trained on, word for word or by an 8-gram.
 
-    asked, trained: questions; repeats count once. name: of the evaluation, for the evidence. Source: the paper's filter
-    (§5.1, 8-grams), turned round. An 8-gram may be a stock phrase: read the evidence."""
-    questions = list(dict.fromkeys(asked))
+    questions_asked, trained: repeats count once. name: of the evaluation, for the evidence. Source: the paper's filter
+    (§5.1, 8-grams), reversed. An 8-gram may be a stock phrase: read the evidence."""
+    questions = list(dict.fromkeys(questions_asked))
     index = BenchmarkIndex(
         BenchmarkQuestion(benchmark=name, line=line, question=question) for line, question in enumerate(questions, 1)
     )
     same: set[int] = set()
     overlaps: dict[int, Overlap] = {}
-    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
+    hashes: set[int] = set()  # hashes, so that a million questions take some 60 MB
     for question in trained:
-        if (key := hash(question)) in seen:
+        if (key := hash(question)) in hashes:
             continue
-        seen.add(key)
+        hashes.add(key)
         if found := index.find(question):
             overlaps.setdefault(found.found.line, found)
             if found.exact:
@@ -63,7 +63,7 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     shown = [overlap.evidence for line, overlap in sorted(overlaps.items()) if line not in same]
     return {
         "questions": len(questions),
-        "trained_questions": len(seen),
+        "trained_questions": len(hashes),
         "same": len(same),
         "shared_8_gram": len(overlaps.keys() - same),
         "evidence": shown[:SHOWN],
@@ -71,14 +71,13 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
 
 
 def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -> dict[str, Any] | None:
-    """The note for an evaluation of a run's checkpoint; None for a plain model, whose training nobody here knows."""
+    """The note for an evaluation of a run's checkpoint; None for a plain model, whose training is unknown."""
     return None if run is None else contamination(asked, trained_questions(run, step), name)
 
 
 def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
-    """Questions that a run has attempted up to a step. Where it kept no attempts: those of its training files that are
-    still there, all of them, if its held-out problems come from other files. What it imitated in an SFT stage is not
-    among them."""
+    """Questions that a run has attempted up to a step. If it saved no attempts: all those of its training files that
+    still exist, if its held-out problems come from other files. Demonstrations of SFT stages are not included."""
     files = sorted(run.rollouts.glob("step=*.parquet"))
     for file in files:
         if file.name <= run.rollout_file(step).name:
@@ -96,7 +95,7 @@ def _of_file(path: str) -> Iterator[str]:
         return
     try:
         yield from (problem.question for problem in load_problems(path))
-    except DataError:  # its columns have names that only the recipe's task knows
+    except DataError:  # only the recipe's task knows the names of its columns
         return
 
 

@@ -1,13 +1,13 @@
-"""Attempts of a model behind an OpenAI-compatible endpoint: messages go there, its tool calls run in our sandbox.
+"""Attempts of a model behind an OpenAI-compatible endpoint: it gets messages, its tool calls run in our sandbox.
 
-An endpoint tells text and counts, not token ids. So the "tokens" of such an attempt are the code points of its text
-(`CODE_POINTS`), log-probabilities are nan, and `told_tokens` is what the server counted: everything that reads attempts
-(verifiers, figures, parquet) reads these as well; nothing can be learned from them.
+An endpoint returns text and counts, not token ids. So the "tokens" of such an attempt are the code points of its text
+(`CODE_POINTS`), log-probabilities are nan, and `told_tokens` is what the server counted: all readers of attempts
+(verifiers, figures, parquet) can read these too; they can't be trained on.
 
 Calls come back in OpenAI's form (`tools="openai"`) or are written in the text as in the paper (`tools="text"`: the
-schemas stand in the system message, results in a user message); calls in the text are understood in both. With
-`tools="none"` nobody here runs a tool: the endpoint is an agent that runs its own, and the calls that it reports
-(`rocstar serve` does) are recorded as turns before its answer."""
+schemas are in the system message, results in a user message); calls in the text are parsed in both. With `tools="none"`
+no tool runs here: the endpoint is an agent that runs its own, and the calls that it reports (`rocstar serve` does) are
+recorded as turns before its answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_LIMIT = 1 << 60  # tokens are counted by the server, not by the environment
 
 
 class CodePoints(Codec):
-    """Text as its code points, one a token: stands for the tokenizer of a model that is not here."""
+    """Text as its code points, one per token: replaces the unavailable tokenizer of a remote model."""
 
     def __init__(self) -> None:
         pass
@@ -67,21 +67,20 @@ class CodePoints(Codec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSolver:
-    """Makes attempts by asking an endpoint; a Solver. `limits` count the tokens that the server counts, tool replies
-    included."""
+    """Makes attempts at an endpoint; a Solver. `limits` apply to the server's token counts, tool replies included."""
 
     client: ChatClient
     conversation: Conversation
-    """Its codec is CodePoints; its template gives the words around a question."""
+    """Its codec is CodePoints; its template gives the text around a question."""
     verifier: Verifier
     limits: AttemptLimits
     tools: ToolStyle
     words: ChatMl
-    """Its system text and preamble stand around the question of problems that bring no messages of their own."""
+    """Its system text and preamble surround the question of problems without messages of their own."""
     environment: EnvironmentFactory
     capped: bool = True
-    """Somebody asked for `limits.max_response_tokens`: an endpoint that holds less is refused, where one that nobody
-    asked for is then the endpoint's own."""
+    """Whether the user set `limits.max_response_tokens`: an endpoint that holds less is then refused; otherwise its own
+    limit applies."""
     note: Note = note_nothing
 
     @property
@@ -89,27 +88,27 @@ class EndpointSolver:
         return self.conversation.codec
 
     async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """One attempt, not yet verified. A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises
-        ConfigError where the endpoint refuses what it is asked."""
+        """One attempt, not yet verified. A service failure, here or at the endpoint, ends it as ENVIRONMENT_FAILED.
+        Raises ConfigError if the endpoint refuses a request."""
         began = time.monotonic()
-        made = EndpointAttempt(self, problem, sampling)
+        one_attempt = EndpointAttempt(self, problem, sampling)
         stop, fault = Stop.ENVIRONMENT_FAILED, None
         try:
-            stop = await made.carry_out()
+            stop = await one_attempt.carry_out()
         except Unavailable as error:
             fault = str(error)
         finally:
-            await made.environment.close()
+            await one_attempt.environment.close()
         return Trajectory(
             problem_id=problem.id,
             index=index,
-            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in made.asked))),
-            turns=tuple(made.turns),
+            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in one_attempt.asked))),
+            turns=tuple(one_attempt.turns),
             stop=stop,
             fault=fault,
             seconds=time.monotonic() - began,
-            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in made.turns),
-            told_tokens=made.used_tokens,
+            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in one_attempt.turns),
+            told_tokens=one_attempt.used_tokens,
         )
 
 
@@ -124,7 +123,7 @@ class EndpointAttempt:
         self.turns: list[Turn] = []
         self.used_tokens = 0
         """Tokens after the prompt, as the server counted them."""
-        own = [replace(spec, name=spec.name.replace(".", "_")) for spec in specs_of(problem)]  # as OpenAI's form has it
+        own = [replace(spec, name=spec.name.replace(".", "_")) for spec in specs_of(problem)]  # for OpenAI's form
         ours = (tool.spec for tool in (*solver.conversation.tools, *solver.conversation.own_tools()))
         self._specs = own or list(ours)
         self.asked = opening(solver, problem, self._specs)
@@ -132,7 +131,8 @@ class EndpointAttempt:
         self._prompt_tokens: int | None = None
 
     async def carry_out(self) -> Stop:
-        """Ask and run calls by turns until the attempt ends; why it ended. Raises Unavailable, ConfigError."""
+        """Alternate completions and calls until the attempt ends; returns why it ended. Raises Unavailable,
+        ConfigError."""
         while True:
             room = self._solver.limits.max_response_tokens - self.used_tokens
             if room <= 0:
@@ -152,8 +152,8 @@ class EndpointAttempt:
                 return reply.stop
 
     async def _written(self, room: int) -> ChatAnswer:
-        """At most `room` tokens, or as many as the model behind the endpoint has left: no model says beforehand how
-        many these are, and a first request with a cap that somebody asked for must have them all. Raises TooLong."""
+        """At most `room` tokens, or as many as the remote model has left, which is unknown beforehand; a first request
+        with a cap set by the user must have them all. Raises TooLong."""
         complete, body = self._solver.client.complete, self._body(room)
         try:
             return await complete(self._messages, **body)
@@ -171,9 +171,9 @@ class EndpointAttempt:
         self.turns += [ran_turn(self._solver.codec, ran, len(self.turns) + n) for n, ran in enumerate(written.ran)]
         completion = text_completion(self._solver.codec, text, cut=written.cut)
         self.turns.append(Turn(completion=completion, engine_seconds=engine_seconds))
-        asked = time.monotonic()
+        received = time.monotonic()
         reply = await self.environment.reply(completion)
-        self.turns[-1] = answered(self.turns[-1], reply, time.monotonic() - asked)
+        self.turns[-1] = answered(self.turns[-1], reply, time.monotonic() - received)
         self._messages += following(written, text, [self._solver.conversation.feedback(one) for one in reply.results])
         return reply
 
@@ -189,19 +189,19 @@ class EndpointAttempt:
 
 
 def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
-    """(role, text) of messages as one text, which says where each begins; record/formats.py reads it."""
+    """(role, text) of messages as one text with marks between them; record/formats.py reads it."""
     return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
 
 
 def text_completion(codec: Codec, text: str, *, cut: bool) -> Completion:
-    """A text that a model wrote elsewhere, with log-probabilities that nobody told. cut: by a limit of tokens."""
+    """A remote model's text, with unknown log-probabilities. cut: by a token limit."""
     ids = tuple(codec.encode(text))
     finish = Finish.LENGTH if cut else Finish.STOP
     return Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
 
 
 def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:
-    """A call that the endpoint ran itself, as if the model had written it in a turn of its own."""
+    """A call that the endpoint ran itself, as a separate turn of the model."""
     name, raw = f"call_{number}", render_call(ran.tool, ran.arguments)
     printed, failed = (ran.output, "") if ran.status is Status.OK else ("", ran.output)
     result = ToolResult(call_id=name, status=ran.status, stdout=printed, stderr=failed, run_seconds=ran.seconds)
@@ -239,7 +239,7 @@ def said(written: ChatAnswer) -> str:
 
 
 def following(written: ChatAnswer, text: str, results: Sequence[str]) -> list[Mapping[str, Any]]:
-    """What goes back: the completion as it came, and a result for each call."""
+    """The next messages: the completion as received, and a result for each call."""
     if not written.calls:
         shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
         return [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
@@ -255,8 +255,8 @@ def following(written: ChatAnswer, text: str, results: Sequence[str]) -> list[Ma
 
 
 def _call(name: str, arguments: str) -> str:
-    """Arguments that are no JSON object stay as they were written, and become a malformed call."""
-    with suppress(ValueError, RecursionError):  # nested too deep to be read, or to be written again
+    """A call in the paper's form; arguments that are not a JSON object stay verbatim, and become a malformed call."""
+    with suppress(ValueError, RecursionError):  # nested too deep to read or write
         decoded = json.loads(arguments)
         if isinstance(decoded, dict):
             return render_call(name, decoded)

@@ -1,6 +1,6 @@
-"""One evaluation of one policy: what defines it, its attempts, figures with intervals, and the files they are kept in.
+"""One evaluation of one policy: its setup, its attempts, figures with intervals, and its files.
 
-The result is one JSON-able object; `samples.parquet` beside it has every attempt, so a number can be looked into. A
+The result is one JSON-able object; `samples.parquet` beside it has every attempt, so every number can be traced. A
 Solver makes the attempts: a Roller over engines of ours, or an EndpointSolver (`endpoint.py`)."""
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
 """Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 CIRCUMSTANCES = ("versions", "git")
-"""Keys of the setup that are not in an evaluation's name: the same evaluation made later has the same name."""
+"""Keys of the setup left out of an evaluation's name, so that a later repetition has the same name."""
 UNUSUAL = {"agent", "agent_seconds", "agent_walls", "agent_reads", "tool_name", "truncated"}
-"""Settings of rollouts that a setup has where they are not the default: older results do not have them."""
-PROBE = "QUESTION"  # stands for the question where a template's own text is recorded
+"""Settings of rollouts recorded in a setup only if not the default: older results lack them."""
+PROBE = "QUESTION"  # placeholder for the question in the recorded text of a template
 
 
 class Solver(typing.Protocol):
-    """Makes attempts at problems, each on its own, and knows who judges them."""
+    """Makes single attempts at problems, and provides their verifier."""
 
     @property
     def codec(self) -> TextCodec:
@@ -54,16 +54,16 @@ class Solver(typing.Protocol):
 
     @property
     def verifier(self) -> Verifier:
-        """Judges them; one with `figures` adds those to the result (`Scorer`)."""
+        """Judges attempts; one with `figures` adds those to the result (`Scorer`)."""
         ...
 
     @property
     def note(self) -> Note:
-        """Is told what attempts wait for."""
+        """Called with what each attempt waits for."""
         ...
 
     async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """Make one attempt, not yet verified; its randomness follows from `sampling.seed`. A fault of ours ends it as
+        """Make one attempt, not yet verified; its randomness follows from `sampling.seed`. A service failure ends it as
         ENVIRONMENT_FAILED."""
         ...
 
@@ -84,16 +84,16 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """An evaluation that was carried out: every attempt, and what they come to."""
+    """A finished evaluation: all attempts, and the result."""
 
     groups: Mapping[str, Sequence[Group]]
-    """Name of the file -> its groups: `samples`, and `greedy` where it was asked for."""
+    """Name of the file -> its groups: `samples`, and `greedy` if requested."""
     result: Mapping[str, Any]
-    """What `result.json` holds; docs/evaluation.md says what each key means."""
+    """The contents of `result.json`; docs/evaluation.md explains each key."""
     codec: TextCodec
 
     def write(self, folder: Path, step: int) -> None:
-        """Keep it in `folder`; result.json comes last, because it is what makes the evaluation a finished one. Raises
+        """Save it in `folder`; result.json is written last, because it marks the evaluation as finished. Raises
         OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, some in self.groups.items():
@@ -118,11 +118,11 @@ def setup_of(
     data: Mapping[str, Any],
     engine: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The `setup` of a result: all that defines it, so that whoever looks up a figure later can see what it is a figure
-    of, and evaluations that differ in anything never share a folder.
+    """The `setup` of a result: everything that defines it, so that a figure's meaning can be looked up later, and
+    evaluations that differ in anything never share a folder.
 
     rollout: the limits in force. model, step: whose weights, and after how many steps of its run (0 for a plain model).
-    data: where the problems came from. engine: what computes, such as `device` and `dtype`."""
+    data: the source of the problems. engine: such as `device` and `dtype`."""
     in_force = recipe.rollout.model_copy(update=rollout.model_dump())
     named = (recipe.evaluate.verifier, in_force.environment, in_force.agent, recipe.sandbox.tools)
     code = code_of(named, recipe.run.modules)
@@ -141,7 +141,7 @@ def setup_of(
         **in_force.model_dump(include=UNUSUAL, exclude_defaults=True),
         **({"right_above": recipe.evaluate.right_above} if is_reference(recipe.evaluate.verifier) else {}),
         **({"code": code} if code else {}),
-        "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
+        "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # the place where programs ran does not define it
         "engine": dict(engine),
         "versions": versions(),
         "git": git_state(),
@@ -149,14 +149,14 @@ def setup_of(
 
 
 def name_of(setup: Mapping[str, Any], readable: str, *, known: Sequence[str] = ()) -> str:
-    """`readable` with eight hexadecimal digits of what the evaluation is, for a folder name. known: the keys that the
-    place of the folder says already, such as the step of a run's checkpoint."""
-    said = {key: value for key, value in setup.items() if key not in (*CIRCUMSTANCES, *known)}
-    return f"{readable}-{_sha256(said)[:8]}"
+    """`readable` with eight hexadecimal digits of a hash of the setup, for a folder name. known: keys already implied
+    by the folder's path, such as the step of a run's checkpoint."""
+    hashed = {key: value for key, value in setup.items() if key not in (*CIRCUMSTANCES, *known)}
+    return f"{readable}-{_sha256(hashed)[:8]}"
 
 
 def _words_of(conversation: Conversation) -> list[str]:
-    """What the template puts around a question and around the reply of a tool."""
+    """The template's text around a question and around the reply of a tool."""
     specs = [tool.spec for tool in (*conversation.tools, *conversation.own_tools())]
     template = conversation.template
     return [text_of(template.opening(PROBE, specs)), text_of(template.reply([PROBE]))]
@@ -176,12 +176,12 @@ async def evaluate_policy(
     said: Said = lambda name, done, total, right: None,
     recall: Recall | None = None,
 ) -> Evaluation:
-    """Attempts of `solver`, and their figures, those of a benchmark's own scorer among them.
+    """Attempts of `solver`, and their figures, including those of a benchmark's own scorer.
 
-    fault_budget: share of the sampled and of the greedy attempts that may end by faults of ours. setup: what defines
-    this evaluation (`setup_of`), kept in the result. said: hears of each problem that is attempted. recall: keeps
-    attempts as they come; those that it has are not made again. Raises RunHalted past the budget: such faults take away
-    the attempts that use what failed, so figures of the others would be of another question."""
+    fault_budget: share of the sampled and of the greedy attempts that may end by service failures. setup: of
+    `setup_of`, stored in the result. said: called after each problem. recall: stores attempts as they come; stored ones
+    are not repeated. Raises RunHalted past the budget: such failures remove the attempts that use the failed service,
+    so figures of the others would answer another question."""
     journal = recall or Recall()
 
     async def roll(name: str, identity: str, attempts: int, sampling: Sampling) -> list[Group]:
@@ -189,8 +189,8 @@ async def evaluate_policy(
 
         async def one(problem: Problem, index: int, who: tuple[int | str, ...]) -> Trajectory:
             request = replace(sampling, seed=seed_for(*who))
-            asked = f"attempt/{'/'.join(map(str, who))}/{sampling.temperature:g}"
-            return await journal.attempt(asked, lambda: solver.attempt(problem, index, request))
+            question_key = f"attempt/{'/'.join(map(str, who))}/{sampling.temperature:g}"
+            return await journal.attempt(question_key, lambda: solver.attempt(problem, index, request))
 
         groups = await verified_groups(
             problems,
@@ -241,12 +241,12 @@ def _check_faults(groups: Sequence[Group], budget: float) -> None:
         raise RunHalted(
             f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by failures outside the "
             f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
-            f"mend what failed and evaluate again; the first says: {faults[0]}"
+            f"repair the service and evaluate again; the first says: {faults[0]}"
         )
 
 
 def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str, Any]:
-    """One attempt as a person reads it."""
+    """One attempt as text for people."""
     pieces = [ids for turn in attempt.turns for ids in (turn.completion.token_ids, turn.reply_ids)]
     return {
         "problem_id": group.problem.id,
@@ -258,7 +258,7 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
 
 
 COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None")]
-"""Numbers of a summary that stand in a result as they are."""
+"""Numbers of a summary copied unchanged to a result."""
 
 
 def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -
 
 
 def _longest_prompt(groups: Sequence[Group]) -> int | None:
-    """None where the prompt's tokens are the business of an endpoint."""
+    """None for an endpoint, whose prompt tokens are unknown."""
     first = [group.trajectories[0] for group in groups]
     if any(attempt.told_tokens is not None for attempt in first):
         return None

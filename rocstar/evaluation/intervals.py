@@ -1,7 +1,7 @@
 """Means over problems with 95% intervals: a figure of one subject, and the difference between two.
 
 Pure and standard library only. The problem is the unit: attempts at one problem are not independent, so more attempts
-narrow an interval only as far as problems differ less. docs/results.md says how often the intervals hold the truth.
+narrow an interval only down to the variation between problems. docs/results.md reports the coverage of the intervals.
 
 Not here: which number each problem gives (metrics.py), tests between two subjects (compare.py).
 """
@@ -18,28 +18,28 @@ from typing import Any
 Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
 TAIL = 0.025  # outside a 95% interval, on each side
 BISECTIONS = 40  # halvings of 0 to 1: to 1e-12
-TERMS = 40  # of the fraction, and three times sqrt(a + b); more of them change no digit
+TERMS = 40  # of the fraction, plus three times sqrt(a + b); more change no digit
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems and its 95% interval. With n = 0 nothing is known: value 0, interval 0 to 1."""
+    """A mean over problems and its 95% interval. With n = 0 the value is 0, the interval 0 to 1."""
 
     value: float
     """The mean; for shares 0 to 1."""
     low: float
     high: float
     n: int
-    """Problems it rests on."""
+    """Number of problems."""
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def figure(estimate: Estimate, missing: int = 0, undecided: float = 0.0) -> dict[str, Any]:
-    """An estimate in the form that run folders and tables use. missing: attempts that are not in it, because a fault of
-    ours ended them. undecided: share of the attempts in it that count as not right because the verifier left them
-    open. Both are left out where they are 0."""
+    """An estimate in the form that run folders and tables use. missing: attempts excluded because a service failure
+    ended them. undecided: share of the included attempts that count as not right because the verifier left them
+    undecided. Both are omitted if 0."""
     shown = {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
     notes = {"missing": missing, "undecided": undecided}
     return shown | {name: value for name, value in notes.items() if value}
@@ -61,11 +61,11 @@ def wilson(successes: float, n: float) -> Estimate:
 def mean_over_problems(values_P: Sequence[float]) -> Estimate:
     """Mean of one number from 0 to 1 for each problem.
 
-    Where every number is 0 or 1 (one attempt each, for example), or all are equal, the interval is Wilson's. Otherwise
-    it is Jeffreys' of a Beta law with the mean and the clustered variance of the problems and of one more, half of it 0
-    and half of it 1: the few problems that a test holds may all be easy where one in ten is not, and then their own
-    spread says nothing. It is never narrower than Wilson's at the effective size (problems over the design effect).
-    Ours; where 9 of 10 problems are mastered, t intervals hold the truth as seldom as 85 times in 100."""
+    If every number is 0 or 1 (one attempt each, for example), or all are equal, the interval is Wilson's. Otherwise it
+    is Jeffreys' of a Beta law with the mean and the clustered variance of the problems and of one more, half of it 0
+    and half of it 1: a small test may contain only easy problems though one in ten is hard, and then its own spread is
+    too small. It is never narrower than Wilson's at the effective size (problems over the design effect). Ours; if 9 of
+    10 problems are mastered, the coverage of t intervals falls to 85%."""
     n = len(values_P)
     if set(values_P) <= {0.0, 1.0} or len(set(values_P)) == 1:
         return wilson(min(float(n), sum(values_P)), n)
@@ -81,10 +81,10 @@ def mean_difference(differences_P: Sequence[float]) -> Estimate:
     """Mean of one difference, -1 to 1, for each problem.
 
     Student's t interval over the problems and one more, half of it up and half of it down, of the typical size (root
-    mean square of the differences that are not 0): where few problems differ, all of them may differ one way by chance.
-    With one attempt each it is close to Bonett and Price's (2012) interval for paired shares. Where none differs, it is
-    Wilson's width at zero, so that "no change seen" among few problems does not read as certainty. Raises ValueError
-    without differences."""
+    mean square of the differences that are not 0): if few problems differ, all may differ in one direction by chance.
+    With one attempt each it is close to Bonett and Price's (2012) interval for paired shares. If none differs, it is
+    Wilson's width at zero, so that "no change" among few problems does not look certain. Raises ValueError without
+    differences."""
     n = len(differences_P)
     if not n:
         raise ValueError("a mean difference needs at least one problem")

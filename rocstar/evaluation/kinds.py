@@ -1,5 +1,5 @@
-"""The problems of an evaluation, of a file or of a benchmark, and what each kind of benchmark does with its rows: which
-columns it reads, the problems it makes, how a model is asked, who scores.
+"""The problems of an evaluation, from a file or a benchmark, and the kinds of benchmarks: the columns each reads, its
+problems, its conversation, its scorer.
 
 To add a kind, write its module in `scorers/`, a line in KINDS and its name in `BenchmarkFile.kind`."""
 
@@ -36,7 +36,7 @@ from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
-"""How keys begin that a benchmark of one turn has no use for."""
+"""Prefixes of keys without effect on a benchmark of one turn."""
 OneSolver = TypeVar("OneSolver", bound=Roller | EndpointSolver)
 
 
@@ -45,23 +45,23 @@ class BenchmarkKind:
     columns: Callable[[BenchmarkFile], Sequence[str]]
     """The columns that are read; the checksum is over them."""
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
-    """Makes the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `messages` (a
-    conversation so far) and `functions` (what the model may call), which `one_turn.py` shows."""
+    """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `messages` (a
+    conversation so far) and `functions` (that the model may call), which `one_turn.py` shows."""
     scorer: Callable[[Parts], Scorer] | None = None
     """None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None
-    """Raises where something that scoring needs is not installed; called before anything starts."""
+    """Raises if a requirement of scoring is not installed; called before anything starts."""
     one_turn: bool = False
-    """Asked under the plain chat template, without tools of ours, for one completion."""
+    """Whether it uses the plain chat template, without our tools, for one completion."""
     needs_judge: bool = False
 
     def leaves_unread(self, key: str) -> bool:
-        """Whether attempts of this kind have no use for a setting."""
+        """Whether a setting has no effect on attempts of this kind."""
         talks = self.one_turn and key.startswith(OF_DIALOGUE)
         return talks or (self.scorer is not None and key == "evaluate.verifier")
 
     def conversation(self, usual: Conversation) -> Conversation:
-        """`usual`, for a benchmark of one turn without preamble and without tools of ours."""
+        """`usual`; for a benchmark of one turn without preamble and tools."""
         if not self.one_turn:
             return usual
         return replace(usual, template=usual.template.chat(), tools=(), own_tools=lambda: ())
@@ -71,8 +71,8 @@ class BenchmarkKind:
         return OneTurn if self.one_turn else AttemptParts(recipe).environment
 
     def solver(self, usual: OneSolver, recall: Recall, judge: ChatClient | None = None) -> OneSolver:
-        """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: keeps what the judge
-        says."""
+        """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: stores the judge's
+        answers."""
         conversation = self.conversation(usual.conversation)
         parts = Parts(codec=usual.codec, calls=conversation.template.calls, recall=recall, judge=judge)
         return replace(
@@ -85,21 +85,21 @@ class BenchmarkKind:
 
 def _math_problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
     """Problems with a short answer. A number as the answer becomes text, as in any file (data/problems.py); several
-    answers become one list in text: all of them are asked for (OlympiadBench). Raises DataError."""
-    wanted = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
-    made = []
+    answers become one list in text: all of them are required (OlympiadBench). Raises DataError."""
+    columns = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
+    problems = []
     for number, (part, where, row) in enumerate(lines(rows, file.files), start=1):
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
         answer = row.get(file.answer)
         if isinstance(answer, list):
             row = {**row, file.answer: ", ".join(map(str, answer))}
-        made.append(problem_of(row, wanted, where=where, source=part, line=number))
-    return made
+        problems.append(problem_of(row, columns, where=where, source=part, line=number))
+    return problems
 
 
 MATH = BenchmarkKind(columns=lambda file: [file.question, file.answer], problems=_math_problems)
-"""The kind of a plain file of problems, too: they are asked and judged as in training."""
+"""Also the kind of a plain file of problems, which are posed and judged as in training."""
 KINDS = {
     "math": MATH,
     "choice": BenchmarkKind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
@@ -131,12 +131,12 @@ class ProblemSet:
     """The problems of one evaluation, read and checked."""
 
     title: str
-    """The file's path or the benchmark's name, for a person."""
+    """The file's path or the benchmark's name, for the user."""
     stem: str
     """Names the folder of the result."""
     kind: BenchmarkKind
     protocol: ProtocolSection
-    """How they are asked where the command line does not say otherwise."""
+    """How they are sampled, unless the command line changes it."""
     problems: Sequence[Problem]
     described: Mapping[str, Any]
     """`setup.data` of the result."""
@@ -166,8 +166,8 @@ def read_file(path: str, question: Sequence[str], answer: str, limit: int | None
 
 
 def read_benchmark(benchmark: Benchmark, folder: Path | None, *, limit: int | None, accept: bool) -> ProblemSet:
-    """A benchmark with its rows. folder: holds them; None takes them from the hub. accept: take rows with another
-    checksum than the benchmark's file says, which the result then has beside it. Raises DataError, ConfigError."""
+    """A benchmark with its rows. folder: holds them; None: use the hub. accept: allow rows with another checksum than
+    the benchmark's file gives; the result then records both. Raises DataError, ConfigError."""
     file, kind = benchmark.file, KINDS[benchmark.file.kind]
     kind.check()
     refuse_no_folder(folder, benchmark.name)

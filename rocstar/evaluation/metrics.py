@@ -1,11 +1,10 @@
-"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, and one summary
-of it all.
+"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, and one summary.
 
-Every attempt that was judged counts, and one that the verifier left UNDECIDED is not right: only attempts that a fault
-of ours ended are in no figure. Attempts at one problem are not independent, so every 95% interval treats the problem as
-the unit: n is problems, never attempts. Seed variance of training is not in any of them.
+Every judged attempt counts, and one that the verifier left UNDECIDED is not right: only attempts ended by a service
+failure are excluded. Attempts at one problem are not independent, so every 95% interval treats the problem as the unit:
+n is problems, never attempts. None includes the seed variance of training.
 
-Not here: how an interval is made (intervals.py), running attempts, verifying them, saving and printing.
+Not here: intervals (intervals.py), running attempts, verifying them, saving and printing.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ BUDGETS = (4096, 8192, 16384, 30720)
 
 
 def is_right(attempt: Trajectory) -> bool:
-    """The one place that says what a right attempt is in every figure."""
+    """The only definition of a right attempt, for all figures."""
     return attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
 
 
 def is_judged(attempt: Trajectory) -> bool:
-    """Whether it is in the figures: no fault of ours ended it."""
+    """Whether it counts in the figures: no service failure ended it."""
     return attempt.outcome is not None and attempt.stop is not Stop.ENVIRONMENT_FAILED
 
 
 def avg_at_k(right_PR: Sequence[Sequence[bool]]) -> Estimate:
-    """Mean over problems of the share of right attempts. Problems without a judged attempt are left out.
+    """Mean over problems of the share of right attempts. Problems without a judged attempt are omitted.
 
     Its interval is clustered by problem: `mean_over_problems`."""
     return mean_over_problems([fmean(right) for right in right_PR if right])
@@ -48,7 +47,7 @@ def pass_at_k(right_PR: Sequence[Sequence[bool]], k: int) -> Estimate:
     """Chance that at least one of k attempts is right: 1 - C(n - c, k) / C(n, k) for c right of n, mean over problems.
 
     Unbiased for n >= k (Chen et al. 2021, arXiv 2107.03374). A problem with fewer judged attempts than k counts with
-    those it has, which can only understate. Interval as in `avg_at_k`. Raises ValueError when k < 1, or when no
+    those it has, which can only underestimate. Interval as in `avg_at_k`. Raises ValueError when k < 1, or when no
     problem of a non-empty set has k attempts."""
     most = max((len(right) for right in right_PR), default=0)
     if k < 1 or 0 < most < k:
@@ -62,19 +61,19 @@ Vote = tuple[str | None, bool]
 
 
 def maj_at_k(votes_PR: Sequence[Sequence[Vote]]) -> Estimate | None:
-    """Share of problems whose most frequent answer is right; None where a right attempt has no answer, because what
-    judged it (a reward function, instructions) looks at no answer and there is nothing to vote on.
+    """Share of problems whose most frequent answer is right; None if a right attempt has no answer, because its judge
+    (a reward function, instructions) uses no answer, so there is nothing to vote on.
 
-    All right answers are one candidate, however they are spelled, and so are wrong ones that the graders which decide
-    at once call equal, such as `1` and `1.0`. Attempts without an answer do not vote; among candidates tied for first
-    the credit is shared. Interval as in `avg_at_k`."""
+    All right answers are one candidate, however they are spelled, and so are wrong ones that the fast graders consider
+    equal, such as `1` and `1.0`. Attempts without an answer do not vote; among candidates tied for first the credit is
+    shared. Interval as in `avg_at_k`."""
     if any(right and answer is None for votes in votes_PR for answer, right in votes):
         return None
     return mean_over_problems([_majority_credit(votes) for votes in votes_PR if votes])
 
 
 def votes_PR(groups: Sequence[Group]) -> list[list[Vote]]:
-    """What `maj_at_k` takes."""
+    """The votes for `maj_at_k`."""
     return [
         [(a.outcome.extracted, is_right(a)) for a in group.trajectories if a.outcome is not None and is_judged(a)]
         for group in groups
@@ -83,26 +82,26 @@ def votes_PR(groups: Sequence[Group]) -> list[list[Vote]]:
 
 def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:
     """`avg_within_<b>_tokens` for the budgets up to `cap`, under which the attempts were made. An attempt is right
-    within b where it is right and ended within b tokens: what it would have been under that cap, except where a model
-    is told its cap. Faults of ours are left out, as in avg@k. Source: ours."""
+    within b if it is right and ended within b tokens, as it would have been under that cap, unless the model knows its
+    cap. Service failures are excluded, as in avg@k. Source: ours."""
     budgets = [budget for budget in BUDGETS if cap is not None and budget <= cap]
     return {f"avg_within_{one}_tokens": figure(avg_at_k(_right_PR(groups, within=one))) for one in budgets}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSummary:
-    """What one evaluation found. Shares are over judged attempts and None where they would be over nothing."""
+    """The figures of one evaluation. Shares are over judged attempts, None if there are none."""
 
     problems: int
-    """Problems asked, judged or not."""
+    """Problems posed, judged or not."""
     attempts: int
     """Attempts made, judged or not."""
     avg_at_k: Estimate
     pass_at_k: Estimate
     undecided: int
-    """Attempts whose verdict the verifier left open; they count as not right."""
+    """Attempts that the verifier left undecided; they count as not right."""
     environment_failed: int
-    """Attempts that ended by a fault of ours; in no denominator."""
+    """Attempts ended by a service failure; in no denominator."""
     mean_response_tokens: float | None
     """Tokens after the prompt, tool replies included."""
     calls_per_attempt: float | None
@@ -121,9 +120,9 @@ class EvalSummary:
     out_of_turns_share: float | None
     """Attempts cut by the turn limit."""
     agent_failed_share: float | None
-    """Attempts whose agent ended with an error or out of time; None where there are none."""
+    """Attempts whose agent ended with an error or out of time; None without agents."""
     accuracy_by_source: Mapping[str, Estimate]
-    """avg@k apart for each `metadata["family"]`, or source where a problem has no family."""
+    """avg@k for each `metadata["family"]`, or source for a problem without a family."""
 
 
 def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
@@ -159,7 +158,7 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
 
 
 def accuracy_by(groups: Sequence[Group], key: Callable[[Problem], str]) -> dict[str, Estimate]:
-    """avg@k apart for each value of `key`, in order of the key."""
+    """avg@k for each value of `key`, in order of the key."""
     parts: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         parts[key(group.problem)].append(group)
@@ -189,7 +188,7 @@ def _majority_credit(votes: Sequence[Vote]) -> float:
 
 
 def _alike(answers: Sequence[str]) -> list[list[str]]:
-    """The answers in groups: each equals another of its group, whatever order they come in."""
+    """Groups of answers: each equals another of its group; independent of their order."""
     groups: list[list[str]] = []
     for answer in answers:
         same = [group for group in groups if any(_is_same(answer, other) for other in group)]
@@ -198,7 +197,7 @@ def _alike(answers: Sequence[str]) -> list[list[str]]:
 
 
 def _is_same(a: str, b: str) -> bool:
-    """Whether a grader that decides at once takes one for the other, whichever is the reference."""
+    """Whether a fast grader considers them equal, whichever is the reference."""
     one, other = clean(a), clean(b)
-    asked = (grader(*pair) for pair in ((one, other), (other, one)) for grader in AT_ONCE.values())
-    return any(found is not None and found[0] is Verdict.RIGHT for found in asked)
+    results = (grader(*pair) for pair in ((one, other), (other, one)) for grader in AT_ONCE.values())
+    return any(found is not None and found[0] is Verdict.RIGHT for found in results)

@@ -1,5 +1,5 @@
-"""One completion under a plain chat template, without tools of ours, for benchmarks that the paper asks so. Shows the
-functions of a problem where it has some (`metadata["functions"]`), and runs none."""
+"""One completion under a plain chat template, without our tools, for the paper's one-turn benchmarks. Shows the
+functions of a problem (`metadata["functions"]`), if any, and runs none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OneTurn:
         return self.limits.max_response_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """The calls in it, unanswered. Raises EngineUnavailable when the completion was aborted."""
+        """Parse its calls, without answering them. Raises EngineUnavailable when the completion was aborted."""
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
@@ -47,18 +47,18 @@ class OneTurn:
         system, turns = split(messages_of(self.problem))
         (question, *_), specs = turns[0], specs_of(self.problem)
         yield from template.opening(question, specs, system)
-        for (_, said), (following, _) in pairwise(turns):
-            yield from (foreign(said), ours(template.stop), *template.next_question(following))
+        for (_, answer), (following, _) in pairwise(turns):
+            yield from (foreign(answer), ours(template.stop), *template.next_question(following))
 
 
 def messages_of(problem: Problem) -> list[Message]:
-    """The conversation so far; of an ordinary problem, its question."""
+    """The conversation so far; for an ordinary problem, its question."""
     found: list[Message] = problem.metadata.get("messages") or [{"role": "user", "content": problem.question}]
     return found
 
 
 def specs_of(problem: Problem) -> list[ToolSpec]:
-    """What the model is told that it may call."""
+    """The functions that the model may call."""
     return [
         ToolSpec(name=one["name"], description=one.get("description", ""), parameters=one["parameters"])
         for one in problem.metadata.get("functions", ())
@@ -66,15 +66,15 @@ def specs_of(problem: Problem) -> list[ToolSpec]:
 
 
 def split(messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]]]:
-    """(system text, turns of (what the user said, what the assistant answered)); the last answer is empty. Messages
-    of one speaker in a row are joined."""
+    """(system text, turns of (user text, assistant text)); the last assistant text is empty. Adjacent messages of one
+    speaker are joined."""
     system = "\n\n".join(str(one["content"]) for one in messages if one["role"] == "system") or None
     turns: list[tuple[str, str]] = []
     for message in messages:
         text = str(message["content"])
         if message["role"] == "assistant" and turns:
-            asked, said = turns[-1]
-            turns[-1] = (asked, f"{said}\n\n{text}" if said else text)
+            user, assistant = turns[-1]
+            turns[-1] = (user, f"{assistant}\n\n{text}" if assistant else text)
         elif message["role"] == "user" and turns and not turns[-1][1]:
             turns[-1] = (f"{turns[-1][0]}\n\n{text}", "")
         elif message["role"] == "user":

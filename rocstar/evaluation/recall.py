@@ -1,8 +1,8 @@
-"""What an evaluation has asked already, kept as it comes: a killed one that is made again asks only what is missing.
+"""Stores an evaluation's answers as they come, so that a repetition after a kill requests only the missing ones.
 
-One JSONL file, a line for each answer that came: an attempt, or what a judge said. A fault of ours is no answer and is
-asked again, and so is what was asked under other settings. Not here: the finished evaluation (`evaluate.py`), after
-which the file goes."""
+One JSONL file, a line per answer: an attempt, or a judge's text. A service failure is no answer and is repeated, and so
+is a request made under other settings. Not here: the finished evaluation (`evaluate.py`), after which the file is
+deleted."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ NEEDS = {"asked": str, "answer": object}
 
 
 class Recall:
-    """Answers by the name of their question. Without a folder nothing is kept and everything is asked."""
+    """Answers by the key of their request. Without a folder nothing is stored and everything is requested."""
 
     def __init__(self, folder: Path | None = None, setup: str = "") -> None:
-        """setup: a name of the settings under which is asked (`evaluate.name_of`); what was answered under others is
-        not known. Raises ConfigError where another process makes the same evaluation, DataError for a file that is not
-        one."""
+        """setup: a name of the settings (`evaluate.name_of`); answers under other settings are ignored. Raises
+        ConfigError if another process makes the same evaluation, DataError for an invalid file."""
         self._setup = setup
         self._journal = Journal(folder / FILE) if folder else None
         self._lock: int | None = None
@@ -42,28 +41,29 @@ class Recall:
             rows = read_journal(self._journal.path, NEEDS)
             self._known = {row["asked"]: row["answer"] for row in rows if row.get("setup", "") == setup}
         self.found = len(self._known)
-        """Answers that an earlier process had got."""
+        """Number of answers from an earlier process."""
 
-    async def answer(self, asked: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known of `asked`, else what `ask` gives, in JSON's own types; None is returned and not kept."""
-        if asked in self._known:
-            return self._known[asked]
+    async def answer(self, key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """The stored answer of `key`, else the result of `ask`, in JSON's own types; None is returned and not
+        stored."""
+        if key in self._known:
+            return self._known[key]
         answer = await ask()
         if answer is not None and self._journal:
             self._hold(self._journal.path)
-            self._journal.append({"setup": self._setup, "asked": asked, "answer": answer})
+            self._journal.append({"setup": self._setup, "asked": key, "answer": answer})
         return answer
 
-    async def attempt(self, asked: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:
-        """The same for an attempt. One that a fault of ours ended is not kept."""
-        made: list[Trajectory] = []
+    async def attempt(self, key: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:
+        """The same for an attempt. One ended by a service failure is not stored."""
+        attempts: list[Trajectory] = []
 
         async def packed() -> Any:
-            made.append(await ask())
-            return None if made[0].stop is Stop.ENVIRONMENT_FAILED else pack(made[0])
+            attempts.append(await ask())
+            return None if attempts[0].stop is Stop.ENVIRONMENT_FAILED else pack(attempts[0])
 
-        answer = await self.answer(asked, packed)
-        return made[0] if made else unpack(answer)
+        answer = await self.answer(key, packed)
+        return attempts[0] if attempts else unpack(answer)
 
     def __enter__(self) -> Recall:
         return self
@@ -72,7 +72,7 @@ class Recall:
         self.close()
 
     def forget(self) -> None:
-        """Delete the file: the evaluation is finished and kept elsewhere."""
+        """Delete the file: the evaluation is finished and saved elsewhere."""
         if self._journal:
             self._journal.path.unlink(missing_ok=True)
         self.close()

@@ -1,4 +1,4 @@
-"""The seam between a benchmark and its figures: a Scorer is a Verifier that may add figures of the benchmark's own."""
+"""The interface of scorers: a Scorer is a Verifier that may add a benchmark's own figures."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a Scorer may be made of."""
+    """The parts that a Scorer may use."""
 
     codec: TextCodec
     """Turns token ids of the attempts into text."""
     calls: CallSyntax
-    """How tool calls stand in their text."""
+    """The syntax of tool calls in their text."""
     recall: Recall
-    """Keeps what a judge said."""
+    """Stores a judge's answers."""
     judge: ChatClient | None = None
-    """Another model, which is asked to judge an answer."""
+    """Another model, which judges answers."""
 
 
 class Scorer:
@@ -52,8 +52,8 @@ class Scorer:
 
 
 def final_text(parts: Parts, attempt: Trajectory) -> str:
-    """What the last turn says, without tool calls and without the marker that ends it. Reasoning in a closed
-    `<think>` block is no part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
+    """The text of the last turn, without tool calls and without its end marker. Reasoning in a closed `<think>` block
+    is not part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
     settled(attempt, "graded")
     texts = written(parts.codec, parts.calls, attempt)
     text = texts[-1] if texts else ""
@@ -64,7 +64,7 @@ def final_text(parts: Parts, attempt: Trajectory) -> str:
 
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
-"""Tokens that end a turn in the model families that rocstar reads; they are no words of the answer."""
+"""Tokens that end a turn in the model families that rocstar reads; they are not part of the answer."""
 
 
 def judged(right: bool, *, method: str, extracted: str | None, text: str) -> Outcome:

@@ -1,5 +1,5 @@
-"""What `rocstar eval` is asked to do: the one place that names its options. Imports nothing heavy, because the command
-line makes its help page from it."""
+"""The arguments of `rocstar eval`, defined only here. Imports nothing heavy, because the command line builds its help
+page from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
-    """The fields are the arguments and options of the command, None where it is silent."""
+    """The fields are the arguments and options of the command, None if not given."""
 
     model: Annotated[
         str,

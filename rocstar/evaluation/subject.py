@@ -1,5 +1,5 @@
-"""What is evaluated or talked to, and how it is made ready: weights that rocstar runs itself, of a run or a model
-folder (LocalModel), or a model behind somebody else's endpoint (EndpointModel)."""
+"""The subject of an evaluation or chat, and how it is prepared: local weights of a run or a model folder (LocalModel),
+or a model behind a remote endpoint (EndpointModel)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from rocstar.types import Problem
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "model.fp32_head", "evaluate.verifier",
         "evaluate.right_above", "run.threads", "run.seed",
         "run.fault_budget", "run.modules")  # fmt: skip
-"""How keys begin that `eval` and `chat` obey."""
+"""Prefixes of keys that `eval` and `chat` obey."""
 INSTEAD = {
     "rollout.temperature": "--temperature",
     "rollout.attempts_per_problem": "--n",
@@ -57,12 +57,12 @@ INSTEAD = {
     "evaluate.temperature": "--temperature",
     "evaluate.problems": "--limit",
 }
-"""What says it on the command line of `eval`."""
+"""The option of `eval` to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """Weights that are here, of a run's checkpoint or a plain model folder."""
+    """Local weights, of a run's checkpoint or a plain model folder."""
 
     model: Path
     """Hugging Face folder."""
@@ -72,7 +72,7 @@ class LocalModel:
     step: int = 0
     """Step of the run's checkpoint; 0 without a run."""
     capped: bool = True
-    """A person, a benchmark or the run asked for the cap on tokens."""
+    """Whether the user, a benchmark or the run set the token cap."""
 
     @property
     def name(self) -> str:
@@ -81,12 +81,12 @@ class LocalModel:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its evaluations, where it has no run."""
+        """Name of the folder of its evaluations, if it has no run."""
         return model_name(self.model)
 
     @property
     def said(self) -> tuple[str, str]:
-        """What stands around questions, and who runs which tools, in words for a person."""
+        """Descriptions for the user: the text around questions, and which tools run where."""
         return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
 
     @property
@@ -96,40 +96,40 @@ class LocalModel:
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tools, as the model is told of them; none where there is a single turn."""
+        """The tools, as shown to the model; none for a single turn."""
         return AttemptParts(self.recipe).specs if self.recipe.rollout.has_tools else ()
 
     @property
     def placement(self) -> Placement:
-        """Which engine takes which GPU. Raises ConfigError where they do not fit."""
+        """Which engine takes which GPU. Raises ConfigError if they do not fit."""
         return placed_here(self.recipe, self.model, self.holds, learns=False).refuse()
 
     def conversation(self, kind: BenchmarkKind = MATH) -> Conversation:
-        """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
-        will not do."""
+        """The conversation of attempts, with tools that run nothing. Raises ConfigError for an unusable model folder,
+        template or tool."""
         codec, parts = Codec.load(self.model), AttemptParts(self.recipe)
-        made = parts.conversation(codec, parts.template(self.model), with_tools=self.recipe.rollout.has_tools)
-        return kind.conversation(made)
+        conversation = parts.conversation(codec, parts.template(self.model), with_tools=self.recipe.rollout.has_tools)
+        return kind.conversation(conversation)
 
     def engine(self) -> Mapping[str, str]:
-        """`setup.engine` of the result: what computes."""
+        """`setup.engine` of the result."""
         device = device_of(self.recipe.model)
         return {"device": device.type, "dtype": str(compute_dtype(self.recipe.model, device)).removeprefix("torch.")}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind = MATH) -> tuple[LocalModel, int]:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
-        Only a cap that nobody asked for is lowered. Raises ConfigError where the model holds less than is asked for, or
-        a prompt fills it."""
+        Only a default cap is lowered. Raises ConfigError if the model holds less than requested, or a prompt fills
+        it."""
         conversation, environment = self.conversation(kind), kind.environment(self.recipe)
         holds, rollout = self.holds, self.recipe.rollout
         if not self.capped:
-            longest, asked = max(
+            longest, where = max(
                 ((prompt_tokens(problem, conversation, environment), problem) for problem in problems),
                 key=lambda pair: pair[0],
             )
             if longest >= holds:
                 raise ConfigError(
-                    f"the longest prompt, {longest} tokens ({named(asked)}), fills the {holds} positions of the model; "
+                    f"the longest prompt, {longest} tokens ({named(where)}), fills the {holds} positions of the model; "
                     f"take a template that writes less around it than {rollout.template!r} (--template), leave such "
                     "problems out, or take a model that holds more"
                 )
@@ -156,17 +156,17 @@ class LocalModel:
     ) -> AsyncIterator[Roller]:
         """Load the weights, and make attempts of at most `positions` tokens, until the context ends.
 
-        attempts: all that will be made, where that is known; no engine holds room for more at once.
-        rows: so many at once on one engine in this process. None: on the engines of `[[engine]]`, which load the
-        weights themselves, or on one in this process, with the rows and the cache of `[rollout]`. Raises ConfigError
-        where there is no memory for so many, EngineUnavailable."""
+        attempts: their total number, if known; no engine reserves room for more at once. rows: the number at once on
+        one engine in this process. None: on the engines of `[[engine]]`, which load the weights themselves, or on one
+        in this process, with the rows and the cache of `[rollout]`. Raises ConfigError if memory is insufficient,
+        EngineUnavailable."""
         begin_threads(self.recipe, self.model)
         rollout = self.recipe.rollout
         codec, parts = Codec.load(self.model), AttemptParts(self.recipe)
         template, vocabulary = parts.template(self.model), codec.vocab_size
         if rows is None:
-            held = rollout.engine_rows if attempts is None else min(rollout.engine_rows, attempts)
-            engines = self._engines(positions, held, rollout.kv_tokens, vocabulary, start_server)
+            rows_held = rollout.engine_rows if attempts is None else min(rollout.engine_rows, attempts)
+            engines = self._engines(positions, rows_held, rollout.kv_tokens, vocabulary, start_server)
         else:
             engines = self._embedded(positions, rows, None, vocabulary)
         grader = Grader()
@@ -196,7 +196,7 @@ class LocalModel:
                 kv_tokens = min(room, rows * positions)  # no more than this evaluation can use
             return self._embedded(positions, rows, kv_tokens, vocabulary)
         for entry in self.recipe.engine:
-            if isinstance(entry, VllmEngines) and entry.url is not None:  # nobody knows whose weights it has
+            if isinstance(entry, VllmEngines) and entry.url is not None:  # its weights are unknown
                 raise ConfigError(
                     f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
                 )
@@ -228,7 +228,7 @@ class EndpointModel:
     tools: ToolStyle
     recipe: Recipe
     capped: bool
-    """A person or a benchmark asked for the cap on tokens."""
+    """Whether the user or a benchmark set the token cap."""
     system: str | None = SYSTEM
     """System message; None for none."""
     run: None = None
@@ -249,15 +249,15 @@ class EndpointModel:
 
     def conversation(self, kind: BenchmarkKind) -> Conversation:
         with_tools = self.recipe.rollout.has_tools
-        made = AttemptParts(self.recipe).conversation(CodePoints(), self._template(), with_tools=with_tools)
-        return kind.conversation(made)
+        conversation = AttemptParts(self.recipe).conversation(CodePoints(), self._template(), with_tools=with_tools)
+        return kind.conversation(conversation)
 
     def engine(self) -> Mapping[str, str]:
         return {"endpoint": self.url, "tools": self.tools}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind) -> tuple[EndpointModel, int]:
-        """The same model and 0: nobody here knows how many tokens the endpoint takes. Raises ConfigError for whatever
-        can be known to fail before it is asked."""
+        """The same model and 0: the endpoint's context length is unknown. Raises ConfigError for errors that show
+        before the first request."""
         check_address(self.url)
         self.conversation(kind)
         if self.tools == "none" and any(map(specs_of, problems)):
@@ -273,7 +273,7 @@ class EndpointModel:
         attempts: int | None = None,
         start_server: StartServer = VllmServer.start,
     ) -> AsyncIterator[EndpointSolver]:
-        """Make attempts until the context ends. All but the sandbox are the endpoint's own business."""
+        """Make attempts until the context ends. Only the sandbox is local."""
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
         parts, rollout = AttemptParts(self.recipe), self.recipe.rollout
@@ -293,18 +293,18 @@ class EndpointModel:
             await client.close()
 
     def _template(self) -> ChatMl:
-        """The words that are sent around a question."""
+        """The template for the text around a question."""
         preamble = self.recipe.rollout.preamble
         return replace(PAPER, system=self.system, preamble=PREAMBLE if preamble is None else preamble)
 
 
 Subject = LocalModel | EndpointModel
-"""What an evaluation asks."""
+"""A subject of an evaluation."""
 
 
 def find_subject(name: str, runs: Path) -> LocalModel:
     """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
-    ConfigError when nothing of that name is there."""
+    ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
     recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
     return LocalModel(model=model, recipe=recipe, run=run, step=step)

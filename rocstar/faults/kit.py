@@ -1,8 +1,8 @@
-"""The faults, and what a trainer is held to: none becomes a reward, and none reaches the model as a tool result.
+"""The faults, and the requirements on a trainer: no fault becomes a reward or reaches the model as a tool result.
 
 Under each fault the trainer makes ATTEMPTS attempts that would all earn 1 without it (stand_ins.py). It is rocstar
 itself (own.py), or any program that takes its engine, tools and reward function from the environment, prints a line of
-JSON for each attempt and says on stderr what went wrong; docs/faults.md has the variables and what each figure means.
+JSON for each attempt and reports errors on stderr; docs/faults.md explains the variables and figures.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rocstar.support.processes import run_to_end
 
 PROBLEMS, SIBLINGS = 8, 4
 ATTEMPTS = PROBLEMS * SIBLINGS
-"""One that is lost is less than rocstar's `run.fault_budget`, so that a run may go on without it."""
-SECONDS = 300.0  # for all that a trainer does under a fault; a run of rocstar takes twenty
+"""One lost attempt is below rocstar's `run.fault_budget`, so that a run may continue without it."""
+SECONDS = 300.0  # for a trainer's whole work under a fault; a run of rocstar takes twenty
 FAULTS: Mapping[str, str] = {
     "engine-refuses": "The engine ends, refuses connections and is back after 0.5 s.",
     "engine-dies": "The connection breaks while the engine writes.",
@@ -60,29 +60,29 @@ FAULTS: Mapping[str, str] = {
     "run-disk-full-checkpoint": "The disk is full when a checkpoint is written, then free again.",
     "run-killed": "The run is killed (-9) in mid-step and resumed.",
 }
-"""Where each strikes, what happens there, and that in a sentence. It strikes once."""
+"""By name: the place of the fault, what happens there, and its description. Each fault is injected once."""
 SPEAKS_ROCSTAR = ("engine-wrong-version", "tools-other-call", "tools-twice", "tools-killed")
 ROCSTARS_OWN = (*SPEAKS_ROCSTAR, "notebook", "mcp", "agent", "run")
-"""How those begin that other trainers cannot be pointed at: the protocols there know no versions and no call ids."""
+"""Prefixes of faults that only rocstar supports: other trainers' protocols have no versions and no call ids."""
 ITS_PARTS = {"hides-outage": ("gone", ""), "leaves-engine": ("stands-still", ""), "leaves-tool": ("", "refuses")}
-"""What engine and tools do to such an agent."""
+"""What the engine and tools do to such an agent."""
 AGENTS_OWN = ("agent-crashes", "agent-overstays")
-"""The agent itself is at fault: its attempt is judged, not lost, and a person is told."""
+"""Faults of the agent itself: its attempt is judged, not lost, and the fault is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerAnswer:
-    """What a trainer made of a fault."""
+    """A trainer's behaviour under a fault."""
 
     rewards: Sequence[float | None]
-    """Of each attempt that was recorded; None: it has none."""
+    """The reward of each recorded attempt; None: no reward."""
     shown: int = 0
     """Prompts that held a fault in place of a program's output."""
     halted: bool = False
     words: str = ""
-    """Lines of which a person reads the last."""
+    """The trainer's messages; the report shows the last line."""
     asked: tuple[int, int] = (0, 0)
-    """Requests for work that engine and tools got."""
+    """Requests for work received by the engine and by the tools."""
     struck: bool = False
     """Whether the fault happened."""
 
@@ -98,9 +98,9 @@ class FaultFinding:
     run: str
     """went on, halted, hung."""
     words: str
-    """What a person reads of it."""
+    """The trainer's message about it."""
     as_promised: bool
-    """The fault struck; no reward, nothing shown, no hanging, and what was lost or halted is told in words."""
+    """The fault happened; no reward, nothing shown, no hang, and every loss or halt is reported."""
 
 
 Trainer = Callable[[str], Coroutine[Any, Any, TrainerAnswer]]
@@ -108,52 +108,52 @@ Trainer = Callable[[str], Coroutine[Any, Any, TrainerAnswer]]
 
 
 async def refuse_unsound(trainer: Trainer) -> str:
-    """What it says without any fault. Raises ConfigError where attempts do not all earn 1 then, by asking engine and
-    tools: nothing would follow from those with a fault."""
-    told = await trainer("")
-    if told.halted or list(told.rewards) != [1.0] * ATTEMPTS or min(told.asked) < ATTEMPTS:
+    """The trainer's messages without a fault. Raises ConfigError if attempts do not all earn 1 then, with requests to
+    engine and tools: runs with a fault would prove nothing."""
+    found = await trainer("")
+    if found.halted or list(found.rewards) != [1.0] * ATTEMPTS or min(found.asked) < ATTEMPTS:
         raise ConfigError(
-            f"without any fault the trainer gave {len(told.rewards)} rewards, {sum(r == 1.0 for r in told.rewards)} of "
-            f"them 1, and sent {told.asked[0]} requests to the engine and {told.asked[1]} to the tools, where its "
+            f"without any fault the trainer gave {len(found.rewards)} rewards, {sum(r == 1.0 for r in found.rewards)} "
+            f"of them 1, and sent {found.asked[0]} requests to the engine and {found.asked[1]} to the tools, where its "
             f"{ATTEMPTS} attempts earn 1 each and need one to each at least; it must ask the addresses it is given; it "
-            f"last said: {_last(told.words, '') or 'nothing'}"
+            f"last said: {_last(found.words, '') or 'nothing'}"
         )
-    return told.words
+    return found.words
 
 
 async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: float = SECONDS) -> FaultFinding:
-    """What a trainer does under a fault. usual: what it says without one, which tells nobody of it."""
+    """A trainer's behaviour under a fault. usual: its messages without one, which do not count as a report."""
     hung = False
     try:
         async with asyncio.timeout(seconds):
-            told = await trainer(fault)
+            answer = await trainer(fault)
     except TimeoutError:
-        hung, told = True, TrainerAnswer(rewards=())
-    given = [reward for reward in told.rewards if reward is not None]
+        hung, answer = True, TrainerAnswer(rewards=())
+    given = [reward for reward in answer.rewards if reward is not None]
     is_judged = fault in AGENTS_OWN
     rewarded = sum(reward not in ((0.0, 1.0) if is_judged else (1.0,)) for reward in given)
     rewarded += max(0, len(given) - ATTEMPTS)
-    lost, words = max(0, ATTEMPTS - len(given)), _last(told.words, usual)
-    silent = not words and (lost or told.halted or is_judged or fault.startswith("reward"))
+    lost, words = max(0, ATTEMPTS - len(given)), _last(answer.words, usual)
+    silent = not words and (lost or answer.halted or is_judged or fault.startswith("reward"))
     lacking = lost and (is_judged or fault.startswith("run"))  # a resumed run makes what it has not recorded
-    missed = not (hung or told.struck)
+    missed = not (hung or answer.struck)
     if missed:
         words = f"the fault never struck; the trainer said: {words or 'nothing'}"
     elif silent and not hung:
-        words = "the trainer said nothing of it" + "; does it read FAULTS_REWARD?" * fault.startswith("reward")
+        words = "the trainer did not report it" + "; does it read FAULTS_REWARD?" * fault.startswith("reward")
     return FaultFinding(
         fault=fault,
         rewarded=rewarded,
-        shown=told.shown,
+        shown=answer.shown,
         lost=lost,
-        run="hung" if hung else "halted" if told.halted else "went on",
+        run="hung" if hung else "halted" if answer.halted else "went on",
         words=words,
-        as_promised=not (hung or missed or rewarded or told.shown or silent or lacking),
+        as_promised=not (hung or missed or rewarded or answer.shown or silent or lacking),
     )
 
 
 async def findings(trainer: Trainer, faults: Sequence[str], *, seconds: float = SECONDS) -> list[FaultFinding]:
-    """Of each fault, one after another; says on stderr which it is at. Raises ConfigError like `refuse_unsound`."""
+    """The findings of all faults in order, with progress on stderr. Raises ConfigError like `refuse_unsound`."""
     usual, found = await refuse_unsound(trainer), []
     for fault in faults:
         print(f"{fault} ...", file=sys.stderr)
@@ -162,13 +162,13 @@ async def findings(trainer: Trainer, faults: Sequence[str], *, seconds: float = 
 
 
 def _last(words: str, usual: str) -> str:
-    """The last line of words that is not among the usual ones."""
+    """The last line that is not among the usual ones."""
     known = {"", *(line.strip() for line in usual.splitlines())}
     return next((line.strip() for line in reversed(words.splitlines()) if line.strip() not in known), "")
 
 
 def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[str]:
-    """All where none is named. at_addresses: only those that a trainer can be pointed at. Raises ConfigError."""
+    """All faults if none is named. at_addresses: only those that can be injected at addresses. Raises ConfigError."""
     for name in names:
         if name not in FAULTS:
             raise ConfigError(f"there is no fault {name!r}; rocstar faults --list names them")
@@ -181,8 +181,8 @@ def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[str]:
 
 
 def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, TrainerAnswer]]) -> Trainer:
-    """A trainer that takes FAULTS_ENGINE, FAULTS_TOOLS and FAULTS_REWARD; what its model was shown is seen at the
-    engine."""
+    """A trainer that takes FAULTS_ENGINE, FAULTS_TOOLS and FAULTS_REWARD; the engine records what its model was
+    shown."""
 
     async def trainer(fault: str) -> TrainerAnswer:
         seam, _, misdeed = fault.partition("-")
@@ -191,10 +191,10 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
         programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
         engine = FaultyServer(at["engine"], programs)
         async with engine, FaultyServer(at["tools"], programs) as tools:
-            told = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
+            answer = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
             spoilt = (at["engine"] and engine.asked) or (at["tools"] and tools.asked)
-            struck = told.struck or bool(spoilt) or seam == "reward"  # which only words can show
-            return replace(told, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
+            struck = answer.struck or bool(spoilt) or seam == "reward"  # only its messages can show it
+            return replace(answer, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
 
     return trainer
 
@@ -203,9 +203,9 @@ def trainer_of(command: str) -> Trainer:
     """A trainer that is a program. command: for the shell."""
 
     async def made(given: Mapping[str, str]) -> TrainerAnswer:
-        code, said, words = await run_to_end("sh", "-c", command, env={**os.environ, **given})
+        code, stdout, words = await run_to_end("sh", "-c", command, env={**os.environ, **given})
         rewards: list[float | None] = []
-        for line in (line for line in re.split(r"[\r\n]", said) if line.startswith('{"reward"')):
+        for line in (line for line in re.split(r"[\r\n]", stdout) if line.startswith('{"reward"')):
             try:
                 printed = msgspec.json.decode(line, type=dict[str, msgspec.Raw])  # other keys are the trainer's own
                 rewards.append(msgspec.json.decode(printed["reward"], type=float | None))

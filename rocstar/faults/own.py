@@ -1,5 +1,5 @@
-"""rocstar as the trainer of kit.py: the path of a step's attempts, from engine to reward and fault budget, by the parts
-that a run puts together; and, for what strikes a whole process, `rocstar train` itself."""
+"""rocstar as the trainer of kit.py: the path of a step's attempts, from engine to reward and fault budget, with the
+parts of a run; and, for faults of a whole process, `rocstar train` itself."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from rocstar.types import Problem, Stop, Trajectory
 
 PATIENCE_SECONDS = 1.5
 AGENT_SECONDS = 10.0
-GIVES_UP_SECONDS = 0.3  # an agent that waits for an engine or a tool
-SILENT_SECONDS = 5.0  # of a sandbox that holds a call
+GIVES_UP_SECONDS = 0.3  # after which an agent gives up an engine or a tool
+SILENT_SECONDS = 5.0  # after which a sandbox that does not answer a call is given up
 
 
 async def own_trainer(fault: str) -> TrainerAnswer:
@@ -65,7 +65,7 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
     with await asyncio.to_thread(start) as sandbox:
         async with opened as fleet:
             make = partial(AttemptParts(recipe).roller, recipe.rollout, codec=words, template=TEMPLATE)
-            roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())  # asks an MCP server
+            roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())
             roller = replace(
                 roller,
                 verifier=RewardVerifier(words, reward, seconds=PATIENCE_SECONDS),
@@ -88,14 +88,14 @@ async def _rolled(roller: Roller, fault_budget: float) -> TrainerAnswer:
     return TrainerAnswer(rewards=rewards, halted=halted is not None, words=" ".join(words.split()))
 
 
-def _reward(made: Trajectory) -> float | None:
-    """What the attempt is worth to a learner."""
-    return made.outcome.reward if made.outcome and made.stop is not Stop.ENVIRONMENT_FAILED else None
+def _reward(trajectory: Trajectory) -> float | None:
+    """The attempt's reward for a learner."""
+    return trajectory.outcome.reward if trajectory.outcome and trajectory.stop is not Stop.ENVIRONMENT_FAILED else None
 
 
 def _kills(sandbox: SandboxClient, left: set[str]) -> Note:
-    """Kills, once, what runs a program, or the daemon before the second cell of a notebook. left: the fault, until it
-    has happened."""
+    """Kills, once, the process of a program, or the daemon before the second cell of a notebook. left: the fault, until
+    it has happened."""
     calls = Counter[str]()
 
     def kill(processes: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ WHERE = {
     "run-disk-full-checkpoint": "/checkpoints/",
     "run-killed": f"/checkpoints/.step={STEPS:06d}",
 }
-"""What a run writes when its fault strikes; the one that is killed has recorded the attempts of its first step."""
+"""The path a run is writing when its fault happens; the killed run has recorded the attempts of its first step."""
 STRUCK = """\
 import errno, os, sys
 whole, where, fault = os.fsync, sys.argv.pop(1), sys.argv.pop(1)
@@ -177,23 +177,23 @@ main()
 
 
 async def _run(fault: str, folder: Path) -> TrainerAnswer:
-    """A run of STEPS steps that the fault ends, and its resumption: ATTEMPTS attempts in all, and all are lost where
-    the resumption fails."""
+    """A run of STEPS steps that the fault ends, and its resumption: ATTEMPTS attempts in all, all lost if the
+    resumption fails."""
     recipe = str(recipes_folder().absolute() / "first.toml")
     first = await _command(folder, "-c", STRUCK, WHERE[fault], fault, "train", recipe, *RUN.split())
     second = await _command(folder, "-m", "rocstar", "train", "--resume", "first")
     files = sorted((folder / "runs" / "first" / "rollouts").glob("*.parquet"))
     rewards = [row["reward"] for file in files for row in parquet.read_table(file).to_pylist()]
-    code, said = second if second[0] or fault == "run-killed" else first
+    code, message = second if second[0] or fault == "run-killed" else first
     return TrainerAnswer(
         rewards=[] if second[0] else rewards,
         halted=code != 0,
-        words=said if code else "",
+        words=message if code else "",
         struck=first[0] == -signal.SIGKILL if fault == "run-killed" else first[0] != 0,
     )
 
 
 async def _command(folder: Path, *arguments: str) -> tuple[int, str]:
     """(exit code, last line on stderr) of Python with these arguments."""
-    code, _, said = await run_to_end(sys.executable, *arguments, cwd=folder)
-    return code, said.rpartition("\n")[2]
+    code, _, stderr = await run_to_end(sys.executable, *arguments, cwd=folder)
+    return code, stderr.rpartition("\n")[2]

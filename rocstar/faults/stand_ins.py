@@ -1,10 +1,10 @@
-"""What stands in for the parts of a trainer's environment: an engine and a tool service at addresses, and a reward
-function. Each does its work by a script and misbehaves as told; which fault there is, is said in kit.py.
+"""Scripted replacements for parts of a trainer's environment: an engine and a tool service at addresses, and a reward
+function. Each injects the faults of kit.py.
 
-The model asks for a program and answers with what it printed; every attempt then earns 1. So a reward of anything else
-was given to a fault, and a prompt that holds the call and not its output shows the model a fault as a tool result.
+The model asks for a program and answers with what it printed; every attempt then earns 1. So any other reward comes
+from a fault, and a prompt with the call but without its output shows the model a fault as a tool result.
 
-    engine    /v1/chat/completions (OpenAI) for any trainer; what rocstar asks of vLLM
+    engine    /v1/chat/completions (OpenAI) for any trainer; vLLM's endpoints for rocstar
     tools     /run_code (SandboxFusion) for any trainer; an MCP server; frames of rocstar's own sandbox, in a WebSocket
 """
 
@@ -41,16 +41,16 @@ CELLS = ("n = 6", "print(n * 7063)")
 PRINTED = "42378"
 RIGHT = f"<answer>\\boxed{{{PRINTED}}}</answer>"
 WRONG = "<answer>\\boxed{0}</answer>"
-"""What the model says to anything but PRINTED, and what every spoilt answer of an engine says."""
+"""The model's answer to anything but PRINTED, and the text of every corrupted answer of an engine."""
 OTHERS = "777"
 """The output of another call."""
-AWAY_SECONDS = 0.5  # of a service that refuses
+AWAY_SECONDS = 0.5  # of a service that refuses connections
 LATE_SECONDS = 3.0  # longer than the patience of rocstar's own path
 TEMPLATE = template_named("compact")
 HTML = "<html><body>502 Bad Gateway</body></html>"
 COMPLETIONS = ("/v1/chat/completions", "/inference/v1/generate")
 WORK = (*COMPLETIONS, "/run_code", "tools/call")
-"""Requests that may be spoilt, each by its path or by the method that a remote procedure call names."""
+"""Requests that may be corrupted, by path or by the method of a remote procedure call."""
 METRICS = """\
 vllm:cache_config_info{block_size="16",kv_cache_size_tokens="1048576"} 1.0
 vllm:kv_cache_usage_perc{engine="0"} 0.0
@@ -70,11 +70,11 @@ ANSWERS: Mapping[str, Any] = {
     "initialize": MCP,
     "tools/list": {"tools": [TOOL]},
 }
-"""To all but completions, by the same names: of vLLM, SandboxFusion and an MCP server."""
+"""Answers to all other requests of vLLM, SandboxFusion and an MCP server, by the same names."""
 
 
 def reply_to(prompt: str, programs: Sequence[str]) -> str:
-    """The model's next words: the next of `programs`, or its answer to what stands behind the last of them."""
+    """The model's next text: the next of `programs`, or its answer to the output of the last of them."""
     for code in programs:
         if code not in prompt:
             return render_call("python", {"code": code})
@@ -83,14 +83,14 @@ def reply_to(prompt: str, programs: Sequence[str]) -> str:
 
 @cache
 def codec() -> Codec:
-    """Between the script's words and tokens."""
+    """A codec for the script's words."""
     texts = [text_of(TEMPLATE.opening(QUESTION, ())), reply_to("", [PROGRAM]), RIGHT]
     return train_bpe(texts, vocab_size=300, markers=TEMPLATE.markers, word_merges=False)
 
 
 class FaultyServer:
-    """An engine and a tool service in one; use as `async with`. It misbehaves in its first request for work; one
-    that stands still, from then on."""
+    """An engine and a tool service in one; use as `async with`. The fault happens in its first request for work; a
+    standstill lasts from then on."""
 
     def __init__(self, misdeed: str, programs: Sequence[str]) -> None:
         """programs: the model asks for these, one a turn, and then answers."""
@@ -99,7 +99,7 @@ class FaultyServer:
         """Requests for work so far, and prompts that held something else in place of the last program's output."""
         http = Route("/{path:path}", self._http, methods=["GET", "POST"])
         app = Starlette(routes=[WebSocketRoute("/v1/frames", self._frames), http])
-        # A connection that we close while its client rests would be a fault that nobody injected.
+        # Closing an idle client's connection would be a fault that was not injected.
         self._config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_keep_alive=3600)
         self._state, self._port, self._changing = ServerState(), 0, asyncio.Lock()
 
@@ -125,7 +125,7 @@ class FaultyServer:
             connection.transport.abort()
 
     async def _strikes(self) -> str:
-        """What is done wrong in this request for work; some of it is done when this returns."""
+        """The fault of this request for work; part of it has happened when this returns."""
         self.asked += 1
         misdeed = self._misdeed if self.asked == 1 or self._misdeed == "stands-still" else ""
         if misdeed == "gone":
@@ -144,14 +144,14 @@ class FaultyServer:
         name = body.get("method", request.url.path)
         misdeed = await self._strikes() if name in WORK else ""
         if misdeed in ("hangs", "stands-still"):
-            await request.receive()  # returns when the asker has left
+            await request.receive()  # returns when the client has disconnected
         found = HTML if misdeed == "not-json" else self._answer(name, body, misdeed)
-        said = (found if isinstance(found, str) else json.dumps(found)).encode()
-        whole = {"content-length": str(len(said))}  # where less is said, uvicorn then breaks the connection
-        return Response(_before_break(said, misdeed), headers=whole, media_type="application/json")
+        body = (found if isinstance(found, str) else json.dumps(found)).encode()
+        whole = {"content-length": str(len(body))}  # if less is sent, uvicorn then breaks the connection
+        return Response(_before_break(body, misdeed), headers=whole, media_type="application/json")
 
     async def _frames(self, socket: WebSocket) -> None:
-        """A daemon of rocstar's own sandbox."""
+        """Act as a daemon of rocstar's own sandbox."""
         frames = wire.FrameReader()
         await socket.accept()
         info = call.DaemonInfo(isolation=call.Isolation.L3, slots=4)
@@ -166,7 +166,7 @@ class FaultyServer:
                         return
 
     def _answer(self, name: str, body: Any, misdeed: str) -> Any:
-        """A text, or what is written as JSON."""
+        """A text, or a value to be written as JSON."""
         if name not in COMPLETIONS:
             found = ANSWERS.get(name, {"success": True})
             return {"jsonrpc": "2.0", "id": body.get("id"), "result": found} if "jsonrpc" in body else found
@@ -177,17 +177,17 @@ class FaultyServer:
         return _completion(words, body, misdeed)
 
 
-def _before_break(said: bytes, misdeed: str) -> bytes:
-    """What is said of it before the connection breaks, if it does."""
-    return said[: {"dies": 0, "half-answer": len(said) // 2}.get(misdeed)]
+def _before_break(body: bytes, misdeed: str) -> bytes:
+    """The part of the body sent before the connection breaks, if it does."""
+    return body[: {"dies": 0, "half-answer": len(body) // 2}.get(misdeed)]
 
 
 def _results(frame: wire.Frame, misdeed: str) -> bytes:
-    """Of the call in a frame."""
+    """The response frames for the call in a frame."""
     id = "another" if misdeed == "other-call" else wire.decode_call(frame.body).id
     outputs = {"other-call": [OTHERS], "twice": [PRINTED, OTHERS]}.get(misdeed, [PRINTED])
-    told = [call.Response(id=id, outcome=call.ProgramOutcome.OK, stdout=f"{output}\n") for output in outputs]
-    return b"".join(wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(one)) for one in told)
+    responses = [call.Response(id=id, outcome=call.ProgramOutcome.OK, stdout=f"{output}\n") for output in outputs]
+    return b"".join(wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(one)) for one in responses)
 
 
 def _prompt(body: Any) -> str:
@@ -197,23 +197,23 @@ def _prompt(body: Any) -> str:
 
 
 def _completion(words: str, body: Any, misdeed: str) -> dict[str, Any]:
-    """As OpenAI's API and vLLM's for tokens give it; each reader finds its own fields."""
+    """In the form of both OpenAI's API and vLLM's token API; each reader finds its own fields."""
     sampling = body.get("sampling_params", {})
     whole = [*codec().encode(words), *sampling.get("stop_token_ids", ())[:1]]
-    kept = whole[: sampling.get("max_tokens")]
+    allowed = whole[: sampling.get("max_tokens")]
     times = 1000 if misdeed == "too-many-tokens" else 1
     half = "\ud800" if misdeed == "half-surrogate" else ""
     logprob = -0.5
     if misdeed == "nan-logprobs":
         logprob = -9999.0 if sampling else float("nan")  # vLLM writes this for one that is not a number
-    said = {"token": "", "logprob": logprob, "bytes": None, "top_logprobs": list[str]()}
-    ids = kept * times
+    token_fields = {"token": "", "logprob": logprob, "bytes": None, "top_logprobs": list[str]()}
+    ids = allowed * times
     choice = {
         "index": 0,
-        "finish_reason": half or ("stop" if kept == whole else "length"),
+        "finish_reason": half or ("stop" if allowed == whole else "length"),
         "message": {"role": "assistant", "content": words * times + half},
         "token_ids": ids,
-        "logprobs": {"content": [{"token_id": one, **said} for one in ids]},
+        "logprobs": {"content": [{"token_id": one, **token_fields} for one in ids]},
         "weight_versions": [{"version": "7" if misdeed == "wrong-version" else "0", "start": 0, "end": len(ids)}],
     }
     usage = {"prompt_tokens": 1, "completion_tokens": len(ids), "total_tokens": len(ids) + 1}

@@ -17,12 +17,12 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryReport:
-    """What steps with carry-over came to."""
+    """The result of simulated steps with carry-over."""
 
     makespans: list[float]
     """Seconds of each step."""
     attempts: float
-    """Share of a step's attempts that are carried over, where a step may: a mean."""
+    """Mean share of a step's attempts that are carried over, in steps that may."""
     groups: float
     """Share of a step's groups that move with them."""
 
@@ -38,8 +38,8 @@ def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapp
 def simulate_carry_over(
     steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], policy: str = OURS
 ) -> CarryReport:
-    """A stage of these steps under a policy. That attempts stop until a limit is known to grow, and that a carried one
-    makes the calls of its own tools again, takes no time here."""
+    """A stage of these steps under a policy. The wait of attempts for a limit to grow, and repeated calls of a carried
+    attempt's own tools, take no time here."""
     done, attempts, groups = carried_over(steps, share)
     makespans = [report.makespan for report in simulate_steps(done, engines, scheduler(policy, done))]
     return CarryReport(makespans=makespans, attempts=attempts, groups=groups)

@@ -1,4 +1,4 @@
-"""Sizes, costs and rules of an engine, as the simulator sees it (simulated_engine.py)."""
+"""Sizes, costs and rules of an engine for the simulator (simulated_engine.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COSTS = (
     "seconds_per_prefill_token",
     "seconds_per_request",
 )
-"""The fields of an EngineModel that say what it costs; 0 until they are measured or given."""
+"""The cost fields of an EngineModel; 0 until they are measured or given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class EngineModel:
     capacity_tokens: int
     """Tokens that the KV cache holds."""
     step_seconds: float = 0.0
-    """Seconds of a decode step whatever is in it: reading the weights. This and the next four are COSTS."""
+    """Fixed seconds of a decode step: reading the weights. This and the next four are COSTS."""
     seconds_per_cached_token: float = 0.0
     """Added to a step by each token in the caches that it reads."""
     seconds_per_sequence: float = 0.0
@@ -42,14 +42,14 @@ class EngineModel:
     """Share of the cache that has to stay free when a request is admitted beside others (0 is vLLM's default)."""
     evicted_share: float = 0.0
     """Share of the running requests that are evicted when the next step does not fit; at least one. 0 is vLLM's rule,
-    0.5 what the paper says of SGLang (3.2). Not where `oldest_first`."""
+    0.5 SGLang's according to the paper (3.2). Not with `oldest_first`."""
     page_tokens: int = 1
     """The cache is given out in pages of so many tokens; a page with a prompt's end is not shared."""
     prefix_cache: bool = True
-    """Whether what a request leaves stays in the cache, for its trajectory's next turn, and siblings share a prompt."""
+    """Whether a request's cache is kept for its trajectory's next turn, and siblings share a prompt."""
     told_lengths: bool = False
-    """Whether the engine is told how long a turn will be, as where lengths are dictated. It then keeps no page free for
-    a request that is on its last page."""
+    """Whether the engine knows the length of a turn in advance, as when lengths are dictated. It then keeps no page
+    free for a request that is on its last page."""
     patience_seconds: float = 0.0
     """With nothing to compute, seconds until the cache of a trajectory that waits for its tool goes to a waiting
     request."""

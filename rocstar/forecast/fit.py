@@ -1,10 +1,10 @@
-"""What a step of an engine costs, found so that simulated attempts end when measured ones did. Needs numpy.
+"""Fits the costs of an engine's step so that simulated attempts end when the measured ones did. Needs numpy.
 
-A simulation turns costs into the ends of attempts. Least squares turn it round: the ends are linear in the costs as
-long as costs do not change who runs beside whom, which holds exactly where all attempts are asked for at once and have
-no tools, and nearly elsewhere; so a few Gauss-Newton steps find the costs. Costs below zero make no sense and are kept
-out. Errors are those of the logarithms: a short trial counts as much as a long one, twice as slow as much as twice as
-fast. Each trial weighs the same, however many attempts it has, since these end together.
+A simulation turns costs into the ends of attempts. Least squares invert it: the ends are linear in the costs as long as
+costs do not change which attempts run together, which holds exactly if all attempts start at once and have no tools,
+and nearly otherwise; so a few Gauss-Newton steps find the costs. Negative costs are excluded. Errors are those of the
+logarithms: a short trial counts as much as a long one, twice as slow as much as twice as fast. Each trial weighs the
+same, however many attempts it has, since these end together.
 
 The ends are those that a run has recorded: at the end, the work of its steps and its engines are read from its folder.
 """
@@ -43,11 +43,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Attempts that were asked for at once, and when they had ended."""
+    """Attempts that started at once, and their end times."""
 
     attempts: Sequence[PlannedAttempt]
     ends: Sequence[float]
-    """When each attempt had ended: seconds since all were asked for, above zero."""
+    """End time of each attempt: seconds since the common start, above zero."""
     engines: int = 1
     """Alike, that shared them."""
     scheduler: Callable[[], Scheduler] = RoundRobin
@@ -65,8 +65,7 @@ class Fit:
 
 
 def fit(model: EngineModel, trials: Sequence[Trial]) -> Fit:
-    """`model` gives the sizes and the rules; its costs are not looked at. Raises DataError where nothing was
-    measured."""
+    """`model` gives the sizes and the rules; its costs are ignored. Raises DataError if nothing was measured."""
     if not trials or any(end <= 0 for trial in trials for end in trial.ends):
         raise DataError("costs are fitted to attempts that took some time; there is a trial without")
     measured = np.concatenate([np.asarray(trial.ends, dtype=float) for trial in trials])

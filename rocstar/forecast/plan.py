@@ -1,8 +1,8 @@
-"""What a recipe takes on given GPUs: stage by stage what a step takes, and what makes it impossible. Pure, but for
+"""Plans a recipe on given GPUs: the time of a step in each stage, and reasons why it is impossible. Pure, except for
 reading config.json.
 
 Rollouts go through rocstar's own simulator (`forecast/simulate.py`), on a part of the engines with the same part of the
-problems, because a plan should be there in seconds. Learning is operations over what the GPUs do of their peak."""
+problems, so that a plan takes seconds. Learning time is operations over the reachable share of the GPUs' peak."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def gpu_named(name: str) -> GpuSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What is not known before a run. Each can be given; `GpuPlan.matters` tells which one matters most."""
+    """Quantities unknown before a run. Each can be given; `GpuPlan.matters` shows the most important one."""
 
     length_share: float = 0.4
     """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""
@@ -213,8 +213,8 @@ def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) ->
         kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
         engines = sum(entry.count for entry in recipe.engine)
         idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
-        if told := [f"{one}; take fewer GPUs" for one in idle if one]:
-            return replace(NOWHERE, refusals=told)
+        if reasons := [f"{one}; take fewer GPUs" for one in idle if one]:
+            return replace(NOWHERE, refusals=reasons)
         machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
         return place(recipe, shape, machines, gpu.memory_bytes, positions=longest, gpu=f"a GPU of kind {gpu_name}")
     except ConfigError as error:
@@ -231,10 +231,10 @@ def shared_out(recipe: Recipe, gpus: int) -> Recipe:
     least = sum(each) + (not turns)
     refuse_wide(recipe.engine, EACH)
     if gpus < least:
-        told = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
-        told += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+        reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+        reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
         shared = not turns and gpus == sum(each) and not recipe.stale_steps
-        raise ConfigError(told + ", or set cluster.colocate" * shared)
+        raise ConfigError(reason + ", or set cluster.colocate" * shared)
     share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
     counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
     while sum(map(mul, counts, each)) > gpus - (not turns):

@@ -97,7 +97,7 @@ class SimulatedEngine:
     _idle_tokens: int = 0
     """Own tokens of `idle`, in whole pages."""
     _full: bool = False
-    """Something was evicted and nothing has finished since: nobody is admitted whose cache is not there."""
+    """A sequence was evicted and none has finished since: sequences without a cache are not admitted."""
 
     def __post_init__(self) -> None:
         self._phases = [0] * self.model.page_tokens

@@ -20,7 +20,7 @@ from rocstar.protocols import Advantage
 from rocstar.support.plugins import named, own_code
 from rocstar.types import Batch, BatchRow, Resampled, RowOrigin
 
-STD_FLOOR = 1e-6  # added to the deviation, as in the release; nothing beside the 0.24 of one success in sixteen
+STD_FLOOR = 1e-6  # added to the deviation, as in the release; small against the 0.24 of one success in sixteen
 GroupAdvantages = Callable[[Sequence[float]], Sequence[float]]
 """Rewards of a group's kept attempts -> their advantages."""
 
@@ -44,7 +44,7 @@ def advantages(rewards_G: Sequence[float], normalize_by_std: bool = True) -> tup
 
 
 def grpo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
-    """The deviation of a batch `rows_of` divides by, which looks at all groups."""
+    """`rows_of` divides by the deviation of the whole batch, since it sees all groups."""
     return advantages(rewards_G, bool(settings.normalize_by_std) and not settings.over_batch)
 
 
@@ -59,26 +59,26 @@ ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "rloo": rloo}
 
 
 def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> GroupAdvantages:
-    """The function that `learning.advantage` names, under these settings; the rewards themselves where advantages are
-    of turns or tokens, which `methods.by_token` makes of them later. folders: where the user's modules are.
+    """The function that `learning.advantage` names, under these settings; the identity where advantages are of turns or
+    tokens, which `methods.by_token` computes later from the rewards. folders: where the user's modules are.
 
-    Raises ConfigError where there is none, and where it does not give one finite number for each reward: now for two
-    rewards, later for those of a step."""
+    Raises ConfigError if no such function exists or it does not return one finite number per reward: checked now on two
+    rewards, and later on those of each step."""
     if settings.by_token:
         return tuple
-    said, takes = f"learning.advantage = {settings.advantage!r}", ("rewards", "settings")
+    setting, takes = f"learning.advantage = {settings.advantage!r}", ("rewards", "settings")
     found = named(settings.advantage, ADVANTAGES, setting="learning.advantage", takes=takes, folders=folders)
 
     def checked(rewards_G: Sequence[float]) -> tuple[float, ...]:
         *others, last = (f"{reward:g}" for reward in rewards_G)
-        with own_code(f"{said} failed on the rewards {', '.join(others)} and {last}", found):
+        with own_code(f"{setting} failed on the rewards {', '.join(others)} and {last}", found):
             given = _plain(found(rewards_G, settings))
             several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
             values = tuple(map(_plain, given)) if several else ()
             finite = [isinstance(one, Real) and not isinstance(one, bool) and math.isfinite(one) for one in values]
         if len(values) != len(rewards_G) or not all(finite):
             raise ConfigError(
-                f"{said} made {values or given!r} of the rewards {tuple(rewards_G)}; give one finite number for each"
+                f"{setting} returned {values or given!r} for the rewards {tuple(rewards_G)}; return one number for each"
             )
         return tuple(map(float, values))
 
@@ -87,7 +87,7 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
 
 
 def _plain(given: Any) -> Any:
-    """Numbers and arrays of numpy and torch as Python's own."""
+    """Numbers and arrays of numpy and torch as Python values."""
     return given.tolist() if hasattr(given, "tolist") else given
 
 
@@ -110,27 +110,27 @@ def rows_of(
     scale = stdev(rewards) + STD_FLOOR if over_batch and rewards else 1.0
     return tuple(
         BatchRow(
-            token_ids=told.token_ids,
-            loss_mask=told.loss_mask,
-            sampled_logprobs=told.sampled_logprobs,
+            token_ids=conversation.token_ids,
+            loss_mask=conversation.loss_mask,
+            sampled_logprobs=conversation.sampled_logprobs,
             advantage=value / scale,
             origin=RowOrigin(number, place, part),
         )
         for number, resampled in enumerate(groups)
         for place, value in kept_advantages(resampled, advantage).items()
-        for part, told in enumerate(resampled.group.trajectories[place].conversations)
+        for part, conversation in enumerate(resampled.group.trajectories[place].conversations)
     )
 
 
 def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
-    """[N] weight of each token of a row, so that every question, or attempt, of an update counts alike however long it
-    is; the mean over tokens is 1, and each weight is where tokens count alike. Source: paper, eq. 6, which divides by
-    the tokens of each question's kept attempts and then takes the mean over questions; of attempts GRPO's own (arXiv
+    """[N] weight of each token of a row, so that every question, or attempt, of an update counts the same whatever its
+    length; weights average 1 over tokens, and all are 1 where every token counts the same. Source: paper, eq. 6, which
+    divides by the tokens of each question's kept attempts, then averages over questions; for attempts, GRPO (arXiv
     2402.03300). Raises ContractBroken for two rows of one origin."""
     if mean == "tokens":
         return [1.0] * len(rows)
     if len({row.origin for row in rows}) < len(rows):
-        raise ContractBroken("rows of an update have the same origin, so nobody knows which are of one question")
+        raise ContractBroken("two rows of an update have the same origin, so rows can't be matched to questions")
     alike = [row.origin[: 1 if mean == "questions" else 2] for row in rows]
     tokens: Counter[tuple[int, ...]] = Counter()
     for name, row in zip(alike, rows, strict=True):
@@ -148,8 +148,8 @@ def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
 
 
 def top_entropy(batch: Batch, share: float) -> Batch:
-    """Loss on this share of each row's policy tokens alone, those of the highest entropy; at least one of each row.
-    Rows must be scored. Source: arXiv 2506.01939; the release has it as a switch that is off."""
+    """Restrict the loss to this share of each row's policy tokens, those of highest entropy; at least one per row. Rows
+    must be scored. Source: arXiv 2506.01939; the release has a switch for it, off by default."""
     rows = []
     for row in batch.rows:
         places = [place for place, mine in enumerate(row.loss_mask) if mine]

@@ -2,14 +2,14 @@
 
     rows       P Q A0 | P Q B0 B1 | P C1 C2 C3          all share P, siblings share their prompt P Q
     sequence   P Q A0 B0 B1 C1 C2 C3                    positions 0 1 2 2 3 1 2 3
-    documents  [P Q A0 -]  [P Q B0 B1]  [P C1 C2 C3]    those of like length share one causal SDPA call
+    documents  [P Q A0 -]  [P Q B0 B1]  [P C1 C2 C3]    those of similar length share one causal SDPA call
 
-Queries, keys and values are laid out as documents before the calls, so a shared token stands in each document that it
-begins; what comes out of the first of them goes back to the sequence, and its gradient is the sum over all.
+Queries, keys and values are laid out as documents before the calls, so a shared token stands in each document that
+starts with it; the first one's output goes back to the sequence, and the token's gradient is the sum over all.
 
-There is no mask but for sliding windows: on the CPU a dense one costs four times as much (97 ms against 22.8 for six
-documents in 2,048 tokens), and flex or varlen attention has no backward pass there. On CUDA flash-attention does the
-same through transformers where it is installed, without shared tokens.
+Only sliding windows need a mask: on the CPU a dense one costs four times as much (97 ms against 22.8 for six documents
+in 2,048 tokens), and flex or varlen attention has no backward pass there. On CUDA flash-attention does the same through
+transformers where it is installed, without shared tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 PACKED_SDPA = "rocstar_packed_sdpa"
 LIKE_LENGTH = 1.15  # documents within this ratio share a call: at most a third more work, and far fewer calls
-SHORT = 32  # tokens; within so many, the call costs more than the arithmetic
-GPU_PADDED = 1.33  # a GPU is faster than what starts its kernels: fewer calls, with at most a third of padding
+SHORT = 32  # tokens; up to this length the call costs more than the arithmetic
+GPU_PADDED = 1.33  # a GPU outruns its kernel launches: fewer calls, with at most a third of padding
 Document = Sequence[tuple[int, int]]
 """Where the tokens of a row lie in the sequence: (first token, how many) of each run. All but the last may be shared
 with other rows."""
@@ -39,11 +39,11 @@ class DocumentLayout:
     tokens_S: torch.Tensor
     """Which token stands at each place."""
     places_T: torch.Tensor
-    """Where the output of each token is read: in the first document that has it."""
+    """Where the output of each token is read: in the first document that contains it."""
 
 
 def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_side: bool = False) -> DocumentLayout:
-    """Lays out documents, which come in the order of the sequence, shortest first. side_by_side: all in one call."""
+    """Lays out documents given in the order of the sequence, shortest first. side_by_side: all in one call."""
     lengths = [sum(count for _, count in document) for document in documents]
     calls = ((len(lengths), max(lengths)),) if side_by_side else calls_of(lengths, device.type)
     widths = [longest for count, longest in calls for _ in range(count)]
@@ -58,7 +58,7 @@ def layout_of(documents: Sequence[Document], device: torch.device, *, side_by_si
 
 
 def calls_of(lengths: Sequence[int], device: str) -> tuple[tuple[int, int], ...]:
-    """Neighbours of like length share a call: (documents, tokens of the longest). device: cpu or cuda."""
+    """Neighbours of similar length share a call: (documents, tokens of the longest). device: cpu or cuda."""
     calls: list[tuple[int, int]] = []
     shortest = tokens = 0
     for length in lengths:
@@ -90,15 +90,15 @@ def packed_sdpa(
     Calls with documents that exceed a sliding window get a mask, which costs more."""
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        length, seen, grouped = q.shape[2], None, q.shape[1] != k.shape[1]
+        length, mask_TT, grouped = q.shape[2], None, q.shape[1] != k.shape[1]
         if sliding_window is not None and length > sliding_window:
-            seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
-        if grouped and q.is_cuda and (seen is not None or q.dtype == torch.float32):
-            # Kernels that share key heads want 16 bits and no mask; else all scores would be kept.
+            mask_TT = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+        if grouped and q.is_cuda and (mask_TT is not None or q.dtype == torch.float32):
+            # Kernels that share key heads need 16 bits and no mask; otherwise all scores would be kept.
             k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
             grouped = False
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
+            q, k, v, attn_mask=mask_TT, is_causal=mask_TT is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
         )
 
     with torch.autocast(query.device.type, enabled=False):
@@ -115,7 +115,7 @@ def packed_sdpa(
 
 def _documents(tokens_THD: torch.Tensor, layout: DocumentLayout) -> list[torch.Tensor]:
     """[documents, heads, tokens, D] of each call."""
-    places_SHD = tokens_THD.index_select(0, layout.tokens_S)  # padding repeats a token, and no real one sees it
+    places_SHD = tokens_THD.index_select(0, layout.tokens_S)  # padding repeats a token; no real token attends to it
     parts = torch.split(places_SHD, [count * length for count, length in layout.calls])
     shapes = [(*call, *tokens_THD.shape[1:]) for call in layout.calls]
     return [part.reshape(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]

@@ -27,11 +27,11 @@ CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation d
 
 
 def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Choose how the model will learn from rows on `device` in `dtype`: packed into one sequence, or side by side where
-    its layers know no documents; check, where it has weights, that rows get the log-probabilities that each gets alone.
+    """Choose how the model learns from rows on `device` in `dtype`: packed into one sequence, or side by side where its
+    layers can't separate documents. If it has weights, check that rows get the log-probabilities of each row alone.
 
-    Raises ConfigError for a model that can't learn so: one that looks ahead, or does more to logits than its output
-    embeddings do."""
+    Raises ConfigError for a model that can't be trained so: one that attends to later tokens, or whose logits are not
+    just those of its output embeddings."""
     from transformers import AttentionInterface
     from transformers.utils import is_flash_attn_2_available
 
@@ -51,10 +51,9 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _choose(model: Any) -> None:
-    """Rows in one sequence where its layers tell documents apart, else side by side. Raises ConfigError for a model
-    whose log-probabilities are others than those of each row alone in both, or whose checkpoints nothing could load.
-    What config.json tells decides first: by weights that nobody has trained, what leaks from one document into the next
-    is too small to see."""
+    """Rows in one sequence where the model's layers separate documents, else side by side. Raises ConfigError if both
+    layouts change the log-probabilities that each row gets alone, or if no program could load the model's checkpoints.
+    config.json decides first: with untrained weights, leaks between documents are too small to measure."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     refused = f"a model of type {model.config.model_type} can't be trained here"
@@ -66,8 +65,8 @@ def _choose(model: Any) -> None:
         try:
             own = _own_attention(model)
             expected = _each_alone(model)
-            pass_shape(model, recomputed=False)  # which an update asks for
-        except Exception as error:  # whatever the model's own code raises
+            pass_shape(model, recomputed=False)  # an update needs it
+        except Exception as error:  # the model's own code may raise anything
             raise ConfigError(f"{refused}: {first_line(error)}") from error
         for way in (PACKED_SDPA, own) if knows_documents(model.config.get_text_config().to_dict()) else (own,):
             try:
@@ -86,7 +85,7 @@ def _choose(model: Any) -> None:
 
 
 def _own_attention(model: Any) -> str:
-    """What a pass over whole rows uses: torch's kernel, or the model's own code where it knows no other."""
+    """The attention of a pass over whole rows: torch's kernel, or the model's own code where it supports no other."""
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:
@@ -95,9 +94,9 @@ def _own_attention(model: Any) -> str:
 
 
 def _fuse_norms(model: Any) -> None:
-    """Norms of whole tokens become one kernel each, and what a layer's norms give is rounded once for all that read it
-    under autocast: at 0.5B an update takes 0.40 s instead of 0.47 and keeps 25 GB instead of 30 (one H100). Their
-    gradients are then summed in 16 bits too."""
+    """Make each norm over whole tokens one kernel, and under autocast round its output once for all its readers: at
+    0.5B an update takes 0.40 s instead of 0.47 and keeps 25 GB instead of 30 (one H100). Gradients are then summed in
+    16 bits too."""
     width, last = model.config.get_text_config().hidden_size, getattr(model.base_model, "norm", None)
     for name, module in model.named_modules():
         of_heads = name.endswith(("q_norm", "k_norm"))
@@ -119,23 +118,23 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
-    """Under autocast an embedding is as coarse as all other matrices: engines hold it so."""
+    """Under autocast, round an embedding like all other matrices, as engines do."""
     return _rounded(embedded).float()
 
 
 def is_packed(model: Any) -> bool:
-    """Whether its rows lie in one sequence. Those of a model with layers that know no documents, such as recurrent
-    ones, stand side by side in a batch, the shorter ones with padding behind, which what is causal never sees."""
+    """Whether the model's rows are packed into one sequence. Where layers can't separate documents, such as recurrent
+    ones, rows form a batch, padded at the end, which causal layers never read."""
     return model.config._attn_implementation in (PACKED_SDPA, "flash_attention_2")
 
 
 def shares(model: Any) -> bool:
-    """Whether siblings may share tokens of the sequence, which flash-attention does not know."""
+    """Whether siblings may share tokens of the sequence, which flash-attention does not support."""
     return str(model.config._attn_implementation) == PACKED_SDPA
 
 
 def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
-    """What the size of its passes follows from, by the widest of its layers; where a config does not tell the MLP's
+    """The widths that decide the memory of a pass, of the model's widest layer; if the config does not give the MLP's
     inner width, four times the hidden size."""
     config = model.config.get_text_config()
     each = list(getattr(config, "per_layer_config", (config,)))  # transformers before it had one for all layers
@@ -160,7 +159,7 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
         ids = micro.ids_T[micro.layout.tokens_S].view(micro.layout.calls[0])
         places: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
         return places.index_select(0, micro.layout.places_T)
-    documents: dict[str, Any] = {"layout": micro.layout}  # how the attention function is told where they begin
+    documents: dict[str, Any] = {"layout": micro.layout}  # so the attention function knows where documents begin
     if not shares(model):
         lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
         starts, longest = lengths.cumsum(0).int(), max(micro.lengths)

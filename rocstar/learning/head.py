@@ -1,8 +1,8 @@
 """The LM head in chunks: log-probabilities of given tokens and their gradient, never all logits of a row.
 
-Each chunk of tokens goes through the head, its loss is taken, and the gradient of its logits is turned at once into
-one of hidden states, which the layers below need, and one of the head's weight, which is added in place. So a chunk's
-logits are gone before the next one's are made. With p the softmax of logits z after temperature, H its entropy, y the
+Each chunk of tokens goes through the head, its loss is computed, and the gradient of its logits becomes at once that of
+the hidden states, which the layers below need, and that of the head's weight, which is added in place. A chunk's logits
+are freed before the next chunk's are computed. With p the softmax of logits z after temperature, H its entropy, y the
 token,
 
     d log p_y / dz = onehot(y) - p          dH / dz = -p (log p + H)
@@ -39,7 +39,7 @@ class Head:
     temperature: float = 1.0
     """Logits are divided by it."""
     known: int | None = None
-    """Ids below it have a token; the rows above are padding, which no engine draws. None: all are known."""
+    """Ids below it have a token; the rows above are padding, which no engine samples. None: all ids are known."""
     exact: bool = False
     """Computed in fp32, inside autocast too."""
 
@@ -57,7 +57,7 @@ class Head:
         return (logits if self.temperature == 1.0 else logits / self.temperature).log_softmax(-1)
 
     def backward(self, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> torch.Tensor:
-        """Gradient of the logits after temperature -> of the hidden states, [C, D]; uses `gradient_CV` up."""
+        """Gradient of the logits after temperature -> of the hidden states, [C, D]; overwrites `gradient_CV`."""
         with self._precision():
             return self._backward(gradient_CV, hidden_CD.float() if self.exact else hidden_CD)
 
@@ -77,14 +77,14 @@ class Head:
         if gathered is None:
             pass
         elif self.weight.is_cuda and torch.is_autocast_enabled("cuda") and torch.version.hip is None:
-            # The product of 16 bits that autocast promises, with sums in fp32, straight into the gradient: in fp32 all
-            # over it takes a quarter of an update at 0.5B (one H100).
+            # As autocast does: a 16-bit product with fp32 sums, straight into the gradient. All in fp32 it takes a
+            # quarter of an update at 0.5B (one H100).
             left, right = (each.to(torch.get_autocast_dtype("cuda")) for each in (gradient_CV.T, hidden_CD))
             torch.addmm(gathered, left, right, out_dtype=torch.float32, out=gathered)
         elif first or hidden_CD.dtype != self.weight.dtype:
             gathered += narrow_CV.T @ hidden_CD
         else:
-            gathered.addmm_(narrow_CV.T, hidden_CD)  # a product of its own would need as much memory again
+            gathered.addmm_(narrow_CV.T, hidden_CD)  # a separate product would need as much memory again
         return narrow_CV @ self.weight.to(hidden_CD.dtype)
 
 
@@ -109,8 +109,8 @@ def score_tokens(
 def backward_tokens(
     head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, loss: ChunkLoss
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `score_tokens`, and takes the gradient of the summed `loss`: [K, D] for the hidden states comes second, the
-    head's own is added to its weight."""
+    """As `score_tokens`, and also computes the gradient of the summed `loss`: [K, D] for the hidden states is returned
+    second, the head's is added to its weight's."""
     numbers = hidden_KD.new_empty(2, len(targets_K), dtype=torch.float)
     gradient_KD = torch.empty_like(hidden_KD)
     for chunk in head.chunks(len(targets_K)):

@@ -1,10 +1,10 @@
 """The RL learner: a token-level update by the policy loss that a recipe names, and the KL reference.
 
 Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
-update of the step (`old_logprobs`). The ratio uses the learner's, so a token that older weights wrote is learnt from as
-if those at the step's beginning had written it, unless `learning.importance_cap` weighs it by the quotient of the two.
-The gap between them is logged. Both are of the softmax over the tokenizer's ids after temperature and before top_p and
-top_k: those only change what can be drawn."""
+update of the step (`old_logprobs`). The ratio uses the learner's, so a token that older weights wrote counts as written
+by those at the step's beginning, unless `learning.importance_cap` weighs it by the quotient of the two. The gap between
+the two is logged. Both are of the softmax over the tokenizer's ids after temperature and before top_p and top_k: those
+only change which tokens can be sampled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GrpoLearner(Updater):
         temperature: float = 1.0,
         folders: Sequence[Path | str] = (),
     ) -> None:
-        """temperature: of the rollouts. folders: where a loss of the user's own is found. Raises ConfigError."""
+        """temperature: of the rollouts. folders: where to look for the user's own loss. Raises ConfigError."""
         policy.ranks.make(self, section=section, temperature=temperature, folders=folders)
         self._loss_of_tokens, whole_attempts = loss_of(section, folders)
         self._whole = whole_attempts or section.takes_attempts
@@ -57,7 +57,7 @@ class GrpoLearner(Updater):
     @together
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
         """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights, and
-        `energies` where advantages are made of them.
+        `energies` where advantages are computed from them.
 
         Needed only before the first of several updates; a single one scores its rows itself."""
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
@@ -65,9 +65,9 @@ class GrpoLearner(Updater):
 
     @together
     def update(self, batch: Batch, *, traced: bool = False) -> Update:
-        """Exactly one optimizer update over all rows. A row that was not scored takes its logprobs of this very pass
-        as old ones, so its ratio is 1. traced: tell what each token had of the gradient. Raises ContractBroken for a
-        batch without policy tokens, RunHalted when several gradients in a row are not finite."""
+        """Exactly one optimizer update over all rows. A row that was not scored uses this pass's logprobs as its old
+        ones, so its ratio is 1. traced: return each token's share of the gradient. Raises ContractBroken for a batch
+        without policy tokens, RunHalted when several gradients in a row are not finite."""
         rows, section = batch.rows, self._section
         if not batch.num_loss_tokens:
             raise ContractBroken("a learner's batch needs at least one policy token")
@@ -93,7 +93,7 @@ class GrpoLearner(Updater):
 
     @together
     def gradient(self) -> Gradient:
-        """That of the last update, clipped, as fp32 on the CPU, by parameter; empty where it was skipped."""
+        """The last update's gradient, clipped, as fp32 on the CPU, by parameter; empty if that update was skipped."""
         there = ((name, one.grad) for name, one in trained(self._policy.model) if one.grad is not None)
         return {name: full(grad).float().cpu().clone() for name, grad in there}
 
@@ -105,7 +105,7 @@ class GrpoLearner(Updater):
 
     @together
     def save(self, folder: Path) -> None:
-        """As every learner, and the KL reference."""
+        """As every learner; also saves the KL reference."""
         super().save(folder)
         if self._reference is not None:
             save_state(folder / Reference.FOLDER, self._reference.weights)
@@ -126,12 +126,12 @@ class GrpoLearner(Updater):
         chosen: list[list[bool]],
         sums: dict[str, torch.Tensor],
     ) -> MicroLoss:
-        """Loss of an update's micro-batches, over all its tokens, each weighed by its row's weight; adds to `sums`."""
+        """Loss of an update's micro-batches over all its tokens, each times its row's weight; adds to `sums`."""
         section, tokens = self._section, sum(sum(row.loss_mask) for row in rows)
         weights = loss_weights(rows, section.loss_mean)
 
         def of_micro(micro: MicroBatch, logprobs_of: Callable[[], torch.Tensor]) -> ChunkLoss:
-            known_K = logprobs_of() if self._whole else None  # a chunk's own logprobs stand in their places
+            known_K = logprobs_of() if self._whole else None  # a chunk's own logprobs replace theirs
             fresh_K = micro.per_token([not row.old_logprobs for row in rows]).bool()
             old_K = micro.pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows])
             sampled_K = micro.pick([row.sampled_logprobs for row in rows])
@@ -142,20 +142,20 @@ class GrpoLearner(Updater):
             reference_K = None if reference is None else micro.pick(reference)
 
             def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
-                logprobs, seen, own = logprobs_C, chunk, slice(None)
+                logprobs, scope, own = logprobs_C, chunk, slice(None)
                 if known_K is not None:
                     logprobs = torch.cat((known_K[: chunk.start], logprobs_C, known_K[chunk.stop :]))
-                    seen, own = slice(None), chunk
+                    scope, own = slice(None), chunk
                 some = PolicyTokens(
                     logprobs=logprobs,
-                    old_logprobs=torch.where(fresh_K[seen], logprobs.detach(), old_K[seen]),
-                    sampled_logprobs=sampled_K[seen],
-                    advantages=advantages_K[seen],
-                    attempts=attempts_K[seen],
-                    chosen=chosen_K[seen],
+                    old_logprobs=torch.where(fresh_K[scope], logprobs.detach(), old_K[scope]),
+                    sampled_logprobs=sampled_K[scope],
+                    advantages=advantages_K[scope],
+                    attempts=attempts_K[scope],
+                    chosen=chosen_K[scope],
                 )
                 losses_S, bounded_S = self._loss_of_tokens(some)
-                weights_S, weights_C = weights_K[seen], weights_K[chunk]
+                weights_S, weights_C = weights_K[scope], weights_K[chunk]
                 if section.masks_attempts:
                     counts_S = counts_by_attempt(some, section)
                     losses_S = losses_S * counts_S
@@ -195,12 +195,12 @@ class Reference:
 
     def refresh(self) -> None:
         """Take the current weights."""
-        for mine, kept in self._pairs():
-            kept.copy_(mine)
+        for mine, saved in self._pairs():
+            saved.copy_(mine)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """The model computes with the reference's weights inside it."""
+        """Within this context the model computes with the reference's weights."""
         self._swap()
         try:
             yield
@@ -208,17 +208,17 @@ class Reference:
             self._swap()
 
     def _swap(self) -> None:
-        for mine, kept in self._pairs():
+        for mine, saved in self._pairs():
             current = mine.clone()
-            mine.copy_(kept)
-            kept.copy_(current)
+            mine.copy_(saved)
+            saved.copy_(current)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return ((local(parameter), local(self.weights[name])) for name, parameter in trained(self._model))
 
 
 def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]:
-    """[N][T] whether a token is among `places`, which count the tokens of the rows that carry loss."""
+    """[N][T] whether a token is among `places`, indices into the loss tokens of all rows."""
     number, among = itertools.count(), set(places)
     return [[mine and next(number) in among for mine in row.loss_mask] for row in rows]
 
@@ -229,7 +229,7 @@ def _scored(
     entropies: Sequence[Sequence[float]],
     energies: Sequence[Sequence[float]] = (),
 ) -> tuple[BatchRow, ...]:
-    """Rows with what a pass found; old logprobs that a row has already stay."""
+    """Rows with a pass's results; a row keeps the old logprobs that it already has."""
     found = zip(rows, logprobs, entropies, energies or [row.energies for row in rows], strict=True)
     return tuple(
         replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)

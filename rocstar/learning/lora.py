@@ -1,9 +1,9 @@
 """Adapters (LoRA; Hu et al., arXiv 2106.09685) through the PEFT library: added to a model whose own weights then stay
-as they are, merged for whoever needs a whole model, and kept in PEFT's own format.
+as they are, merged for programs that need a whole model, and saved in PEFT's own format.
 
-Layers get them inside the model itself, so that all that computes with a model computes with its adapters. A layer's
-merged matrix is W + alpha / rank * B A in fp32, one matrix at a time. Not here: the other kinds of adapters that PEFT
-trains, which PEFT merges (`parts/modelfolder.py`)."""
+Adapters are inserted into the model's own layers, so everything that runs the model runs its adapters. A layer's merged
+matrix is W + alpha / rank * B A in fp32, one matrix at a time. Not here: the other kinds of adapters that PEFT trains,
+which PEFT merges (`parts/modelfolder.py`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rocstar.errors import ConfigError
 from rocstar.learning.ranks import full
 
 ADAPTER = "default"
-"""PEFT's name of the only adapter there is."""
+"""PEFT's name of the only adapter."""
 BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
 
 
 def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: int) -> None:
-    """Only adapters are trained from here on, in fp32; the matrices of the model itself are kept in `dtype`. Raises
-    ConfigError for a target that is no linear layer inside the model's layers."""
+    """From now on train only adapters, in fp32; the model's own matrices stay in `dtype`. Raises ConfigError for a
+    target that is not a linear layer inside the model's layers."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -47,46 +47,46 @@ def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: in
             parameter.data = parameter.data.to(dtype)
 
 
-def _targets(model: Any, asked: Sequence[str]) -> list[str]:
+def _targets(model: Any, requested: Sequence[str]) -> list[str]:
     layers = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
     there = sorted({name.rpartition(".")[2] for name in layers})
-    if wrong := [target for target in asked or there or ["nothing"] if target not in there]:
+    if wrong := [target for target in requested or there or ["nothing"] if target not in there]:
         raise ConfigError(
-            f"model.lora_targets names {wrong[0]!r}, which is no linear layer of a model of type "
+            f"model.lora_targets names {wrong[0]!r}, which is not a linear layer of a model of type "
             f"{model.config.model_type}; there are {', '.join(there) or 'none'}"
         )
-    return list(asked) or there
+    return list(requested) or there
 
 
 def adapters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Its adapters under PEFT's names of them, whole; collective."""
+    """The model's adapters, unsharded, under PEFT's names; collective."""
     found = {name: value for name, value in model.named_parameters() if value.requires_grad}
     return {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full(value) for name, value in found.items()}
 
 
 def save_adapters(model: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """As PEFT and vLLM read them. Raises OSError."""
+    """Save adapters in the format that PEFT and vLLM read. Raises OSError."""
     model.peft_config[ADAPTER].save_pretrained(folder)
     save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
 
 
 class Merged(Mapping[str, torch.Tensor]):
-    """The tensors of a model with adapters as if it had none, each made when it is asked for; collective."""
+    """The tensors of a model with its adapters merged, each computed when it is read; collective."""
 
     def __init__(self, model: Any, left_out: Set[str]) -> None:
-        """left_out: names of tensors that are others' too."""
+        """left_out: names of tensors tied to others."""
         self._state: dict[str, torch.Tensor] = model.state_dict()
         self._scale = model.peft_config[ADAPTER].lora_alpha / model.peft_config[ADAPTER].r
         own = (name for name in self._state if name not in left_out and not name.endswith((DOWN, UP)))
         self._names = {name.replace(BASE, "."): name for name in own}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        held = self._names[name]
-        layer, adapted, _ = held.rpartition(f"{BASE}weight")
+        source = self._names[name]
+        layer, adapted, _ = source.rpartition(f"{BASE}weight")
         if not adapted:
-            return full(self._state[held])
+            return full(self._state[source])
         down, up = (full(self._state[layer + part]) for part in (DOWN, UP))
-        merged: torch.Tensor = full(self._state[held]).float() + (up @ down) * self._scale
+        merged: torch.Tensor = full(self._state[source]).float() + (up @ down) * self._scale
         return merged
 
     def __iter__(self) -> Iterator[str]:
@@ -98,16 +98,16 @@ class Merged(Mapping[str, torch.Tensor]):
 
 @contextmanager
 def widened(model: nn.Module) -> Iterator[None]:
-    """Inside it each layer computes in fp32 with what it keeps in less; one layer at a time is wider."""
-    kept: dict[nn.Module, torch.Tensor] = {}
+    """Within this context each layer computes in fp32 with weights kept in less; one layer at a time is widened."""
+    narrow_data: dict[nn.Module, torch.Tensor] = {}
 
     def widen(module: nn.Module, given: Any) -> None:
         weight: Any = module.weight
-        kept[module], weight.data = weight.data, weight.data.float()
+        narrow_data[module], weight.data = weight.data, weight.data.float()
 
     def narrow(module: nn.Module, given: Any, output: Any) -> None:
         weight: Any = module.weight
-        weight.data = kept.pop(module)
+        weight.data = narrow_data.pop(module)
 
     with ExitStack() as hooks:
         for module in model.modules():

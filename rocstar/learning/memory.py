@@ -1,9 +1,9 @@
-"""Main memory of a learner: what a forward pass keeps for its backward pass, and how much that may be. Loads no torch.
+"""Main memory of a learner: what a forward pass keeps for its backward pass, and the limit on it. Loads no torch.
 
 These are the numbers that each layer of a Llama-like decoder of transformers keeps for the backward pass (h hidden
 size, q and k widths of all queries and of all keys, i inner width of the MLP):
 
-    a computed token    6 h + q + 4 i     two norms of three, what attention gave, gate, its SiLU, up, their product
+    a computed token    6 h + q + 4 i     two norms of three, attention output, gate, its SiLU, up, their product
                         + 2 q + 2 k       where queries and keys have norms (Qwen3)
     an attended place   2 q + 2 k         queries, keys, values and the output, as documents (attention.py)
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CPU_TOKENS = 4096  # of one pass: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
-CPU_BYTES = 2**30  # kept by one pass, or as much as the weights take where that is more: smaller passes cost speed
+CPU_TOKENS = 4096  # of one pass: a layer's output stays near its caches; 16,384 cost 15 to 25% more
+CPU_BYTES = 2**30  # kept by one pass, or the size of the weights if that is larger: smaller passes cost speed
 FP32 = 4
 GPU_CHUNK_ELEMENTS = 2**26
 CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
@@ -24,7 +24,7 @@ CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """What decides how many bytes a pass keeps."""
+    """The numbers that decide how many bytes a pass keeps."""
 
     parameters: int
     hidden: int
@@ -41,18 +41,18 @@ class PassShape:
     """Layers are computed again in the backward pass (`model.gradient_checkpointing`)."""
 
     def left(self, computed: int, attended: int) -> int:
-        """Bytes that so many computed tokens and attended places keep for the backward pass."""
+        """Bytes that this many computed tokens and attended places keep for the backward pass."""
         heads = 2 * (self.queries + self.keys)
         layer = (6 * self.hidden + self.queries + 4 * self.inner + self.normed * heads) * computed + heads * attended
         kept = self.layers * self.hidden * computed + layer if self.recomputed else self.layers * layer
         return FP32 * kept
 
     def fits(self, computed: int, attended: int) -> bool:
-        """Whether a pass of several rows may have so many on a CPU."""
+        """Whether a pass of several rows may have this many on a CPU."""
         return attended <= CPU_TOKENS and self.left(computed, attended) <= self._most
 
     def largest(self, tokens: int, row: int) -> int:
-        """Bytes that the largest pass on a CPU keeps, where `tokens` are allowed and the longest row has `row`."""
+        """Bytes that the largest pass on a CPU keeps if `tokens` are allowed and the longest row has `row`."""
         several = min(tokens, CPU_TOKENS)
         return max(min(self.left(several, several), self._most), self.left(row, row))
 

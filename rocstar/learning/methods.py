@@ -1,10 +1,10 @@
-"""Policy losses of the field, each as its paper has it, over the same tokens (`protocols.PolicyLoss`); importance
+"""Published policy losses over the same tokens (`protocols.PolicyLoss`), each as its paper defines it; importance
 weights for tokens that older weights or another engine wrote; the KL distance from a reference; and advantages of turns
-and tokens; those of attempts are in `advantages.py`. A loss is of each token by itself: the learner takes the mean and
-adds the other terms.
+and tokens (those of attempts are in `advantages.py`). A loss returns one number per token; the learner takes the mean
+and adds the other terms.
 
-r is a token's probability ratio, current over old; A its advantage. In the step's only update every r is 1 and all of
-them but `sapo` and `clip_cov` have the gradient of `gpg`; they differ in what they do to tokens that have moved."""
+r is a token's probability ratio, current over old; A its advantage. If a step has one update, every r is 1 and all
+losses except `sapo` and `clip_cov` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rocstar.support.plugins import is_reference, named, own_code
 from rocstar.types import Batch, BatchRow, seed_for
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
-DPPO_CAP = 20.0  # of the ratio in DPPO, whose bound is one of divergence (its section 5.4)
+DPPO_CAP = 20.0  # of the ratio in DPPO, which bounds the divergence instead (its section 5.4)
 Losses = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -43,8 +43,8 @@ def clipped(ratio: torch.Tensor, tokens: PolicyTokens, settings: LearningSection
 
 
 def grpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """Paper, eq. 6. dual_clip: where A < 0 no term falls below dual_clip * A, which `min` alone leaves unbounded; 0
-    for no such bound (Ye et al. 2020, arXiv 1912.09729; the release has it at 3)."""
+    """Paper, eq. 6. dual_clip: where A < 0 no term falls below dual_clip * A, since `min` alone sets no bound; 0: off
+    (Ye et al. 2020, arXiv 1912.09729; the release uses 3)."""
     losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
     if settings.dual_clip:
         most = torch.where(tokens.advantages < 0, -settings.dual_clip * tokens.advantages, torch.inf)
@@ -53,12 +53,12 @@ def grpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 
 
 def gpg(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- A log p: REINFORCE, without ratio and bound (GPG, arXiv 2504.02546)."""
+    """- A log p: REINFORCE, without ratio or bound (GPG, arXiv 2504.02546)."""
     return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.logprobs, dtype=torch.bool)
 
 
 def cispo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- clip(r) A log p, the clipped ratio without gradient: no token loses its own (MiniMax-M1, arXiv 2506.13585)."""
+    """- clip(r) A log p, no gradient through clip(r): every token keeps its gradient (MiniMax-M1, arXiv 2506.13585)."""
     ratio = log_ratios(tokens).detach().exp()
     weight = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return -weight * tokens.advantages * tokens.logprobs, weight != ratio
@@ -72,14 +72,14 @@ def sapo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 
 
 def dppo_tv(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """No gradient where a token's probability has moved the way of A by more than clip_high, or clip_low: in
-    probability, not in ratio, so that rare tokens stay free (DPPO with total variation, arXiv 2602.04879)."""
+    """No gradient where a token's probability has moved in A's direction by more than clip_high, or clip_low: bounds
+    the probability, not the ratio, so rare tokens stay free (DPPO with total variation, arXiv 2602.04879)."""
     moved = (tokens.logprobs.exp() - tokens.old_logprobs.exp()).detach()
     return _within(tokens, torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low))
 
 
 def dppo_kl(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """The same, by the KL divergence of "this token or another"."""
+    """The same, with the KL divergence of "this token or another"."""
     new, old = tokens.logprobs.detach().exp(), tokens.old_logprobs.exp()
     others = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
     divergence = old * (tokens.old_logprobs - tokens.logprobs.detach()) + (1 - old) * others
@@ -105,8 +105,8 @@ def mean_of_attempt(values_T: torch.Tensor, attempts_T: torch.Tensor) -> torch.T
 
 
 def gspo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's with one ratio for all tokens of an attempt, the geometric mean of theirs (GSPO, arXiv 2507.18071): its
-    form by token, whose gradient is the same. Wants clip_low and clip_high of some 1e-4 and loss_mean "attempts"."""
+    """GRPO's loss with one ratio for all tokens of an attempt, their geometric mean (GSPO, arXiv 2507.18071), in its
+    token form, whose gradient is the same. Needs clip_low and clip_high of about 1e-4 and loss_mean "attempts"."""
     whole = mean_of_attempt((tokens.logprobs - tokens.old_logprobs).detach(), tokens.attempts)
     ratio = (tokens.logprobs - tokens.logprobs.detach() + whole).clamp(max=MAX_LOG_RATIO).exp()
     return clipped(ratio, tokens, settings)
@@ -114,11 +114,11 @@ def gspo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 
 def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     """- A times the geometric mean of an attempt's ratios, each clipped in its logarithm at -clip_low and clip_high
-    (GMPO, arXiv 2507.20673). Wants loss_mean "attempts"."""
+    (GMPO, arXiv 2507.20673). Needs loss_mean "attempts"."""
     way, plain = tokens.advantages.sign(), tokens.logprobs - tokens.old_logprobs
-    kept = torch.minimum(way * plain, way * plain.clamp(-settings.clip_low, settings.clip_high))
-    ratio = mean_of_attempt(way * kept, tokens.attempts).clamp(max=MAX_LOG_RATIO).exp()
-    return -ratio * tokens.advantages, kept < way * plain
+    bounded = torch.minimum(way * plain, way * plain.clamp(-settings.clip_low, settings.clip_high))
+    ratio = mean_of_attempt(way * bounded, tokens.attempts).clamp(max=MAX_LOG_RATIO).exp()
+    return -ratio * tokens.advantages, bounded < way * plain
 
 
 gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
@@ -128,8 +128,8 @@ gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
 
 
 def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
-    """[K] of each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
-    that the choice is the same however tokens are packed; verl's is the current one, equal in the first update."""
+    """[K] for each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
+    the choice does not depend on packing; verl uses the current p, equal in the first update."""
     own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
     logprobs = torch.tensor(own, dtype=torch.double)
     others = [value for row in rows for value in compress(row.token_advantages, row.loss_mask)]
@@ -138,8 +138,8 @@ def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
 
 
 def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a step
-    that is done again draws the same ones, also one of a run that is older than `RowOrigin`."""
+    """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a
+    repeated step draws the same tokens, even in a run older than `RowOrigin`."""
     values, first = covariances(rows), "/".join(map(str, rows[0].origin)).removesuffix("/0")
     band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
     rng = random.Random(seed_for("clip_cov", first, *rows[0].token_ids))
@@ -147,27 +147,27 @@ def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[in
 
 
 def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """The tokens of the highest covariance."""
+    """The tokens of highest covariance."""
     values = covariances(rows)
     places: list[int] = values.topk(max(1, int(settings.covariance_share * len(values)))).indices.tolist()
     return places
 
 
 def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's without dual_clip; chosen tokens have no gradient. Clipped besides, as in verl's code."""
+    """GRPO's loss without dual_clip; chosen tokens have no gradient, the others are clipped, as in verl's code."""
     losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
     return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
 
 
 def kl_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- r A, and for chosen tokens covariance_kl |log r| on top."""
+    """- r A, plus covariance_kl |log r| for chosen tokens."""
     moved = log_ratios(tokens)
     losses = -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen
     return losses, torch.zeros_like(tokens.chosen)
 
 
 Choice = Callable[[Sequence[BatchRow], LearningSection], list[int]]
-"""An update's scored rows -> which of its tokens, counted through, `PolicyTokens.chosen` is true for."""
+"""An update's scored rows -> indices, over all its tokens, where `PolicyTokens.chosen` is true."""
 CHOICES: Mapping[str, Choice] = {"clip_cov": some_in_band, "kl_cov": highest}
 LOSSES: Mapping[str, PolicyLoss] = {
     each.__name__: each for each in (grpo, cispo, clip_cov, dppo_kl, dppo_tv, gmpo, gpg, gspo, kl_cov, sapo)
@@ -178,30 +178,31 @@ LOSSES: Mapping[str, PolicyLoss] = {
 def loss_of(
     settings: LearningSection, folders: Sequence[Path | str] = ()
 ) -> tuple[Callable[[PolicyTokens], Losses], bool]:
-    """The function that `learning.loss` names, under its settings (the loss of each token, and whether a bound has
-    taken its gradient; both [T]), and whether it wants all tokens of an attempt at once.
+    """The function that `learning.loss` names, under its settings (the loss of each token, and whether a bound removed
+    its gradient; both [T]), and whether it needs all tokens of an attempt at once.
 
-    folders: where the user's modules are. Raises ConfigError where there is no such loss, and where it cannot be learnt
-    from under these settings: now on three tokens, one of the user's own later on those of a step."""
+    folders: where the user's modules are. Raises ConfigError if there is no such loss, or it can't be trained with
+    under these settings: checked now on three tokens, and for a user's own loss also on those of each step."""
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=("tokens", "settings"), folders=folders)
-    said, whole_attempts = f"learning.loss = {settings.loss!r}", bool(getattr(found, "whole_attempts", False))
+    setting, whole_attempts = f"learning.loss = {settings.loss!r}", bool(getattr(found, "whole_attempts", False))
 
     def checked(tokens: PolicyTokens) -> Losses:
         count = len(tokens.logprobs)
-        with own_code(f"{said} failed on {count} tokens", found):
+        with own_code(f"{setting} failed on {count} tokens", found):
             given = found(tokens, settings)
         several = given if isinstance(given, tuple | list) else (given,)
         if len(several) != 2 or not all(isinstance(one, torch.Tensor) for one in several):
             raise ConfigError(
-                f"{said} returned {', '.join(type(one).__name__ for one in several) or 'nothing'}; let it return two "
-                "tensors: the loss of each token, and for each token whether a bound has taken its gradient (all False "
-                "without a bound)"
+                f"{setting} returned {', '.join(type(one).__name__ for one in several) or 'nothing'}; let it return "
+                "two tensors: the loss of each token, and whether a bound removed its gradient "
+                "(all False without a bound)"
             )
         losses, bounded = several
         if not (losses.shape == bounded.shape == (count,) and losses.requires_grad and bounded.dtype == torch.bool):
             raise ConfigError(
-                f"{said} gave losses of shape {tuple(losses.shape)}, {'with' if losses.requires_grad else 'without'} a "
-                f"gradient, and bounds of shape {tuple(bounded.shape)} and {bounded.dtype} for {count} tokens; give "
+                f"{setting} gave losses of shape {tuple(losses.shape)}, "
+                f"{'with' if losses.requires_grad else 'without'} a gradient, and bounds of shape "
+                f"{tuple(bounded.shape)} and {bounded.dtype} for {count} tokens; give "
                 "one of each for each token, the losses with a gradient, the bounds as torch.bool"
             )
         return losses, bounded
@@ -210,39 +211,39 @@ def loss_of(
     others = {"advantages": 1.0 - places, "attempts": places, "chosen": places > 2}
     others |= {name: logprobs.detach().clone() for name in ("old_logprobs", "sampled_logprobs")}
     losses, _ = checked(PolicyTokens(logprobs=logprobs, **others))
-    with own_code(f"{said} has no gradient by logprobs", found):
+    with own_code(f"{setting} has no gradient by logprobs", found):
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
     if not (losses + gradient).isfinite().all():
         raise ConfigError(
-            f"{said} gave the losses {losses.tolist()} and the gradient {gradient.tolist()}; both have to be finite"
+            f"{setting} gave the losses {losses.tolist()} and the gradient {gradient.tolist()}; both have to be finite"
         )
     changed = [f"tokens.{name}" for name, values in others.items() if values._version]
     if changed:
-        raise ConfigError(f"{said} changed {' and '.join(changed)} in place; let it make new tensors instead")
+        raise ConfigError(f"{setting} changed {' and '.join(changed)} in place; let it make new tensors instead")
     return (checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)), whole_attempts
 
 
-# -- what is told of tokens beside their loss --------------------------------------------------------------------------
+# -- weights, masks and distances of tokens ----------------------------------------------------------------------------
 
 
 def importance_weights(
     old_logprobs_T: torch.Tensor, sampled_logprobs_T: torch.Tensor, cap: float, floor: float = 0.0, masks: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """min(exp(old - sampled), cap) for each token, without a gradient, and which of them are capped; both [T]. masks: 0
-    instead, above the cap and below the floor.
+    """min(exp(old - sampled), cap) for each token, without a gradient, and which of them are capped; both [T]. masks:
+    the weight is 0 above the cap and below the floor.
 
-    old: the learner's at the step's beginning; sampled: those of the engine when it wrote the token, whatever its
-    weights were. Source: truncated importance sampling (TIS), Yao et al., "Your Efficient RL Framework Secretly Brings
-    You Off-Policy RL Training", 2025. With the ratio of `grpo` against the learner's own old logprobs it is the
-    decoupled objective of AReaL (arXiv 2505.24298), its weight capped. Masks: IcePop (Ling team, arXiv 2510.18855) with
-    a floor, masked importance sampling without one."""
+    old: the learner's at the step's beginning; sampled: the engine's when it wrote the token, under whatever weights it
+    had. Source: truncated importance sampling (TIS), Yao et al., "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training", 2025. With the ratio of `grpo` against the learner's own old logprobs it is the decoupled
+    objective of AReaL (arXiv 2505.24298) with a capped weight. Masks: IcePop (Ling team, arXiv 2510.18855) with a
+    floor, masked importance sampling without one."""
     ratio = (old_logprobs_T - sampled_logprobs_T).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     outside = (ratio > cap) | (ratio < floor)
     return (ratio * ~outside if masks else ratio.clamp(max=cap)), outside
 
 
 def counts_by_attempt(tokens: PolicyTokens, settings: LearningSection) -> torch.Tensor:
-    """[T] whether the attempt of a token counts; those that do not keep their place in the mean.
+    """[T] whether the attempt of a token counts; masked tokens still count in the mean's denominator.
 
     Two masks: the geometric mean of old / sampled lies within attempt_ratio_floor and _cap ("When Speed Kills
     Stability", Liu, Li et al. 2025); and the advantage is not negative, or the mean of log(sampled / current) is
@@ -265,9 +266,9 @@ def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torc
 
 
 def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
-    """A turn's return is the reward, times turn_discount for each turn that follows; its advantage that of `grpo` among
-    the returns of all turns of the group (GTPO, arXiv 2511.14846, of the outcome alone: no rewards of single
-    turns, no shaping)."""
+    """A turn's return is the reward times turn_discount for each later turn; its advantage is that of `grpo` over the
+    returns of all turns of the group (GTPO, arXiv 2511.14846, with the outcome reward only: no turn rewards, no
+    shaping)."""
     turns = [[sum(run) for mine, run in groupby(row.loss_mask) if mine] or [0] for row in rows]
     discounts = [[settings.turn_discount**later for later in reversed(range(len(some)))] for some in turns]
     returns = [row.advantage * each for row, some in zip(rows, discounts, strict=True) for each in some]
@@ -277,8 +278,8 @@ def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float
 
 def otb(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
     """Reward minus the optimal token baseline (arXiv 2602.07078): at the t-th token of an attempt the mean reward of
-    all that have one, each weighed by its tokens' energies up to there; 0 where only one attempt is as long, as in
-    verl."""
+    all attempts of at least t tokens, weighted by the energies of their first t tokens; 0 if only one is that long, as
+    in verl."""
     paths = [torch.tensor([*compress(row.energies, row.loss_mask)], dtype=torch.double).cumsum(0) for row in rows]
     weights_TG, rewards_G = pad_sequence(paths), torch.tensor([row.advantage for row in rows], dtype=torch.double)
     baseline = (weights_TG * rewards_G).sum(1) / (weights_TG.sum(1) + 1e-8)
@@ -287,13 +288,12 @@ def otb(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]
 
 
 TokenAdvantages = Callable[[Sequence[BatchRow], LearningSection], list[list[float]]]
-"""Rows of a group's kept attempts, whose `advantage` is still the reward -> advantages of the tokens of each that the
-policy wrote."""
+"""Rows of a group's kept attempts, whose `advantage` is still the reward -> advantages of each row's policy tokens."""
 TOKEN_ADVANTAGES: Mapping[str, TokenAdvantages] = {"gtpo": gtpo, "otb": otb}
 
 
 def by_token(batches: Sequence[Batch], settings: LearningSection) -> list[Batch]:
-    """A step's batches, whose rows have rewards as advantages, with those of each token."""
+    """A step's batches, whose rows hold rewards as advantages, with the advantage of each token filled in."""
     groups, found = defaultdict(list), {}
     for row in (row for batch in batches for row in batch.rows):
         groups[row.origin.group].append(row)

@@ -1,5 +1,5 @@
-"""transformers models for learning: made from random weights, loaded from a folder or the hub, checked; and what torch
-computes them with: devices, dtypes and threads."""
+"""transformers models for learning: initialised at random or loaded from a folder or the hub, and checked; and torch's
+devices, dtypes and threads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NEEDS_CODE = (
 )
 TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
 use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
-"""The first is a setting of the whole process, so only the verbs that own one call it."""
+"""The first is a setting of the whole process, so only commands that own the process call it."""
 
 
 def random_model(shape: ModelSection, seed: int) -> Any:
     """A fresh transformers Qwen3ForCausalLM in fp32; `shape.vocab_size` is the whole vocabulary, markers included.
 
     Matrices start at std 1/sqrt(fan-in) and output projections at zero, so that every layer begins as the identity
-    (transformers' own 0.02 is made for widths in the thousands). Source: ours."""
+    (transformers' default of 0.02 suits widths in the thousands). Source: ours."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -65,14 +65,13 @@ def random_model(shape: ModelSection, seed: int) -> Any:
 def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
     """A transformers causal LM from a Hugging Face folder or a hub id, its weights in `dtype` on `device`.
 
-    `model.config.dtype` stays what the source says, so that an export can go back to it. Weights are read file by
-    file; no second copy is held. Raises ConfigError, also for weights that are not finite, or not those of the model
-    that config.json describes."""
+    `model.config.dtype` stays what the source says, so that an export can use it. Weights are read file by file,
+    without a second copy. Raises ConfigError, also for weights that are not finite or do not fit config.json."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # stderr is for what the run does, and the bar is there for milliseconds
+    disable_progress_bar()  # the bar is shown for milliseconds and would clutter stderr
     folder = Path(source).expanduser()
     if folder.exists() and not (folder / "config.json").is_file():
         raise ConfigError(f"{source} is not a model folder: it has no config.json")
@@ -80,17 +79,17 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     config = config_of(name)
     refuse_quantised(source, config.to_dict())
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
             device_map={"": device} if str(device) != "cpu" else None,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told below, with their names
+            ignore_mismatched_sizes=True,  # reported below, with their names
         )
-    except (ImportError, OSError, ValueError, SafetensorError) as error:  # the first where another package is needed
+    except (ImportError, OSError, ValueError, SafetensorError) as error:  # ImportError: another package is needed
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
-    if wrong := misfits(told):
+    if wrong := misfits(loading_info):
         raise ConfigError(
             f"{source} does not hold the weights of the model that its config.json describes ({wrong}); correct "
             "config.json or fetch the whole model again"
@@ -106,8 +105,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
 
 
 def config_of(source: str | Path) -> Any:
-    """What transformers makes of the config.json of a folder or a hub id whose class of causal LM it has; no code of a
-    model folder is run. Raises ConfigError."""
+    """The transformers config of a folder or hub id; no code of a model folder is run. Raises ConfigError, also if
+    transformers has no causal LM of that type."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
@@ -120,8 +119,8 @@ def config_of(source: str | Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(f"{source} {NEEDS_CODE}") from error
-        said = UNLOADED if Path(source).exists() else "is neither a folder nor can it be fetched"
-        raise ConfigError(f"{source} {said}: {first_line(error)}") from error
+        problem = UNLOADED if Path(source).exists() else "is neither a folder nor can it be fetched"
+        raise ConfigError(f"{source} {problem}: {first_line(error)}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
             raise ConfigError(f"{source} {NEEDS_CODE}")
@@ -145,7 +144,7 @@ def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:
-    """The best of some products of a feed-forward layer of these widths, for so many tokens, with so many threads."""
+    """The fastest of a few feed-forward layer products of these widths, for these tokens and threads, in seconds."""
     torch.set_num_threads(threads)
     up, down, given = torch.ones(intermediate, hidden), torch.ones(hidden, intermediate), torch.ones(tokens, hidden)
     took: list[float] = []
@@ -157,7 +156,7 @@ def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int
 
 
 def give_back() -> None:
-    """Give what was freed back to the system, and to who takes turns on a GPU: glibc and torch keep it for the next
+    """Return freed memory to the system, and to processes that share a GPU: glibc and torch keep it for the next
     pass."""
     torch.cuda.empty_cache()
     with suppress(AttributeError):  # another C library

@@ -11,7 +11,7 @@ from torch import nn
 from rocstar.config.sections import LearningSection, SftSection
 
 Schedule = Callable[[int], float]
-"""Updates done so far -> factor on the learning rate of the next one."""
+"""Updates done so far -> learning-rate factor of the next one."""
 
 
 def warm_up(steps: int) -> Schedule:
@@ -49,7 +49,7 @@ def sft_optimizers(model: nn.Module, section: SftSection) -> list[torch.optim.Op
 def _adamw(
     parameters: Iterable[nn.Parameter], rate: float, betas: tuple[float, float], decay: float
 ) -> torch.optim.Optimizer:
-    """Norms and biases do not decay: they scale and shift, and have no direction that a smaller norm would keep."""
+    """No weight decay on norms and biases: they scale and shift, and have no direction to preserve."""
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for parameter in (parameter for parameter in parameters if parameter.requires_grad):
         groups[parameter.ndim < 2].append(parameter)

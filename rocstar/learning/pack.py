@@ -16,9 +16,9 @@ attention lets each sibling see them (attention.py). Tokens after the last place
     rows        P0 P1 P2 A0 A1 | P0 P1 P2 B0           P0 P1 shared; A1, B0 predict nothing
     packed      P0 P1 [P2] [P2 A0]
 
-Where the rows of a micro-batch all begin alike, as with one system message, that beginning is computed once too.
+If all rows of a micro-batch begin alike, as with one system message, that beginning is computed once too.
 
-Sorting happens only inside one optimizer update, so no update sees one kind of behaviour only. Row order inside it
+Rows are sorted only within one optimizer update, so no update gets only short or only long rows. Row order inside it
 does not change its gradient except for rounding."""
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class MicroBatch:
     """Some rows in one sequence: T tokens, at K of which a loss is taken."""
 
     indices: tuple[int, ...]
-    """Which rows these are, shortest first; empty for a rank that has nothing left while others do."""
+    """Indices of the rows, shortest first; empty for a rank that has nothing left while others do."""
     lengths: tuple[int, ...]
-    """Tokens of each that are computed, shared ones included."""
+    """Tokens of each row that are computed, shared ones included."""
     ids_T: torch.Tensor
     positions_T: torch.Tensor
     """The position of each token in its row."""
     layout: DocumentLayout
-    """The rows as attention sees them."""
+    """How attention lays the rows out."""
     places_K: torch.Tensor
     """Position in the sequence of the token before each loss token, rows in order."""
     targets_K: torch.Tensor
     tokens_K: tuple[tuple[int, int], ...]
-    """(row, place in it) of each loss token."""
+    """(row, index in it) of each loss token."""
 
     def pick(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
         """Numbers of all tokens of all rows ([T] each) -> [K]."""
@@ -62,7 +62,7 @@ class MicroBatch:
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows of each rank; each row, the longest first, goes to the rank with the fewest tokens so far."""
+    """Rows of each rank: each row, longest first, goes to the rank with the fewest tokens so far."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -81,8 +81,8 @@ def plan(
     side_by_side: bool = False,
 ) -> list[tuple[int, ...]]:
     """`indices` cut into micro-batches whose (computed, attended) tokens fit, each exactly once; a row that is too long
-    gets its own. A family is the tokens that its rows share, if any. Rows of a family follow one another, and families
-    are ordered by their longest rows, the shortest first."""
+    gets its own. A family is named by the tokens that its rows share, if any. Rows of a family are adjacent; families
+    are ordered by their longest row, ascending."""
     names = [family or index for index, family in enumerate(families)]
     longest: dict[Hashable, int] = {}
     for index in indices:
@@ -93,7 +93,7 @@ def plan(
     for index in sorted(indices, key=lambda i: (longest[names[i]], first[names[i]], lengths[i], i)):
         follows = bool(batches) and names[batches[-1][-1]] == names[index]
         own = lengths[index] - (len(families[index]) if follows else 0)
-        if side_by_side and batches:  # all become as long as this one
+        if side_by_side and batches:  # all are padded to the length of this one
             computed = attended = len(batches[-1]) * lengths[index]
         if not batches or not fits(computed + own, attended + lengths[index]):
             batches.append([])
@@ -115,11 +115,11 @@ def pack(
     ranks: int = 1,
     on_cpu: PassShape | None = None,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches, as many as every other rank has; `counted` ([T] a row) says which tokens carry loss.
+    """This rank's micro-batches, as many as every other rank has; `counted` ([T] a row) marks the tokens that carry
+    loss.
 
-    The first token of a row is predicted by nothing and never counts. The budget is of tokens as attention sees them,
-    shared ones in each row, or of rows side by side with their padding; `on_cpu` bounds it further by what a pass
-    leaves."""
+    The first token of a row is not predicted and never counts. The budget counts tokens as attention does: shared ones
+    in each row, padding included if rows stand side by side; `on_cpu` bounds it further by the memory of a pass."""
     rows = [_row(row, counts, share) for row, counts in zip(ids, counted, strict=True)]
     lengths, families = [row.length for row in rows], [row.prefix for row in rows]
 
@@ -136,7 +136,7 @@ def pack(
 class _Row:
     ids: Sequence[int]
     places: Sequence[int]
-    """Tokens that predict one with loss."""
+    """Places of the tokens that predict a loss token."""
     prefix: tuple[int, ...]
     """Tokens that siblings may share."""
 
@@ -151,7 +151,7 @@ def _row(ids: Sequence[int], counted: Sequence[bool], share: bool) -> _Row:
     return _Row(ids=ids, places=places, prefix=tuple(ids[: places[0]]) if places and share else ())
 
 
-COMMON = 16  # tokens; for fewer, copying them in front of each row costs what computing them once saves
+COMMON = 16  # tokens; below it, copying them in front of each row costs what computing them once saves
 NOTHING = _Row(ids=(0,), places=(), prefix=())  # an idle rank still takes part in the passes of the others
 
 
@@ -187,7 +187,7 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device,
 
 
 def _common(prefixes: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens all rows share, such as a system message; 0 where computing them once saves too little."""
+    """How many first tokens all rows share, such as a system message; 0 if computing them once saves too little."""
     shortest, longest = min(prefixes), max(prefixes)
     equal = next((n for n, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     return equal if equal >= COMMON else 0

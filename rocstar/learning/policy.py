@@ -49,15 +49,15 @@ from rocstar.types import Canary, Weights, gaps
 STATE_FOLDER = "learner"
 ADAPTER_FOLDER = "adapter"
 CANARY_TOKENS, CANARY_COUNTED = (32, 32, 1024), 256
-"""Of each canary row, and how many of its last ones count at most. Where a frequency was rounded, an angle at position
-1,000 is wrong by up to two radians."""
+"""Tokens of each canary row, and how many of its last ones count at most. A rounded frequency shifts the angle at
+position 1,000 by up to two radians."""
 FINGERPRINT_NUMBERS = 16  # of each tensor
 Put = Callable[[str, torch.Tensor], None]
 
 
 class Policy:
     """A model with its codec, on one rank or sharded over several; trained weights are always fp32. With
-    `model.lora_rank` these are adapters, and the model's own are kept in the dtype of the forward pass.
+    `model.lora_rank` these are adapters, and the model's own weights stay in the dtype of the forward pass.
 
     With several ranks every rank makes one; those above 0 pass None for model and codec and are sent both."""
 
@@ -74,8 +74,8 @@ class Policy:
         seed: int = 0,
         known: int | None = None,
     ) -> None:
-        """seed: of adapters. known: ids below it are those of the softmax, else the codec's. Raises ConfigError for a
-        model that can't be trained packed."""
+        """seed: of adapters. known: the softmax is over ids below it, by default the codec's size. Raises ConfigError
+        for a model that can't be trained packed."""
         section = section or ModelSection()
         ranks.make(self, section=section)
         self.ranks, self.codec, self.version = ranks, codec, 0
@@ -85,11 +85,11 @@ class Policy:
         self._fp32_head = section.fp32_head
         adapt = partial(add_adapters, section=section, dtype=self.dtype, seed=seed) if self._adapts else None
         self.learnt = 0, 0
-        """Tokens of the update under way that are learnt from, and all of it."""
+        """Loss tokens of the current update, and all its tokens."""
         self._template = template
-        self.largest_tensor = 0  # bytes, as it is sent; rank 0 knows them
+        self.largest_tensor = 0  # bytes, as it is sent; set on rank 0
         if model is not None:
-            model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
+            model.config.architectures = [type(model).__name__]  # vLLM needs it; sharding renames the type
             model.to(self.device if ranks.mesh is None and not adapt else "cpu")
             prepare(model, self.device, self.dtype)
             self._came_as = layout_of_folder(Path(model.name_or_path)) if model.name_or_path else {}
@@ -109,13 +109,13 @@ class Policy:
 
     @property
     def is_mergeable(self) -> bool:
-        """Whether whoever reads the folder that the model came from finds all that has adapters, in *.safetensors."""
-        held = (name for name, _ in self.model.named_parameters() if BASE in name)
-        return all(name.replace(BASE, ".") in self._came_as for name in held)
+        """Whether the model's source folder stores every layer that has adapters, in *.safetensors."""
+        adapted = (name for name, _ in self.model.named_parameters() if BASE in name)
+        return all(name.replace(BASE, ".") in self._came_as for name in adapted)
 
     def without_dropout(self) -> None:
-        """No pass of the model is left to chance: an update computes the log-probabilities that `score` does. Layers
-        that are computed again are told that they train, since transformers looks there."""
+        """Turn dropout off, so an update computes the log-probabilities that `score` does. Layers under gradient
+        checkpointing stay in training mode, since transformers checks that flag."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for module in self.model.eval().modules():
@@ -130,7 +130,7 @@ class Policy:
 
     @property
     def computes(self) -> dict[str, str]:
-        """On what kind of device its passes run, and in which dtype."""
+        """The kind of device its passes run on, and their dtype."""
         return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch.")}
 
     @property
@@ -140,17 +140,16 @@ class Policy:
     # -- used by learners -------------------------------------------------------------------------------------------
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Its GPU is that of the thread inside it."""
+        """Within this context its GPU is the thread's current one."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Forward passes run in the compute dtype inside it."""
+        """Within this context forward passes run in the compute dtype."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     @contextmanager
     def head(self, temperature: float) -> Iterator[Head]:
-        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving, also by a rank that
-        had no token."""
+        """The LM head, unsharded; on exit every rank, even one without tokens, returns its gradients to the shards."""
         embeddings = self.model.get_output_embeddings()
         parts = weight, bias = embeddings.weight, embeddings.bias
         if self.ranks.mesh is not None:
@@ -161,16 +160,16 @@ class Policy:
         for parameter, whole in zip(parts, (weight, bias), strict=True):
             if whole is not None and whole is not parameter and whole.requires_grad:
                 gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
-                share = reduced(gradient, parameter).to(parameter.device)  # that of offloaded weights is another
+                share = reduced(gradient, parameter).to(parameter.device)  # offloaded weights are on another device
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
 
-    # -- leaving ----------------------------------------------------------------------------------------------------
+    # -- saving and publishing --------------------------------------------------------------------------------------
 
     @together
     def save(self, folder: Path, *, merged: bool = True) -> None:
-        """Fill `folder` as a Hugging Face one that transformers and vLLM load unchanged, weights in the dtype the model
-        came in. Adapters come beside it, in a folder of PEFT's format; merged: with the whole model too.
-        `runs.atomic.whole_folder` makes it durable, and a whole. Raises OSError, and RunHalted for weights that are not
+        """Fill `folder` as a Hugging Face model that transformers and vLLM load unchanged, weights in the dtype the
+        model came in. Adapters go into a folder beside it, in PEFT's format; merged: also the whole model.
+        `runs.atomic.whole_folder` makes it durable and atomic. Raises OSError, and RunHalted for weights that are not
         finite."""
         own = folder / ADAPTER_FOLDER if self._adapts else None
         self._write(folder, self.model.config.dtype or torch.float32, whole=merged or not self._adapts, adapter=own)
@@ -181,13 +180,13 @@ class Policy:
 
     @together
     def publish(self, folder: Path | None = None, *, merged: bool = True, sent: bool = False) -> Weights:
-        """The current weights for engines. Without a folder they are for one in this process: the live tensors where
-        nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
-        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; without `merged`, adapters
-        alone, in PEFT's format; `sent`: their config.json alone, for `send`. Raises OSError, and RunHalted for weights
-        that are not finite.
+        """The current weights for engines. Without a folder they are for an engine in this process: the live tensors if
+        nothing is sharded, so the engine must copy them before the next update. With a folder they are written there as
+        a Hugging Face model in the dtype of the forward pass, norms and biases in fp32; without `merged`, only
+        adapters, in PEFT's format; `sent`: only config.json, for `send`. Raises OSError, and RunHalted for weights that
+        are not finite.
 
-        Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
+        Publishing ends the learning of a step, so gradients are dropped and the memory of passes is returned."""
         for parameter in self.parameters:
             parameter.grad = None
         give_back()
@@ -200,9 +199,9 @@ class Policy:
         return Weights(version=self.version, folder=str(folder), canary=canary, fingerprint=self.fingerprint())
 
     def send(self, put: Put, weights: Weights) -> None:
-        """Put each tensor of the weights that were published, under the name and in the dtype that `publish` gives it,
-        layer by layer, so that no rank ever holds the model whole. Waits for an update that is under way. Raises
-        EngineUnavailable where the policy has changed since, and what `put` raises."""
+        """Pass each tensor of the published weights to `put`, under the name and in the dtype that `publish` gives it,
+        layer by layer, so that no rank ever holds the whole model. Waits for an update in progress. Raises
+        EngineUnavailable if the policy has changed since, and what `put` raises."""
         self._put = put
         try:
             sent = self._send(weights.fingerprint)
@@ -214,21 +213,21 @@ class Policy:
     @together
     @torch.no_grad()
     def _send(self, fingerprint: str) -> bool:
-        """Whether these were the weights; rank 0 puts, the others help to gather."""
+        """Whether the weights match the fingerprint; rank 0 sends them, the others help to gather."""
         if not self.ranks.share(self.fingerprint() == fingerprint):
             return False
         state, left_out = self.model.state_dict(), tied(self.model)
         for layer in by_layer(name for name in state if name not in left_out):
             whole = {name: full(state[name]) for name in layer}
             failed = self._put_layer(whole) if not self.ranks.rank else None
-            if self.ranks.share(failed is not None):  # nobody gathers the next layer while rank 0 sends this one
+            if self.ranks.share(failed is not None):  # no rank gathers the next layer while rank 0 sends this one
                 if failed:
                     raise failed
                 break
         return True
 
     def _put_layer(self, whole: Mapping[str, torch.Tensor]) -> Exception | None:
-        """What was raised: the other ranks must hear of it before it is."""
+        """Returns an error instead of raising it, so the other ranks learn of it first."""
         tensors = {name: each.to(self._sent_type(each)) for name, each in whole.items()}
         try:
             for name, tensor in self._as_published(tensors, self.model).items():
@@ -241,7 +240,7 @@ class Policy:
         return self.dtype if tensor.ndim > 1 else torch.float32
 
     def fingerprint(self) -> str:
-        """A hash of the first numbers of each tensor that learns, of which an update changes nearly all, to the bit."""
+        """A hash of the first numbers of each trained tensor, exact to the bit; an update changes nearly all."""
         firsts = [local(parameter).flatten()[:FINGERPRINT_NUMBERS] for _, parameter in trained(self.model)]
         return hashlib.sha256(torch.cat(firsts).cpu().numpy().tobytes()).hexdigest()
 
@@ -254,8 +253,8 @@ class Policy:
         whole: bool,
         adapter: Path | None,
     ) -> None:
-        """The config, the adapter in a folder of its own or the same, and the whole model; dtypes as for `_tensors`.
-        Collective."""
+        """Write the config, the adapter in its own folder or the same one, and the whole model; dtypes as for
+        `_tensors`. Collective."""
         self.require_finite()
         own = adapters(self.model) if adapter else {}
         tensors = self._tensors(dtype, vectors) if whole else {}
@@ -271,24 +270,24 @@ class Policy:
     @together
     @torch.no_grad()
     def canary(self) -> tuple[Canary, ...]:
-        """Rows of fixed tokens, the same in every run, with the log-probability of each under the current weights, for
-        engines that could hold other weights unnoticed.
+        """Rows of fixed tokens, the same in every run, with the log-probability of each under the current weights, to
+        detect engines that hold other weights unnoticed.
 
-        Source: ours. What they find: weights that did not arrive, arrived in part, or are computed from an older copy
-        (vLLM's tied LM head on CPUs), and other angles. Not found: a difference that is as small as what rounding
-        does, as one step's at a low rate (benchmarks/canary.py)."""
+        Source: ours. They detect weights that did not arrive, arrived in part, or are computed from an older copy
+        (vLLM's tied LM head on CPUs), and wrong rotary angles. Not detected: a difference as small as rounding, such as
+        one step's at a low learning rate (benchmarks/canary.py)."""
         chance, config = random.Random(0), self.model.config.get_text_config()
         most = min(getattr(config, "max_position_embeddings", None) or CANARY_TOKENS[-1], CANARY_TOKENS[-1])
         rows = [[chance.randrange(self._known) for _ in range(min(count, most))] for count in CANARY_TOKENS]
         found = self._canary_logprobs(rows, self.autocast())
         noises: list[float | None] = [None] * len(rows)
         if self.dtype != torch.float32:
-            kept = self.model.config._attn_implementation
+            attention = self.model.config._attn_implementation
             if is_packed(self.model):
-                self.model.set_attn_implementation(PACKED_SDPA)  # flash attention knows no fp32
+                self.model.set_attn_implementation(PACKED_SDPA)  # flash attention does not support fp32
             with widened(self.model):
                 exact = self._canary_logprobs(rows, nullcontext())
-            self.model.set_attn_implementation(kept)
+            self.model.set_attn_implementation(attention)
             noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]
         reshard(self.model)
         return tuple(
@@ -315,8 +314,8 @@ class Policy:
 
     @together
     def distance(self, folder: Path) -> float:
-        """The largest difference of a trained weight from the one that a learner's `save` left in `folder`; 0 where all
-        are the same to the bit. Raises OSError."""
+        """The largest difference between a trained weight and the one that a learner's `save` left in `folder`; 0 if
+        all are identical. Raises OSError."""
         own = weights_of(self.model)
         saved = {name: value.clone() for name, value in own.items()}
         load_state(folder, saved)
@@ -329,23 +328,23 @@ class Policy:
             raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
 
     def _tensors(self, dtype: torch.dtype | None, vectors: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
-        """Whole tensors by name, tied ones once; empty on ranks above 0. vectors: the dtype of those with one
-        dimension, where it is another."""
+        """Unsharded tensors by name, tied ones once; empty on ranks above 0. vectors: another dtype for those of one
+        dimension."""
         tensors, left_out = {}, tied(self.model)
         state = Merged(self.model, left_out) if self._adapts else self.model.state_dict()
         if self._adapts and dtype is None and not self.ranks.mesh:
-            return state  # merged as the engine copies them, so that they never are a second model
+            return state  # merged while the engine copies them, so that no second model is held
         for name, value in state.items():
             if name not in left_out:
                 whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
-                whole = whole.cpu() if self._adapts else whole  # its GPU may have no room for a second model
+                whole = whole.cpu() if self._adapts else whole  # the GPU may have no room for a second model
                 if not self.ranks.rank:
                     tensors[name] = whole if dtype is None else whole.to(dtype if whole.ndim > 1 else vectors or dtype)
         return tensors
 
     def _as_published(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """Tensors under the names of the folder that the model came from, which vLLM knows: transformers holds the
-        experts of a layer as one. Raises ConfigError for names or shapes that are not there."""
+        """Tensors under the names of the model's source folder, which vLLM knows: transformers fuses experts of a
+        layer as one tensor. Raises ConfigError for names or shapes that the folder does not have."""
         from transformers.core_model_loading import revert_weight_conversion
 
         found: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
@@ -361,7 +360,7 @@ class Policy:
 
 
 def by_layer(names: Iterable[str]) -> Iterator[list[str]]:
-    """Names in their order, those of one layer together: they are alike up to their first number."""
+    """Names in their order, grouped by layer: those equal up to and including their first number."""
     for _, layer in groupby(names, key=lambda name: re.findall(r"^\D*\d+", name)):
         yield list(layer)
 
@@ -372,12 +371,12 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What learns, under the names that it is saved by."""
+    """Trained weights, under the names that they are saved by."""
     return {f"weights.{name}": parameter.detach() for name, parameter in trained(model)}
 
 
 def tied(model: Any) -> set[str]:
-    """Names of tensors that are others' too."""
+    """Names of tensors tied to others."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
 
 
@@ -385,7 +384,7 @@ def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Raises OSError."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # such as "I/O error: ... (os error 28)"; callers know OSError
+    except SafetensorError as error:  # such as "I/O error: ... (os error 28)"; callers handle OSError
         if number := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         raise
@@ -410,7 +409,7 @@ def names_in(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """What the optimizers keep, by parameter name."""
+    """Optimizer state, by parameter name."""
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"moments.{names[parameter]}.{key}": value
@@ -421,7 +420,7 @@ def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> di
 
 
 def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give the optimizers back what `moments` saved. Collective. Raises OSError."""
+    """Restore the optimizer state that `moments` saved. Collective. Raises OSError."""
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     parameters = {f"moments.{name}": parameter for name, parameter in model.named_parameters()}
     saved: dict[str, torch.Tensor] = {}
@@ -436,8 +435,8 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
 
 @contextmanager
 def _state_of(folder: Path) -> Iterator[Path]:
-    """Where it is; inside, errors become the OSError that the system gave, where one is the cause or stands behind it,
-    and nothing warns that one process is one process."""
+    """The state's path. Within this context an error caused by an OSError is raised as that OSError, and torch's
+    warning about a single process is silenced."""
     target = folder / STATE_FOLDER
     try:
         with warnings.catch_warnings():

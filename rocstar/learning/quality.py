@@ -1,7 +1,7 @@
 """Quality of one trajectory: the penalties that RoC prefers low. Facts in, numbers out.
 
-Not here: choosing trajectories (`resample.py`), and any reading of text: a failed call is `ToolResult.is_error`, an
-answer tag one that the verifier counted; the release searches tool replies for "error" (docs/roc.md).
+Not here: choosing trajectories (`resample.py`), and any reading of text: failed calls come from `ToolResult.is_error`,
+answer tags from the verifier's count; the release searches tool replies for "error" (docs/roc.md).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from rocstar.config.sections import ResampleSection
 from rocstar.types import Penalty, Trajectory
 
 NO_CALL_PENALTY = 0.5  # half of "every call failed": the paper uses it to encourage trying the tool at all
-GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 times
+GRAM, OFTEN = 5, 5  # Phi-4-Reasoning counts 5-grams that occur more than 5 times
 
 
 def penalty(trajectory: Trajectory, settings: ResampleSection) -> Penalty:
     """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
-    block. Ours: p_format is 0 where the prompt does not ask for one (docs/roc.md).
+    block. Ours: p_format is 0 if the prompt does not ask for one (docs/roc.md).
 
-    Turns are all completions, as in the paper; the release misses the first one. A trajectory without an outcome shows
-    no answer tag, hence p_format 1; such a one never trains, the number is for the record."""
+    Every completion is a turn, as in the paper; the release omits the first. A trajectory without an outcome has no
+    counted answer tag, hence p_format 1; it is never trained on, the number is only recorded."""
     facts = trajectory.outcome.format_facts if trajectory.outcome else None
     plain = penalty_of(
         calls=trajectory.num_calls,
@@ -35,12 +35,12 @@ def penalty(trajectory: Trajectory, settings: ResampleSection) -> Penalty:
 
 
 def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int, asked: bool = True) -> Penalty:
-    """The same of plain counts, for trainers that do not share our types. `turns` are all completions, at least 1;
-    asked: whether the prompt asks for an answer block. Source: paper §2.2.3, eq. 4-5. Raises ValueError for counts that
-    no attempt has."""
+    """The same from plain counts, for trainers that do not share our types. `turns` are all completions, at least 1;
+    asked: whether the prompt asks for an answer block. Source: paper §2.2.3, eq. 4-5. Raises ValueError for impossible
+    counts."""
     if not (0 <= failed_calls <= calls and answer_blocks >= 0 and turns >= min(1, answer_blocks)):
-        told = f"{calls} calls, {failed_calls} of them failed, {answer_blocks} answer blocks, {turns} turns"
-        raise ValueError(f"no attempt has {told}; count them anew")
+        counts = f"{calls} calls, {failed_calls} of them failed, {answer_blocks} answer blocks, {turns} turns"
+        raise ValueError(f"no attempt has {counts}; correct the counts")
     errors = failed_calls / calls if calls else NO_CALL_PENALTY
     form = min(1.0, (answer_blocks - 1) / turns) if answer_blocks else 1.0
     return Penalty(errors=errors, format=form if asked else 0.0)

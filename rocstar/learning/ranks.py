@@ -1,14 +1,14 @@
 """The processes that learn together. Rank 0 drives, and its code is the same for one rank and for many:
 
-    rank 0          policy.save(folder)   ->  tells the others "policy.save", then does its own part
-    ranks above 0   serve()               ->  do what they are told until rank 0 ends
+    rank 0          policy.save(folder)   ->  sends "policy.save" to the others, then does its own part
+    ranks above 0   serve()               ->  run the calls they receive until rank 0 ends
 
-A method that is carried out by all is marked `@together`. torchrun starts ranks, or rank 0 does (`lead`), as its
-children (`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
+A method that every rank runs is marked `@together`. torchrun starts the ranks, or rank 0 does (`lead`), as its children
+(`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
 
-Weights are sharded over them layer by layer (FSDP2: `shard`).
+Weights are sharded over the ranks layer by layer (FSDP2: `shard`).
 
-When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
+When a rank dies, its connections close; every other rank then fails in its next exchange and exits, rank 0 with
 RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from rocstar.learning.models import device_of
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
-MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
+MEETING_SECONDS = 0.2  # between two checks for ranks that have not joined
 RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
 
 class RankMember(Protocol):
-    """Something that every rank has one of; `role` is its name."""
+    """An object that every rank has one of; `role` is its name."""
 
     role: str
     ranks: Ranks
 
 
 class StartedRank(Protocol):
-    """A rank above 0, as rank 0 sees it, which started it."""
+    """A rank above 0, as seen by rank 0, which started it."""
 
     def ended(self, seconds: float) -> str | None:
-        """How it ended, as in "ended with SIGKILL", waiting for that so long; None while it lives."""
+        """How it ended, as in "ended with SIGKILL", after waiting at most so long; None while it lives."""
 
     def end(self) -> None:
         """Kill it and wait. Harmless when it is gone."""
@@ -102,16 +102,16 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._control)
         return values
 
-    # -- rank 0 tells, the others do ----------------------------------------------------------------------------------
+    # -- rank 0 sends calls, the others run them ----------------------------------------------------------------------
 
     def make(self, member: RankMember, **settings: Any) -> None:
-        """First line of a member's constructor: the others make theirs by `on_rank`, with the same `settings`."""
+        """First line of a member's constructor: other ranks create theirs by `on_rank`, with the same `settings`."""
         with self._turn, self.guarded(f"making the {member.role}"):
             if self._tells:
                 self.share((member.role, type(member), (), settings))
 
     @contextlib.contextmanager
-    def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
+    def on_ranks(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
         with self._turn, self.guarded(f"{role}.{method}"):
             tells = self._tells
             self._depth += 1
@@ -124,14 +124,14 @@ class Ranks:
                 self._depth -= 1
 
     def check(self) -> None:
-        """Raises RunHalted when a child has ended. For rank 0 while it does other things than learning; an exchange
-        finds out by itself."""
+        """Raises RunHalted when a child has ended. For rank 0 while it is not learning; an exchange detects it by
+        itself."""
         if how := _ending(self.children, 0):
             raise RunHalted(f"learner {how}; {RESUME}")
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange is under way that would leave other ranks, or a sharded model, half way if it ended."""
+        """Whether an exchange is in progress whose end would leave other ranks, or a sharded model, inconsistent."""
         return self.mesh is not None and self._depth > 0
 
     @property
@@ -140,7 +140,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Turn what torch says when a rank is gone into one sentence."""
+        """Turn torch's error for a lost rank into one sentence."""
         try:
             yield
         except RuntimeError as error:
@@ -152,7 +152,8 @@ class Ranks:
     # -- ranks above 0 ------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Consumes what rank 0 tells, waits for nothing else, ends when rank 0 says so. Raises when rank 0 is gone."""
+        """Runs the calls that rank 0 sends, waits for nothing else, ends with rank 0's request. Raises if rank 0 is
+        gone."""
         members: dict[str, Any] = {}
         while True:
             role, what, arguments, named = self.share(None)
@@ -164,8 +165,8 @@ class Ranks:
                 getattr(members[role], what)(*arguments, **named)
 
     def abandon(self) -> None:
-        """Kill the ranks that this one started, from any thread: an exchange with them fails. Those of torchrun are
-        its own to end."""
+        """Kill the ranks that this one started, from any thread: an exchange with them fails. torchrun ends those that
+        it started."""
         for child in self.children:
             child.end()
 
@@ -174,7 +175,7 @@ class Ranks:
         if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, (), {}))
-        self.abandon()  # whatever rank 0 called is done, so there is nothing to wait for
+        self.abandon()  # every call of rank 0 is done, so there is nothing to wait for
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -183,11 +184,11 @@ ALONE = Ranks()
 
 
 def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A method that all ranks carry out with the same arguments, whenever rank 0 calls it."""
+    """A method that all ranks run with the same arguments whenever rank 0 calls it."""
 
     @functools.wraps(method)
     def on_all(self: S, *arguments: P.args, **named: P.kwargs) -> R:
-        with self.ranks.told(self.role, method.__name__, arguments, named):
+        with self.ranks.on_ranks(self.role, method.__name__, arguments, named):
             return method(self, *arguments, **named)
 
     return on_all  # type: ignore[return-value]
@@ -213,8 +214,8 @@ def lead(
 ) -> Ranks:
     """This process as rank 0. `begin` starts each of the others, given its torchrun variables (see `serve_rank`).
 
-    host: where they find this process. gpus: of each rank, as for `start`. Raises RunHalted where one ends, or does not
-    come, before all have met."""
+    host: where they find this process. gpus: of each rank, as for `start`. Raises RunHalted if one ends or does not
+    join before all have met."""
     size = cluster.learners
     gpus = gpus or range(size)
     store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=START)
@@ -241,17 +242,17 @@ def lead(
 
 
 def _ending(children: Sequence[StartedRank], seconds: float) -> str | None:
-    """How one of them has ended, as in "rank 1 ended with SIGKILL", waiting so long for each; None while all live. One
-    that a signal ended comes first: those that lose it end by themselves."""
+    """How one of them has ended, as in "rank 1 ended with SIGKILL", after waiting at most so long for each; None while
+    all live. One ended by a signal comes first: the ranks that lose it end by themselves."""
     found: list[str] = []
     for rank, child in enumerate(children, start=1):
         if how := child.ended(0.0 if found else seconds):
             found.append(f"rank {rank} {how}")
-    return min(found, key=lambda told: "exit code" in told, default=None)
+    return min(found, key=lambda ending: "exit code" in ending, default=None)
 
 
 def _await(children: Sequence[StartedRank], shared: Store) -> None:
-    """Wait until each has told in the store that it is there. Raises RunHalted where one ends, or does not come."""
+    """Wait until each has reported itself in the store. Raises RunHalted if one ends or does not join."""
     deadline = time.monotonic() + START.total_seconds()
     while children and not shared.check([str(rank) for rank in range(1, len(children) + 1)]):
         if how := _ending(children, MEETING_SECONDS / len(children)):
@@ -268,8 +269,8 @@ def join(
     store: TCPStore | None = None,
     children: Sequence[StartedRank] = (),
 ) -> Ranks:
-    """This process as torchrun's variables say. `model` and `cluster` are rank 0's, which says in the store what the
-    others need of them; so is a store that is there already."""
+    """This process as torchrun's variables say. `model` and `cluster` are rank 0's, which writes what the others need
+    of them to the store; so is a store that already exists."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     local_rank = int(environment.get("LOCAL_RANK", rank))
     if store is None:
@@ -286,9 +287,9 @@ def join(
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else the mesh guesses a device from the rank
         backend = "cpu:gloo,cuda:nccl"
     shared.set(str(rank), "is here")
-    _await(children, shared)  # torch would wait long for one that has ended
+    _await(children, shared)  # torch would wait long for a rank that has ended
     loopback = store.host in ("127.0.0.1", "localhost") and "GLOO_SOCKET_IFNAME" not in os.environ
-    if loopback:  # else gloo listens where other machines reach it
+    if loopback:  # else gloo listens on an address that other machines reach
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
@@ -311,11 +312,11 @@ def _broken_exchange(error: RuntimeError) -> bool:
 def shard(
     model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, adapt: Callable[[Any], None] | None = None
 ) -> Any:
-    """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold it whole.
-    adapt: what was done to `model` besides.
+    """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold the whole
+    model. adapt: a change already made to `model`.
 
     Layers are gathered one by one. Embeddings and last norm stay gathered between forward and backward. The LM head is
-    not part of it: `Policy.head` gathers it once for all chunks of an update."""
+    excluded: `Policy.head` gathers it once for all chunks of an update."""
     from transformers import AutoModelForCausalLM
 
     config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
@@ -346,14 +347,14 @@ def shard(
         fully_shard(head, **settings)
     for module in empty.modules():
         if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no PREMUL_SUM
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
             module.set_gradient_divide_factor(1.0)
     empty.to_empty(device="cpu" if ranks.offload else device)
     if config.tie_word_embeddings:
         head.weight = empty.get_input_embeddings().weight
     weights = {} if ranks.rank else model.state_dict()
     buffers = ranks.share(None if ranks.rank else {name: value.cpu() for name, value in model.named_buffers()})
-    for name, buffer in empty.named_buffers():  # no state dict holds rotary frequencies
+    for name, buffer in empty.named_buffers():  # rotary frequencies are in no state dict
         buffer.copy_(buffers[name])
     set_model_state_dict(
         empty, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
@@ -362,14 +363,14 @@ def shard(
 
 
 def reshard(model: Any) -> None:
-    """Give up gathered weights: after a pass without a backward one, FSDP2 keeps those of its root."""
+    """Free gathered weights: after a forward pass without a backward one, FSDP2 keeps those of its root."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """The whole of a sharded tensor, detached; collective. Others as they are."""
+    """The whole of a sharded tensor, detached; other tensors unchanged. Collective."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     whole: torch.Tensor = tensor.full_tensor().detach()
@@ -377,7 +378,7 @@ def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tens
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, others as they are; detached."""
+    """This rank's part of a sharded tensor, other tensors unchanged; detached."""
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.detach()
 

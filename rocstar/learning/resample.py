@@ -1,7 +1,7 @@
 """RoC (Resample on Correct) and its rivals: which siblings of a group are trained on, and why.
 
 All METHODS first set aside siblings that cannot be compared, then drop the whole group when fewer than two are left, or
-when their rewards, or those of the chosen ones, are equal. The paper names only perfect groups here; the release drops
+when the rewards of all, or of the chosen ones, are equal. The paper names only perfect groups here; the release drops
 both kinds, and so do we. Groups that are left with no more than G are kept whole (the release drops those under G).
 
 Not here: the penalties themselves (`quality.py`), and cutting groups to suit learner ranks, as the release does.
@@ -42,22 +42,22 @@ from rocstar.types import (
 )
 
 PENALTY_FLOOR = 0.01
-"""Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
+"""Added to a penalty before it is inverted, because the paper does not define 1/0. It is well below the smallest
 penalties that occur (1/15), so the draw stays close to the paper's inverse (docs/roc.md)."""
 
 KEPT = frozenset(reason for reason in Reason if reason.startswith("kept."))
-"""The reasons that mean kept."""
+"""Reasons of kept siblings."""
 NEGATIVE = (Reason.DROPPED_NEGATIVE, Reason.KEPT_NEGATIVE)
 
 Fate = tuple[Reason, float]
-"""What happens to one sibling, and the weight of its draw (0 where none was made)."""
+"""The decision about one sibling, and the weight of its draw (0 if there was none)."""
 
 Choose = Callable[[Sequence[bool], Sequence[float], random.Random], list[Fate]]
 """(which are successes [n], total penalties [n], rng) -> fates [n], for n comparable siblings with unequal rewards."""
 
 
 def seed_of_choice(run_seed: int, step: int, problem_id: str) -> int:
-    """The seed of the rng by which a step chooses among a problem's siblings; the page of a run repeats the choice."""
+    """The seed of the rng by which a step chooses among a problem's siblings; the run's page repeats the choice."""
     return seed_for(seed_for(run_seed, "step", step), "resample", problem_id)
 
 
@@ -78,16 +78,15 @@ def select(
 
     `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above `success_above` is a success.
     Returns the kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards
-    are equal, drawn or kept.
-    Raises ValueError when the lengths differ, a reward is not finite, a penalty is negative or not finite, or `keep` is
-    no whole number of 2 or more, and TypeError for rewards that are no numbers."""
+    are equal, drawn or kept. Raises ValueError when the lengths differ, a reward is not finite, a penalty is negative
+    or not finite, or `keep` is not a whole number of 2 or more, and TypeError for rewards that are not numbers."""
     rewards, penalties = list(map(_plain, rewards)), list(map(_plain, penalties))
     if len(rewards) != len(penalties):
         raise ValueError(f"rewards and penalties must pair up, got {len(rewards)} and {len(penalties)}")
     for index, (reward, total) in enumerate(zip(rewards, penalties, strict=True)):
         if not (math.isfinite(reward) and math.isfinite(total) and total >= 0):
-            told = f"attempt {index} has reward {reward} and penalty {total}"
-            raise ValueError(f"{told}; give finite numbers, the penalty 0 or more")
+            numbers = f"attempt {index} has reward {reward} and penalty {total}"
+            raise ValueError(f"{numbers}; give finite numbers, the penalty 0 or more")
     right = [reward > success_above for reward in rewards]
     if not isinstance(keep, int) or keep < 2:
         raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep a whole number, at least 2")
@@ -97,19 +96,19 @@ def select(
 
 
 def _plain(number: float) -> float:
-    """Also of a tensor's element, which equals no other one in a set. Raises TypeError for text."""
+    """As a float; tensor elements would not compare as equal in a set. Raises TypeError for text."""
     if isinstance(number, str):
         raise TypeError(f"{number!r} is text; give a number")
     return float(number)
 
 
 def roc(right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection) -> list[Fate]:
-    """RoC as the paper writes it (§2.2.3), with its open choices settled as follows.
+    """RoC as the paper defines it (§2.2.3), with these decisions where the paper leaves a choice.
 
     - Negatives keep floor(n_neg * G / n), which is the paper's floor(n_neg / 2) when n = 2G, drawn uniformly; but at
-      least `failure_floor` where there are as many. Positives take the rest, so exactly G are kept also when both
-      counts are odd. At least one positive is then always left too. With a floor of 0, as in the paper, a single
-      failure among 2G leaves no failure, and the group has no signal.
+      least `failure_floor` where there are as many. Positives take the rest, so exactly G are kept even when both
+      counts are odd. At least one positive is then always kept too. With a floor of 0, as in the paper, a single
+      failure among 2G is never kept, and the group has no signal.
     - Positives are drawn one after the other without replacement, each time with probability proportional to
       1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01."""
     positives, negatives = _split(right)
@@ -159,8 +158,8 @@ def release_quotas(positives: int, negatives: int, settings: ResampleSection) ->
 def uniform(
     right: Sequence[bool], penalties: Sequence[float], rng: random.Random, settings: ResampleSection
 ) -> list[Fate]:
-    """G of the siblings without looking at reward or penalty: the control that shares RoC's cost but not its choice. 2G
-    down to G is the same in law as plain GRPO with G attempts."""
+    """G siblings at random, ignoring reward and penalty: a control with RoC's cost but not its choice. From 2G it has
+    the same distribution as plain GRPO with G attempts."""
     kept = set(rng.sample(range(len(right)), settings.keep))
     return [((Reason.DROPPED_UNIFORM, Reason.KEPT_UNIFORM)[index in kept], 1.0) for index in range(len(right))]
 
@@ -186,43 +185,43 @@ def _choose(
 def resample(
     group: Group, rng: random.Random, settings: ResampleSection, penalties: Sequence[Penalty] | None = None
 ) -> Resampled:
-    """By a method of METHODS. penalties: of all siblings, where they are known."""
+    """Resample by a method of METHODS. penalties: of all siblings, where they are known."""
     return resampled(group, rng, partial(_choose, settings=settings), settings, penalties)
 
 
 def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) -> Resampler:
-    """The resampler that `resample.method` names. folders: where the user's modules are. Raises ConfigError where there
-    is none, and where one of the user's own makes something else of a group: now of a made-up one, later of those of a
-    step."""
+    """The resampler that `resample.method` names. folders: where the user's modules are. Raises ConfigError if it does
+    not exist, or if a user's own resampler returns something else: checked now on a made-up group, later on those of
+    each step."""
     if settings.method in METHODS:
         return partial(resample, settings=settings)
     make: Callable[..., Any] = named(
         settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders
     )
-    said = f"resample.method = {settings.method!r}"
-    with own_code(f"{said} failed on its settings", make):
+    setting = f"resample.method = {settings.method!r}"
+    with own_code(f"{setting} failed on its settings", make):
         own = make(settings)
     if not callable(own):
-        raise ConfigError(f"{said} made {own!r} of the settings; let it make something to call with (group, rng)")
-    check_call(own, ("group", "rng"), said=f"what {said} makes")
+        raise ConfigError(f"{setting} returned {own!r} for the settings; let it return a function of (group, rng)")
+    check_call(own, ("group", "rng"), said=f"what {setting} makes")
 
     def checked(group: Group, rng: random.Random) -> Resampled:
         attempts = group.trajectories
-        with own_code(f"{said} failed on a group of {len(attempts)} attempts", make):
+        with own_code(f"{setting} failed on a group of {len(attempts)} attempts", make):
             result = own(group, rng)
             if not (isinstance(result, Resampled) and result.group is group and isinstance(result.choices, Sequence)):
                 kind = type(result).__name__
-                raise ConfigError(f"{said} made {kind} of a group; let it return Resampled(group=group, choices=(...))")
+                raise ConfigError(f"{setting} returned {kind}; return Resampled(group=group, choices=(...))")
             if len(result.choices) != len(attempts) or len(result.kept) > settings.keep:
                 raise ConfigError(
-                    f"{said} made {len(result.choices)} choices of {len(attempts)} attempts and kept "
-                    f"{len(result.kept)}; make one for each, in order, and keep at most resample.keep {settings.keep}"
+                    f"{setting} returned {len(result.choices)} choices for {len(attempts)} attempts and kept "
+                    f"{len(result.kept)}; return one for each, in order, and keep at most resample.keep {settings.keep}"
                 )
             for place, choice in enumerate(result.choices):
                 if choice.index != place or not _fits(choice) or (choice.kept and _unusable(attempts[place], settings)):
                     raise ConfigError(
-                        f"{said} made {choice} of attempt {place}; let kept be a bool that the Reason agrees with, the "
-                        "Penalty finite and the weight 0 or more, and keep no attempt without a verdict"
+                        f"{setting} returned {choice} for attempt {place}; let kept be a bool as the Reason implies, "
+                        "the Penalty finite and the weight 0 or more, and keep no attempt without a verdict"
                     )
         return result
 
@@ -232,14 +231,14 @@ def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) 
 
 
 def _fits(choice: Choice) -> bool:
-    """Whether all is as `Choice` says, in what the user's own made."""
-    told = isinstance(choice.reason, Reason) and choice.kept is (choice.reason in KEPT)
+    """Whether a choice of the user's own resampler has valid fields."""
+    reasoned = isinstance(choice.reason, Reason) and choice.kept is (choice.reason in KEPT)
     plain = isinstance(choice.penalty, Penalty) and isinstance(choice.weight, int | float)
-    return told and plain and math.isfinite(choice.penalty.total) and 0 <= choice.weight < math.inf
+    return reasoned and plain and math.isfinite(choice.penalty.total) and 0 <= choice.weight < math.inf
 
 
 def _made_up(each: int) -> Group:
-    """So many right and so many wrong attempts, and one that failed by our fault, to try a resampler on."""
+    """`each` right and `each` wrong attempts, and one that failed by our fault, to try a resampler on."""
     turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
     right = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="made up", format_facts=FormatFacts())
     wrong = replace(right, verdict=Verdict.WRONG, reward=0.0)
@@ -256,8 +255,8 @@ def resampled(
     settings: ResampleSection,
     penalties: Sequence[Penalty] | None = None,
 ) -> Resampled:
-    """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order. A group of
-    which no two comparable or chosen siblings have unequal rewards is dropped. penalties: as for `resample`."""
+    """Run `choose` on the comparable siblings and return the choices of all, in the group's order. A group whose
+    comparable or chosen siblings all have the same reward is dropped. penalties: as for `resample`."""
     found = penalties or [penalty(trajectory, settings) for trajectory in group.trajectories]
     unusable = [_unusable(trajectory, settings) for trajectory in group.trajectories]
     usable = [index for index, reason in enumerate(unusable) if reason is None]
@@ -275,7 +274,7 @@ def resampled(
 def _fates(
     rewards: Sequence[float], right: Sequence[bool], penalties: Sequence[float], rng: random.Random, choose: Choose
 ) -> list[Fate]:
-    """Chooses only where rewards are unequal, and drops the group where those of the chosen ones are equal."""
+    """Choose only if rewards are unequal, and drop the group if those of the chosen ones are equal."""
     dropped = Reason.DROPPED_TOO_FEW if len(rewards) < 2 else Reason.DROPPED_EQUAL_REWARDS
     if len(set(rewards)) < 2:
         return [(dropped, 0.0)] * len(rewards)

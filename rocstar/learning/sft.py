@@ -1,7 +1,7 @@
-"""Cold-start SFT: next-token loss on demonstrations, full weight on what the assistant writes.
+"""Cold-start SFT: next-token loss on demonstrations, full weight on the assistant's tokens.
 
 Prompt and tool tokens may count a little (`context_loss_weight`): a model that starts from random weights learns to
-copy numbers from them. Muon on matrices and AdamW on the rest is what learns copying in seconds. Source: ours; the
+copy numbers from them. With Muon on matrices and AdamW on the rest it learns copying in seconds. Source: ours; the
 paper gives 3 epochs, 5e-6, cosine for a pre-trained base and no masking details."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rocstar.types import SftRow
 
 
 class SftLearner(Updater):
-    """Imitates demonstrations; one `update` is one optimizer update, `steps` of them are the whole schedule."""
+    """Imitates demonstrations; one `update` is one optimizer update, `steps` updates are the whole schedule."""
 
     def __init__(self, policy: Policy, section: SftSection, *, steps: int) -> None:
         policy.ranks.make(self, section=section, steps=steps)
@@ -35,8 +35,8 @@ class SftLearner(Updater):
     @together
     def update(self, rows: Sequence[SftRow], *, seed: int) -> dict[str, float]:
         """Learn from `rows` once; `seed` fixes dropout. Metrics: loss (mean over assistant tokens, nats), grad_norm,
-        learning_rate, skipped, tokens. Raises ContractBroken where no token carries loss, RunHalted when several
-        gradients in a row are not finite."""
+        learning_rate, skipped, tokens. Raises ContractBroken if no token carries loss, RunHalted when several gradients
+        in a row are not finite."""
         context = self._section.context_loss_weight
         weights = [[1.0 if mine else context for mine in row.loss_mask] for row in rows]
         total = sum(sum(row[1:]) for row in weights)
@@ -63,7 +63,7 @@ class SftLearner(Updater):
 
 @contextmanager
 def residual_dropout(model: Any, share: float) -> Iterator[None]:
-    """Dropout on what each attention and MLP block adds to the residual stream, while the context lasts."""
+    """Within this context, dropout on what each attention and MLP block adds to the residual stream."""
 
     def drop(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(output, share, training=True)

@@ -1,5 +1,5 @@
-"""What the learner makes of a step's attempts, from nothing but them, the stage's settings and the weights: training
-does it once (`train.py`), and whoever asks how a step came about does it again (`run/replay.py`)."""
+"""The learner's part of a step, which depends only on its attempts, the stage's settings and the weights: training runs
+it once (`train.py`), and a replay of the step runs it again (`run/replay.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Seen = Callable[[Update], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedStep:
-    """What the learner made of a step's attempts."""
+    """The learner's results for a step's attempts."""
 
     chosen: list[Resampled]
     updates: list[Update]
@@ -38,8 +38,8 @@ def rl_learner(
     newest: Path | None,
     inside: bool,
 ) -> GrpoLearner:
-    """The learner of a stage at its beginning, or inside it, at the newest checkpoint. Optimizer state goes on within a
-    stage and from one RL stage to the next. before: the stage before."""
+    """The learner of a stage, at its beginning or at its newest checkpoint. Optimizer state is kept within a stage and
+    from one RL stage to the next. before: the previous stage."""
     learner = GrpoLearner(policy, stage.learning, temperature=stage.rollout.temperature, folders=folders)
     if newest and (inside or stage.takes_optimizer_of(before)):
         learner.restore(newest)
@@ -49,7 +49,7 @@ def rl_learner(
 
 
 def choice_of_step(stage: RlStage, seed: int, step: int, folders: Sequence[Path | str]) -> Callable[[Group], Resampled]:
-    """Chooses what a step of the run, from 1, learns from of a group."""
+    """Chooses the attempts of a group that a step of the run, counted from 1, learns from."""
     resample = resampler_of(stage.resample, folders)
     return lambda group: resample(group, random.Random(seed_of_choice(seed, step, group.problem.id)))
 
@@ -64,18 +64,18 @@ def learn_step(
     folders: Sequence[Path | str],
     seen: Seen | None = None,
 ) -> LearnedStep:
-    """Resample, score, update. seed: of the run; step: of the run, from 1. seen: takes each update before the next one
-    begins, with what each token had of its gradient."""
+    """Resample, score, update. seed: of the run; step: of the run, from 1. seen: called with each update before the
+    next begins, with each token's share of its gradient."""
     chosen = list(map(choice_of_step(stage, seed, step, folders), groups))
-    made = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=stage.learning.over_batch)
-    updates, rows = learn_rows(stage.learning, learner, made, seed_for(seed, "step", step), seen)
+    batch_rows = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=stage.learning.over_batch)
+    updates, rows = learn_rows(stage.learning, learner, batch_rows, seed_for(seed, "step", step), seen)
     return LearnedStep(chosen=chosen, updates=updates, rows=rows)
 
 
 def learn_rows(
     settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int, seen: Seen | None = None
 ) -> tuple[list[Update], list[BatchRow]]:
-    """Score and update: the updates, and all rows, scored. seed: of the shuffle before rows are split."""
+    """Score and update: returns the updates, and all rows, scored. seed: of the shuffle before rows are split."""
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
     if len(batches) > 1 or narrow or settings.advantage == "otb":  # a single update takes its own pass's logprobs

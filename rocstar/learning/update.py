@@ -1,8 +1,8 @@
-"""One optimizer update over packed rows, for any loss on token log-probabilities: what the learners of GRPO and SFT
-share.
+"""One optimizer update over packed rows, for any loss on token log-probabilities: shared by the learners of GRPO and
+SFT.
 
 Owns optimizers, learning rate, gradient clipping, the guard against numbers that are not finite, and their state on
-disk. Rows are given whole to every rank; each computes its share, and numbers are summed."""
+disk. Every rank gets all rows and computes its share; results are summed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rocstar.learning.ranks import Ranks, reshard, together
 Found = list[tuple[MicroBatch, torch.Tensor]]
 """Micro-batches of this rank with numbers of their tokens, [kinds, K]."""
 MicroLoss = Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss]
-"""(micro-batch, what gives its tokens' logprobs [K] by one more pass through the head) -> the loss of any chunk."""
-MOST_SKIPPED = 3  # updates in a row; one bad batch is passed over, more are not chance
+"""(micro-batch, function that returns its tokens' logprobs [K] by one more pass of the head) -> loss of a chunk."""
+MOST_SKIPPED = 3  # updates in a row; one bad batch is skipped, more are not chance
 
 
 class Updater:
@@ -70,7 +70,7 @@ class Updater:
 
     @together
     def restore(self, folder: Path) -> None:
-        """Weights, moments and the update count go on; the settings stay this learner's own. Raises OSError."""
+        """Load weights, moments and the update count; the settings stay this learner's own. Raises OSError."""
         self._policy.restore(folder)
         restore_moments(folder, self._policy.model, self._optimizers)
         counters = torch.zeros(2, dtype=torch.long)
@@ -81,8 +81,8 @@ class Updater:
     def numbers(
         self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]], *, energies: bool = False
     ) -> list[list[list[float]]]:
-        """Log-probabilities and entropies of all rows under the current weights, and energies where asked for: what
-        `score_tokens` gives, as `_collected` has it."""
+        """Log-probabilities and entropies of all rows under the current weights, and energies on request: the numbers
+        of `score_tokens`, in the shape of `_collected`."""
         self._policy.model.eval()
         found: Found = []
         with self._policy.head(self._temperature) as head:
@@ -105,11 +105,11 @@ class Updater:
         *,
         traced: bool = False,
     ) -> tuple[Found, dict[str, float]]:
-        """Losses add what they want reported to `sums`, which must hold `loss`; metrics are these, summed, and
-        grad_norm, learning_rate and skipped (1: the gradient was not finite and weights were left alone). Found are
-        logprobs and entropies; traced: and the norm of each token's gradient at its hidden state.
+        """Losses add what they report to `sums`, which must hold `loss`; metrics are these, summed, and grad_norm,
+        learning_rate and skipped (1: the gradient was not finite and weights were left unchanged). `Found` holds
+        logprobs and entropies; traced: also the norm of each token's gradient at its hidden state.
 
-        Raises RunHalted after MOST_SKIPPED of those in a row."""
+        Raises RunHalted after MOST_SKIPPED skipped updates in a row."""
         self._policy.without_dropout()
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -129,7 +129,7 @@ class Updater:
         return found, {**metrics, **self._step(metrics["loss"])}
 
     def _pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
-        """This rank's share."""
+        """This rank's micro-batches."""
         return pack(
             ids,
             counted,
@@ -143,7 +143,7 @@ class Updater:
         )
 
     def _collected(self, ids: Sequence[Sequence[int]], found: Found) -> list[list[list[float]]]:
-        """[kinds][N][T] numbers of all rows, from all ranks, 0 where no loss was taken; collective."""
+        """[kinds][N][T] numbers of all rows, from all ranks, 0 at tokens without loss; collective."""
         mine = [(micro.tokens_K, numbers.tolist()) for micro, numbers in found]
         parts = [part for rank in self.ranks.gather(mine) for part in rank]
         rows = [[[0.0] * len(row) for row in ids] for _ in parts[0][1]]
@@ -156,9 +156,9 @@ class Updater:
     def _backward(self, head: Head, micro: MicroBatch, loss_of: MicroLoss) -> tuple[torch.Tensor, torch.Tensor]:
         with self._policy.autocast():
             hidden = hidden_states(self._policy.model, micro)
-            wanted = hidden.detach()[micro.places_K]
-            loss = loss_of(micro, lambda: score_tokens(head, wanted, micro.targets_K)[0])
-            numbers, gradient_KD = backward_tokens(head, wanted, micro.targets_K, loss)
+            predictors = hidden.detach()[micro.places_K]
+            loss = loss_of(micro, lambda: score_tokens(head, predictors, micro.targets_K)[0])
+            numbers, gradient_KD = backward_tokens(head, predictors, micro.targets_K, loss)
         gradient = torch.zeros_like(hidden).index_copy_(0, micro.places_K, gradient_KD)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
         return numbers, gradient_KD
@@ -176,13 +176,13 @@ class Updater:
                 self._policy.require_finite()
                 raise RunHalted(
                     f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {total:g}"
-                    "); the weights are as they were; lower the learning rate, or mend your loss or reward, and resume"
+                    "); the weights are unchanged; lower the learning rate, or correct your loss or reward, and resume"
                 )
             return {"grad_norm": total, "learning_rate": rate, "skipped": 1.0}
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
         self._skipped = 0
         self.updates += 1
-        self._policy.version += 1  # before any weight changes: whoever is interrupted sees that they may have
+        self._policy.version += 1  # before any weight changes: after an interruption it shows that they may have
         for optimizer in self._optimizers:
             optimizer.step()
         return {"grad_norm": total, "learning_rate": rate, "skipped": 0.0}

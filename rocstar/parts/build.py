@@ -33,7 +33,7 @@ from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, Tex
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
-from rocstar.rollout.fleet import Fleet, Tell, tell_nobody, whereabouts
+from rocstar.rollout.fleet import Fleet, Tell, ignore_event, whereabouts
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits
@@ -45,8 +45,8 @@ from rocstar.types import Completion, Problem, Sampling, ToolResult
 
 @dataclass(frozen=True)
 class AttemptParts:
-    """What a recipe means for attempts: their tools, environment, words and limits. All code that makes attempts takes
-    them from here."""
+    """The parts of attempts that a recipe defines: tools, environment, template and limits. All code that makes
+    attempts gets them here."""
 
     recipe: Recipe
 
@@ -63,8 +63,8 @@ class AttemptParts:
         )
 
     def tools(self, sandbox: SandboxClient | None = None) -> Tools:
-        """What the model may call; without a sandbox to be looked at only. Raises ConfigError for a tool that does not
-        exist or does not fit."""
+        """The model's tools; without a sandbox only for inspection. Raises ConfigError for a tool that does not exist
+        or does not fit."""
         sections = self.recipe
         return make_tools(
             sections.sandbox.tools,
@@ -75,14 +75,14 @@ class AttemptParts:
         )
 
     def check(self) -> None:
-        """Raise ConfigError where a tool, the environment or the verifier does not exist or does not fit."""
+        """Raise ConfigError if a tool, the environment or the verifier does not exist or does not fit."""
         self.tools()
         _ = self.environment, self.agent
         check_verifier(self.recipe.evaluate.verifier, self.recipe.run.modules)
 
     @cached_property
     def specs(self) -> Sequence[ToolSpec]:
-        """What the tools say of themselves. Raises ConfigError like `tools`."""
+        """The specs of the tools. Raises ConfigError like `tools`."""
         return self.tools().specs
 
     @cached_property
@@ -92,19 +92,19 @@ class AttemptParts:
         if reference is None:
             return ToolEnvironment
         found: EnvironmentFactory = load(reference, folders=self.recipe.run.modules, setting="rollout.environment")
-        said = f"rollout.environment = {reference!r}"
-        check_call(found, ("problem", "conversation", "limits", "seed"), said=said)
+        setting = f"rollout.environment = {reference!r}"
+        check_call(found, ("problem", "conversation", "limits", "seed"), said=setting)
 
-        def made(problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> Environment:
-            with own_code(f"{said} failed", found):
+        def factory(problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> Environment:
+            with own_code(f"{setting} failed", found):
                 environment = found(problem, conversation, limits, seed)
             for name in ("opening", "budget", "reply", "close"):
                 if not hasattr(environment, name):
                     kind = type(environment).__name__
-                    raise ConfigError(f"{said} made {kind}, which has no {name}; see rocstar.protocols.Environment")
+                    raise ConfigError(f"{setting} made {kind}, which has no {name}; see rocstar.protocols.Environment")
             return _OwnEnvironment(environment, problem)
 
-        return made
+        return factory
 
     @cached_property
     def agent(self) -> GatewayAgent | None:
@@ -123,7 +123,7 @@ class AttemptParts:
 
     @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:
-        """Words a tool result for the model."""
+        """Turns a tool result into text for the model."""
         rollout = self.recipe.rollout
         return partial(
             feedback_text,
@@ -133,16 +133,17 @@ class AttemptParts:
         )
 
     def template(self, model: Path | None) -> Template:
-        """How conversations are written. model: folder whose own chat template may be meant. Raises ConfigError."""
+        """The format of conversations. model: folder of the chat template for rollout.template 'model'. Raises
+        ConfigError."""
         rollout = self.recipe.rollout
         specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
-        preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent words its own
+        preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent writes its own
         return template_for(rollout.template, model, specs, preamble=preamble)
 
     def conversation(
         self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None
     ) -> Conversation:
-        """What all attempts share: how text becomes tokens, and which tools there are. Raises ConfigError."""
+        """Shared by all attempts: how text becomes tokens, and the tools. Raises ConfigError."""
         tools = self.tools(sandbox) if with_tools else NO_TOOLS
         return Conversation(
             codec=codec, template=template, tools=tools.shared, feedback=self.feedback, own_tools=tools.own
@@ -194,12 +195,12 @@ def attempt_limits(rollout: StageRolloutSection) -> AttemptLimits:
 
 
 def sampling_of(rollout: StageRolloutSection) -> Sampling:
-    """How attempts of training are sampled; how many tokens and from which seed, each of them says."""
+    """The sampling of training attempts; each attempt sets its own token limit and seed."""
     return Sampling(max_new_tokens=1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 
 
 class _OwnEnvironment:
-    """An environment of the user's own. What it raises in an attempt is a fault that names it, never a reward."""
+    """A user's environment. Its exceptions are faults that name it, never a reward."""
 
     def __init__(self, inner: Environment, problem: Problem) -> None:
         self._inner, self._problem = inner, problem
@@ -216,7 +217,7 @@ class _OwnEnvironment:
         with self._faults("reply"):
             reply = await self._inner.reply(completion)
             if not isinstance(reply, Reply):
-                raise TypeError(f"it gave {reply!r:.60}; let it return a rocstar.protocols.Reply")
+                raise TypeError(f"it returned {reply!r:.60}; let it return a rocstar.protocols.Reply")
             return reply
 
     async def close(self) -> None:
@@ -249,8 +250,8 @@ def named_engines(
     entries: Sequence[Engines], settings: EngineSettings, logs: Path, start: StartServer, placement: Placement
 ) -> dict[str, ProcessEngine | VllmEngine]:
     """Engines of `[[engine]]` by name, each with these settings on its GPUs and with its KV cache, torch engines with
-    their share of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is
-    started. Raises ConfigError where there is no vLLM, and for a cache that does not hold an attempt."""
+    their share of the threads; none of them runs yet. logs: folder for what servers print. start: starts a vLLM server.
+    Raises ConfigError if there is no vLLM, and for a cache that does not hold an attempt."""
     kv_pages(settings.kv_tokens, settings.rows, settings.positions)
     named = [(name, entry) for entry in entries for name in entry.names]
     share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in named))
@@ -305,7 +306,7 @@ def vllm_python(entry: VllmEngines) -> Path:
 
 
 async def _begun(name: str, engine: OwnedEngine) -> None:
-    """Start an engine that has to be started; try once more if that fails. Raises EngineUnavailable."""
+    """Start an engine if it needs starting; retry once. Raises EngineUnavailable."""
     if not isinstance(engine, RestartableEngine):
         return
     with suppress(EngineUnavailable):
@@ -319,10 +320,10 @@ async def _begun(name: str, engine: OwnedEngine) -> None:
 
 @asynccontextmanager
 async def opened_fleet(
-    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = tell_nobody
+    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = ignore_event
 ) -> AsyncIterator[Fleet]:
-    """These engines as one, also where there is only one, so that faults of engines are handled in one place. Processes
-    are started, all at once; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises
+    """These engines as one, even a single one, so that faults of engines are handled in one place. Starts their
+    processes in parallel; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises
     EngineUnavailable, ConfigError."""
     try:
         await all_or_none(_begun(name, engine) for name, engine in engines.items())

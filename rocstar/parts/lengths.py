@@ -1,4 +1,4 @@
-"""How long attempts may get: positions are what the longest prompt and the cap on the response need, never fewer."""
+"""The length of attempts: positions for the longest prompt plus the cap on the response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prompt_tokens(
 
 
 def named(problem: Problem) -> str:
-    """Where it stands, for a message: its file and line, or how it begins where no file is known."""
+    """Its place, for a message: file and line, or its beginning if no file is known."""
     line = problem.metadata.get("line")
     return f"{problem.source} line {line}" if problem.source and line else f"{problem.question[:SHOWN_CHARS]!r}"
 
@@ -30,13 +30,13 @@ def within(
     conversation: Conversation,
     environment: EnvironmentFactory = ToolEnvironment,
 ) -> tuple[list[Problem], str]:
-    """Problems whose prompt has at most `most` tokens; and the others in words, empty where there are none."""
+    """Problems whose prompt has at most `most` tokens; and a description of the others, empty if there are none."""
     lengths = [prompt_tokens(problem, conversation, environment) for problem in problems]
-    kept = [problem for problem, tokens in zip(problems, lengths, strict=True) if tokens <= most]
+    fitting = [problem for problem, tokens in zip(problems, lengths, strict=True) if tokens <= most]
     long = [f"{named(problem)} ({tokens})" for problem, tokens in zip(problems, lengths, strict=True) if tokens > most]
     shown = ", ".join(long[:SHOWN_PROBLEMS]) + (", ..." if len(long) > SHOWN_PROBLEMS else "")
-    told = f"{len(long)} of {len(problems)} problems, whose prompts have more than {most} tokens: {shown}"
-    return kept, told if long else ""
+    excluded = f"{len(long)} of {len(problems)} problems, whose prompts have more than {most} tokens: {shown}"
+    return fitting, excluded if long else ""
 
 
 def positions_needed(

@@ -1,5 +1,4 @@
-"""What lies in the memory of this machine where it computes on CPUs, bytes by part, and whether it fits. That of GPUs:
-placement.py. Loads no torch."""
+"""Memory of a run on CPUs, bytes by part, and whether it fits. Of GPUs: placement.py. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape
 
 LOGITS = 3
-"""How often those of a chunk are in memory at once (`learning/head.py`): with their logprobs and probabilities."""
+"""Copies of a chunk's logits in memory at once (`learning/head.py`): with their logprobs and probabilities."""
 PROCESS_BYTES = 0.42e9
 """Memory of Python with torch, transformers and what else a run loads (measured)."""
 DEMONSTRATION_BYTES = 50
@@ -31,7 +30,7 @@ def total(parts: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What memory follows from besides a recipe and a shape."""
+    """Inputs of the memory estimate besides a recipe and a shape."""
 
     positions: int
     """Tokens of the longest attempt."""
@@ -49,11 +48,11 @@ class HostMemory:
 
     always: Mapping[str, float]
     learning: Mapping[str, float]
-    """Besides, while it learns."""
+    """Additional, while it learns."""
     writing: Mapping[str, float]
-    """Besides, while attempts are made."""
+    """Additional, while attempts are made."""
     others: Mapping[str, float]
-    """Taken by engines and learners in processes of their own, and by the weights that they read."""
+    """Of engines and learners in other processes, and of the weights that they read."""
     overlaps: bool
     """Attempts are made while it learns."""
 
@@ -69,11 +68,11 @@ class HostMemory:
 
     def __str__(self) -> str:
         named = {"": self.always, "to learn ": self.learning, "to write ": self.writing, "elsewhere ": self.others}
-        told = {
+        lines = {
             name: ", ".join(f"{part} {size / 1e9:.1f} GB" for part, size in parts.items() if size >= TOLD_BYTES)
             for name, parts in named.items()
         }
-        return "; ".join(name + parts for name, parts in told.items() if parts)
+        return "; ".join(name + parts for name, parts in lines.items() if parts)
 
 
 def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
@@ -84,7 +83,7 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
     written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
     more = (max(stage.rollout.carry_over > 0, stage.rollout.refill) for stage in recipe.rl_stages)
-    written *= 1 + max(more, default=0)  # what was carried in is there too, or further rounds
+    written *= 1 + max(more, default=0)  # carried attempts count too, or further rounds
     passes = max((_pass_bytes(stage, shape, load, recipe.model) for stage in recipe.stage), default=0.0)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     ranks, engines = recipe.cluster.learners - 1, recipe.engines_here
@@ -119,7 +118,7 @@ def refuse_here(memory: HostMemory) -> None:
 
 
 def beside_what_is_there(memory: HostMemory) -> str:
-    """The memory a run takes and the memory there is, in words."""
+    """Describes the memory a run needs and the available memory."""
     there = host_bytes() / 1e9
     return f"up to {memory.bytes / 1e9:.1f} GB ({memory}) and {there:.1f} GB of memory are available"
 

@@ -1,4 +1,4 @@
-"""What a model folder says of itself without its weights: read before anything starts, and without torch."""
+"""Facts about a model folder, read without its weights, before anything starts, and without torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Keys that say what is done to logits; at 1 nothing is."""
+"""Keys that scale logits; 1 has no effect."""
 HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -57,13 +57,12 @@ class ModelFacts:
     embeddings: int
     """Rows of its embedding: token ids it knows."""
     cache: tuple[int, int, int] | None
-    """Layers, key heads and width of a head; None where config.json does not say them in the usual words."""
+    """Layers, key heads and width of a head; None if config.json does not give them under the usual keys."""
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: `name` itself, what a GGUF file or an adapter's folder holds, or what the hub holds under
-    that id. Raises ConfigError, also for weights that are not all there; DataError for the model of a checkpoint that
-    is not as it was written."""
+    """The folder of a model: `name` itself, the converted model of a GGUF file or an adapter's folder, or the hub's
+    model of that id. Raises ConfigError, also for missing weights; DataError for the changed model of a checkpoint."""
     refuse_changed(Path(name).parent, f"{Path(name).name}/")
     folder = _found(name)
     _refuse_broken(folder)
@@ -86,7 +85,7 @@ def _found(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # whatever the network or the hub says
+    except Exception as error:  # the network or the hub may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
@@ -95,8 +94,8 @@ def _found(name: str) -> Path:
 
 
 def identity_of(folder: Path) -> dict[str, str]:
-    """Which model a folder holds, by a hash of its weights and one of the files that say how it is built and how text
-    becomes tokens. Raises OSError."""
+    """Hashes that identify a folder's model: of its weights, and of the files that define its architecture and
+    tokenizer. Raises OSError."""
     texts = {file for pattern in (*TOKENIZER, "*config.json") for file in folder.glob(pattern)}
     return {"weights": fingerprint_of(folder), "tokenizer and config": hash_of(sorted(texts))}
 
@@ -106,14 +105,14 @@ def is_gguf(path: Path) -> bool:
 
 
 def adapter_in(folder: Path) -> Path | None:
-    """The adapter that is all the weights of a folder: its own, or a checkpoint's."""
+    """The adapter of a folder without other weights: its own, or a checkpoint's."""
     own = folder / "adapter"
     found = next((place for place in (own, folder) if all((place / name).is_file() for name in ADAPTER)), None)
     return None if found == own and any(folder.glob("model*.safetensors")) else found
 
 
 def _merged(named: Path, adapter: Path) -> Path:
-    """The folder of an adapter's model with the adapter merged into it, made the first time. Raises ConfigError."""
+    """The folder of an adapter's model with the adapter merged into it, created on first use. Raises ConfigError."""
     base, config = None, adapter / ADAPTER[0]
     with suppress(ValueError, KeyError, TypeError):
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -122,7 +121,7 @@ def _merged(named: Path, adapter: Path) -> Path:
     try:
         model = find_model(base)
     except ConfigError as error:
-        raise ConfigError(f"{adapter} is an adapter of {base}, which is needed and not there: {error}") from None
+        raise ConfigError(f"{adapter} is an adapter of {base}, which is needed and missing: {error}") from None
 
     def make(folder: Path) -> Path:
         need("lora")
@@ -149,8 +148,8 @@ def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
     model = load_model(base)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in words of before
-            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave as they are
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses old names of transformers
+            warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave unchanged
             merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
         raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
@@ -160,12 +159,12 @@ def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
 
 
 def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:
-    """The folder in the cache that was made of a file as it is now."""
+    """The cached folder made from the current version of a file."""
     file = file.resolve()
     state = file.stat()
-    told = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "rocstar" / "models" / f"{name}-{told}"
+    folder = cache / "rocstar" / "models" / f"{name}-{key}"
     return folder if folder.exists() else make(folder)
 
 
@@ -180,13 +179,13 @@ def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
 
 
 def model_name(folder: Path) -> str:
-    """What the folder is called, or the hub calls the model where it lies in the hub's cache."""
+    """The folder's name, or the hub's name of a model in the hub's cache."""
     folder = folder.resolve()
     return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
 
 
 def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = False) -> ModelFacts:
-    """torch_engine: whether it is to run there. trained: whether it is to learn. Raises ConfigError for a model that
+    """torch_engine: whether it must run there. trained: whether it must learn. Raises ConfigError for a model that
     cannot."""
     config = _config(folder)
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
@@ -219,8 +218,8 @@ def model_facts(folder: Path, *, torch_engine: bool = True, trained: bool = Fals
 
 
 def _is_doubtful(config: dict[str, Any]) -> bool:
-    """Whether transformers must be asked, which loads torch and takes seconds, if it has such a model: of most it has a
-    folder of that name."""
+    """Whether support for the model must be checked with transformers, which loads torch and takes seconds: for most it
+    has a folder of that name."""
     size, heads, found = config.get("hidden_size"), config.get("num_attention_heads"), find_spec("transformers")
     if isinstance(size, int) and isinstance(heads, int) and heads and size % heads:
         return True
@@ -230,8 +229,8 @@ def _is_doubtful(config: dict[str, Any]) -> bool:
 
 
 def _refuse_broken(folder: Path) -> None:
-    """Raises ConfigError for weights that are not all there or are of another number of layers than config.json says,
-    as far as their headers tell."""
+    """Raises ConfigError for missing weights or another number of layers than in config.json, as far as headers
+    show."""
     config = _config(folder)
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     numbered = [int(layer[1]) for name in foreign(layout_of_folder(folder)) if (layer := LAYER.match(name))]
@@ -246,7 +245,7 @@ def _refuse_broken(folder: Path) -> None:
 
 
 def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
-    """Raises ConfigError for `model.lora_targets` that the model has no matrices of, as far as the folder tells."""
+    """Raises ConfigError for `model.lora_targets` without matrices in the model, as far as the folder shows."""
     if not targets and (experts := next(named_keys(_config(folder), EXPERTS), None)):
         raise ConfigError(
             f"{folder} is a mixture of experts ({experts}), and adapters leave out experts, which are one tensor a "
@@ -257,15 +256,15 @@ def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
     there = {name.split(".")[-2] for name in inside}
     if wrong := [target for target in targets if there and target not in there]:
         raise ConfigError(
-            f"model.lora_targets names {wrong[0]!r}, which is no linear layer of {folder}; there are "
+            f"model.lora_targets names {wrong[0]!r}, which is not a linear layer of {folder}; there are "
             f"{', '.join(sorted(there))}"
         )
 
 
 def _unfit(config: dict[str, Any]) -> str | None:
-    """What the torch engine has no form for: it keeps a key and a value of one width for each token of every layer, and
-    each token attends to all before it, or to a window of them. What config.json does not tell the engine finds when it
-    is opened."""
+    """Describes a feature that the torch engine does not support, or None: it keeps a key and a value of one width for
+    each token of every layer, and each token attends to all before it, or to a window of them. The rest is checked when
+    the engine is opened."""
     layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
     if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - ENGINE_LAYERS)):
         return f"layers of kind {', '.join(other)}"
@@ -279,8 +278,9 @@ def _unfit(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(config: dict[str, Any]) -> str | None:
-    """What the learner has no form for: logits are the output embeddings applied to the last hidden states, which no
-    later token changes. What config.json does not tell is found when the model is loaded (`learning/forward.py`)."""
+    """Describes a feature that the learner does not support, or None: logits are the output embeddings applied to the
+    last hidden states, independent of later tokens. The rest is checked when the model is loaded
+    (`learning/forward.py`)."""
     if "type_vocab_size" in config:
         return f"embeddings of segments, as encoders like BERT have (type_vocab_size {config['type_vocab_size']})"
     return next(named_keys(config, (*OTHER_LOGITS, *LOOKS_AHEAD)), None)

@@ -1,10 +1,10 @@
-"""Which process of a run takes which GPU, and what lies in its memory: one table, made from a recipe and the machines.
-Training, Ray's places, `plan` and the checks before a start read it; nothing else decides any of it. `place` is pure.
+"""Assigns the processes of a run to GPUs and estimates their memory: one table, from a recipe and the machines.
+Training, Ray's placement, `plan` and the checks before a start all use it. `place` is pure.
 
 Learners come first, one GPU each, then engines. A GPU is shared by the embedded engine and learner-0, and where both
-take turns (`cluster.colocate`) by a learner and an engine: then one computes with all that it needs, and of the other
-lies there what it keeps asleep. An engine's KV cache has what the rest leaves of its GPUs, unless `rollout.kv_tokens`
-asks for less. Formulas are estimates: a learner's was within 3% of two measured on an H100 (docs/results.md)."""
+take turns (`cluster.colocate`) by a learner and an engine: then one computes with its full memory, and the other keeps
+only its sleeping part there. An engine's KV cache gets the rest of its GPUs' memory, unless `rollout.kv_tokens` asks
+for less. Formulas are estimates: a learner's was within 3% of two measured on an H100 (docs/results.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LEFT_FREE = 0.08
 """Share of a GPU's memory that is left to kernels, the allocator's gaps, graphs and communication."""
 CONTEXT_BYTES = 6e8
-"""What CUDA and its libraries take of a GPU for each process (ours: usual for H100)."""
+"""Memory of CUDA and its libraries on a GPU for each process (ours: usual for H100)."""
 FED_TOKENS = 8192
 """Tokens of prompts that vLLM feeds at once."""
 KINDS = ("weights", "gradients", "moments", "gathered head", "activations", "KV cache", "CUDA context")
@@ -56,10 +56,9 @@ class Placed:
     bytes: Mapping[str, float]
     """By kind (KINDS), on each of its GPUs."""
     asleep: float = 0.0
-    """Bytes of them that it keeps while another process has its turn there, where they take turns."""
+    """Bytes of them that it keeps while another process has its turn there."""
     kv_tokens: int | None = None
-    """Tokens of an engine's KV cache; None where the engine counts for itself: on CPUs, and for a model whose shape is
-    not known."""
+    """Tokens of an engine's KV cache; None if the engine decides itself: on CPUs, and for a model of unknown shape."""
     room_tokens: int = 0
     """Tokens that its GPUs have room for."""
     machine: str = ""
@@ -77,13 +76,13 @@ class Placement:
     processes: Sequence[Placed]
     machines: Machines
     gpu: str
-    """What a GPU is called in messages."""
+    """The name of a GPU in messages."""
     gpu_bytes: float
     """Memory of each GPU, of the smallest where they differ; 0 on CPUs."""
     colocate: bool = False
     """Engines sleep while learners compute, and the other way round."""
     refusals: Sequence[str] = ()
-    """Why this cannot run, in words; empty where it can."""
+    """Reasons why this cannot run; empty if it can."""
 
     def __getitem__(self, name: str) -> Placed:
         return next(process for process in self.processes if process.name == name)
@@ -125,7 +124,7 @@ class Placement:
         return found
 
     def share(self, process: Placed) -> float | None:
-        """Of each of its GPUs' memory that a process takes; None where that is not known."""
+        """The share of each of its GPUs' memory that a process takes; None if unknown."""
         return process.total / self.gpu_bytes if process.bytes and self.gpu_bytes else None
 
     def refuse(self) -> Placement:
@@ -136,7 +135,7 @@ class Placement:
 
     def on(self, machines: Machines) -> Placement:
         """The same processes on these machines; several GPUs of a process are of one machine, and each has at most one
-        learner and one engine, one of both where they take no turns. Raises ConfigError where there are too few."""
+        learner and one engine, one in all unless they take turns. Raises ConfigError if there are too few."""
         learners, engines = ({name: list(gpus) for name, gpus in machines.items()} for _ in range(2))
         placed: list[Placed] = []
         for process in self.processes:
@@ -161,7 +160,7 @@ class Placement:
         return f"{asking} need {need} GPUs and there are {there}; lower one of them, or take more GPUs"
 
     def notes(self) -> Iterator[str]:
-        """GPUs that would do nothing, or nothing while attempts are written or learners compute, in words."""
+        """Sentences about GPUs that would be idle, always or while attempts are written or learners compute."""
         taken = self.taken()
         idle = [gpu for (_, gpu), processes in taken.items() if not processes]
         if idle and self.learners:
@@ -201,7 +200,7 @@ class Placement:
 
 
 NOWHERE = Placement(processes=(), machines={}, gpu="", gpu_bytes=0.0)
-"""Where nothing runs."""
+"""A table without processes."""
 
 
 def place(
@@ -254,8 +253,8 @@ def place(
         found.append(made)
     table = Placement(processes=found, machines=machines, gpu=gpu, gpu_bytes=gpu_bytes * on_gpus, colocate=turns)
     if known is not None:
-        told = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response, smaller)
-        table = replace(table, refusals=tuple(dict.fromkeys(told)))
+        refusals = _refusals(table, known, recipe.rollout.kv_tokens or 0, recipe.longest_response, smaller)
+        table = replace(table, refusals=tuple(dict.fromkeys(refusals)))
     return table.on(machines)
 
 

@@ -1,4 +1,4 @@
-"""How many threads torch computes with: what `run.threads = "auto"` means here, told and kept with a run."""
+"""The number of torch's threads: what `run.threads = "auto"` means on this machine, reported and kept with a run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Threads:
     cores: int
     """Physical ones that one learner may keep busy here."""
     milliseconds: dict[int, float] = field(default_factory=dict)
-    """What a product of the model's size took with so many threads; empty where nothing was timed."""
+    """Time of a product of the model's size by number of threads; empty if nothing was timed."""
 
-    def told(self) -> str:
+    def summary(self) -> str:
         took = ", ".join(f"{value:.2f} ms with {count}" for count, value in self.milliseconds.items())
         threads = f"{self.count} thread{'s' * (self.count > 1)} on {self.cores} cores"
         return f"computing with {threads}: a product of this model's size takes {took} (run.threads=NUMBER decides)"
@@ -41,35 +41,35 @@ def on_stderr(sentence: str) -> None:
 
 
 def begin_threads(recipe: Recipe, model: Path | None, tell: Callable[[str], None] = on_stderr) -> Threads:
-    """Let torch compute with as many threads as `run.threads` says, and tell a person what was timed for `auto`. model:
-    the folder of the weights, None for the recipe's own shape."""
+    """Set torch's threads to `run.threads`, and report the timing for `auto`. model: the folder of the weights, None
+    for the recipe's own shape."""
     given = recipe.run.threads
     found = _chosen(recipe, model) if given == "auto" else Threads(count=given, cores=cores())
     if found.milliseconds:
-        tell(found.told())
+        tell(found.summary())
     use_threads(found.count)
     return found
 
 
 def begin_threads_of_run(recipe: Recipe, model: Path | None, folder: RunFolder, tell: Callable[[str], None]) -> None:
-    """The same for a run, which keeps the number in run.json and goes on with it where the recipe says `auto`. A person
-    is told of what makes its figures other ones than before. Raises DataError, OSError."""
-    begun, cpu = folder.identity.get("threads"), hardware()["cpu"]
-    if begun and recipe.run.threads == "auto":
-        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"threads": begun["count"]})})
+    """The same for a run, which stores the number in run.json and keeps using it if the recipe says `auto`. Reports
+    changes that affect its figures. Raises DataError, OSError."""
+    stored, cpu = folder.identity.get("threads"), hardware()["cpu"]
+    if stored and recipe.run.threads == "auto":
+        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"threads": stored["count"]})})
     found = begin_threads(recipe, model, tell)
-    if not begun or begun["count"] != found.count:
+    if not stored or stored["count"] != found.count:
         write_json(folder.path / "run.json", {**folder.identity, "threads": {**asdict(found), "cpu": cpu}})
-    if not begun:
+    if not stored:
         return
-    if begun["count"] != found.count:
+    if stored["count"] != found.count:
         tell(
-            f"from here on the run computes with run.threads = {found.count}, before with {begun['count']}: sums are "
+            f"from here on the run computes with run.threads = {found.count}, before with {stored['count']}: sums are "
             "rounded in another order, so its figures are not those of a run that was never interrupted"
         )
-    elif (begun["cores"], begun["cpu"]) != (found.cores, cpu):
+    elif (stored["cores"], stored["cpu"]) != (found.cores, cpu):
         tell(
-            f"the run computed on {begun['cores']} cores ({begun['cpu']}) and goes on with its {found.count} threads "
+            f"the run computed on {stored['cores']} cores ({stored['cpu']}) and goes on with its {found.count} threads "
             f"on {found.cores} ({cpu}): another kind of CPU may round sums otherwise, and then its figures are not "
             "those of a run that stayed there; run.threads=NUMBER after --resume takes another number of threads"
         )
@@ -77,7 +77,7 @@ def begin_threads_of_run(recipe: Recipe, model: Path | None, folder: RunFolder, 
 
 def _chosen(recipe: Recipe, model: Path | None) -> Threads:
     widths = (0, 0)
-    with suppress(ConfigError):  # a model whose shape is not known is not timed, nor one on a GPU
+    with suppress(ConfigError):  # a model of unknown shape is not timed, nor one on a GPU
         if device_of(recipe.model).type == "cpu":
             shape = shape_of(recipe.model if model is None else recipe.model.model_copy(update={"path": str(model)}))
             widths = shape.hidden, shape.intermediate
@@ -85,8 +85,8 @@ def _chosen(recipe: Recipe, model: Path | None) -> Threads:
 
 
 def paying(cores: int, widths: tuple[int, int], seconds: Callable[[int], float]) -> Threads:
-    """As many as pay: doubled up to `cores` while a product of matrices of these widths, which takes `seconds` of a
-    number of threads, becomes faster by `PAYS`."""
+    """The number that pays: doubled up to `cores` while a product of matrices of these widths, which takes `seconds` of
+    a number of threads, becomes faster by `PAYS`."""
     cores, count = max(1, cores), 1
     if cores == 1 or widths[0] * widths[1] < SMALL:
         return Threads(count=1, cores=cores)

@@ -1,5 +1,5 @@
-"""Whole files and whole folders that a kill or a full disk leaves either done or undone. Not for appending (see
-journal.py). What a kill leaves of them has a name that `sweep` knows."""
+"""Atomic writes of files and folders: a kill or a full disk leaves the old state or the new one. Not for appending (see
+journal.py). Leftovers of a kill have names that `sweep` knows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 NEW, OLD = ".new", ".old"
-"""Endings of what is not finished yet, and of what is on its way out."""
+"""Suffixes of unfinished paths, and of paths being deleted."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: readers see the old file or the new one. Raises OSError, nothing left behind."""
+    """Replace `path` by `content`: readers see the old file or the new one. Raises OSError, leaving nothing behind."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{NEW}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -30,7 +30,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = str(path)  # a write that fails does not say where
+            error.filename = str(path)  # the error of a failed write lacks the path
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
@@ -39,10 +39,10 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` when the block ends well.
+    """A folder to fill, which replaces `path` when the block succeeds.
 
-    By then everything in it is on the disk, whoever wrote it, and may be read by those who may read the folder (some
-    libraries write files for their owner only). Where the block fails nothing changes. Raises OSError."""
+    By then all its files are on the disk and readable by those who may read the folder (some libraries write files for
+    their owner only). If the block fails nothing changes. Raises OSError."""
     fresh, old = (path.with_name(f".{path.name}{ending}") for ending in (NEW, OLD))
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -60,18 +60,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def half_written(folder: Path) -> list[Path]:
-    """What a kill left of writes below `folder`, or what is being written there."""
+    """Unfinished writes below `folder`, left by a kill or under way."""
     return [path for path in folder.rglob("*") if path.name.endswith((NEW, OLD))]
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a kill left of writes below `folder`. Only for whoever is the one writer of it."""
+    """Delete unfinished writes below `folder`. Only for its single writer."""
     for leftover in half_written(folder):
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
 def _settle(folder: Path) -> None:
-    mode = folder.stat().st_mode & 0o666  # as the umask has it
+    mode = folder.stat().st_mode & 0o666  # as the umask set it
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_file():
             path.chmod(mode)
@@ -80,7 +80,7 @@ def _settle(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """A rename is only durable once its folder is, too."""
+    """Sync a folder: a rename is only durable once its folder is."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -94,7 +94,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types: numbers that JSON cannot say (nan, inf) are null, unknown objects their text."""
+    """`value` in JSON's own types: numbers that JSON lacks (nan, inf) become null, unknown objects their text."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

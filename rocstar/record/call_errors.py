@@ -1,7 +1,7 @@
-"""Why a tool call failed, as one word: the class of an exception, a limit, or what was wrong with the call itself.
+"""Classes of failed tool calls: an exception's name, a limit, or an error of the call itself.
 
-Where a sandbox said how the program ended, its word counts. Where only the text of a reply was kept (transcripts from
-elsewhere), a failure is known by the form of a traceback, never by the word "error" somewhere in the output.
+The sandbox's status decides where it is recorded. In foreign transcripts, which only have a reply's text, a failure is
+recognised by the form of a traceback, never by the word "error" somewhere in the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def calls_of(
     turns: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any] | None, str | None]]:
     """Each call of an attempt's recorded turns, in order: (number of its turn, the call, its result, why it failed).
-    The last two are None for a call that was not answered, the last one for a call that worked."""
+    The last two are None for an unanswered call, the last one for a successful call."""
     for number, turn in enumerate(turns):
         results = [*turn["results"], *[None] * len(turn["calls"])]
         for call, result in zip(turn["calls"], results, strict=False):
@@ -41,30 +41,30 @@ def failures(turns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def error_of_result(result: Mapping[str, Any], parse_error: str | None) -> str | None:
-    """Class of a recorded `ToolResult` as its fields; None where the call did not fail."""
-    status, told = result["status"], result["stderr"]
+    """Class of a recorded `ToolResult` as its fields; None if the call did not fail."""
+    status, stderr = result["status"], result["stderr"]
     if status == "ok":
         return None
     if status == "bad_call" and parse_error is not None:
         return NOT_CLOSED if "no </tool_call>" in parse_error else NOT_JSON
     if status == "bad_call":
-        if told.startswith("there is no tool named"):
+        if stderr.startswith("there is no tool named"):
             return NO_TOOL
-        return TOO_MANY if "tool calls are run in one turn" in told else ARGUMENTS
+        return TOO_MANY if "tool calls are run in one turn" in stderr else ARGUMENTS
     if status in LIMITS:
         return LIMITS[status]
-    last = _last_line(told)
+    last = _last_line(stderr)
     if last.startswith("the program was killed by"):
         return SIGNAL
     if last.startswith("the program exited with status"):
         return EXIT
-    return exception_named(told) or EXIT
+    return exception_named(stderr) or EXIT
 
 
 def error_of_output(text: str) -> str | None:
-    """Class of a failure by the text of a tool's reply; None where the text has the form of no failure. A program that
-    prints a line such as `ValueError: no` last can't be told from one that died of it, nor its own TimeoutError from
-    that of what ran it."""
+    """Class of a failure by the text of a tool's reply; None if the text does not look like a failure. A program that
+    prints a last line such as `ValueError: no` can't be distinguished from one that raised it, nor its own TimeoutError
+    from the sandbox's."""
     if _TIMED_OUT.fullmatch(text.strip()):
         return LIMITS["timeout"]
     found = exception_named(text)
@@ -73,7 +73,7 @@ def error_of_output(text: str) -> str | None:
 
 def exception_named(text: str) -> str | None:
     """The exception of a traceback (Python's or a notebook's), or of a last line like `NameError: name 'x' is not
-    defined`; UNNAMED or a notebook's own words for a traceback that names none; None without either."""
+    defined`; UNNAMED or a notebook's own words for a traceback that names none; None otherwise."""
     if above := _NOTEBOOK.search(text):
         name = _NAME.fullmatch(above[1])
         return name[1] if name else above[1]

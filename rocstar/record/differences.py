@@ -1,5 +1,4 @@
-"""Runs against each other: settings that differ, how far each metric came after as many steps of a stage, and metrics
-as a picture."""
+"""Compares runs: settings that differ, each metric after equally many steps of a stage, and plots of metrics."""
 
 from __future__ import annotations
 
@@ -16,25 +15,24 @@ from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
 
-LAST_STEPS = 10  # whose mean stands for where a metric came
+LAST_STEPS = 10  # whose mean represents a metric's final value
 METRICS = (
     *("loss", "reward/mean", "pass/mean", "tool/calls", "tool/error_rate", "tool/error_share_in_correct"),
     *("len/tokens", "len/truncated", "policy/entropy", "policy/logprob_gap", "step/seconds"),
 )
-"""Compared unless others are asked for."""
+"""Compared by default."""
 Row = dict[str, Any]
 
 
 def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
-    """`setting`, `a`, `b` for each key of config.resolved.json that varies; None where one has it not. Raises
-    DataError."""
+    """`setting`, `a`, `b` for each key of config.resolved.json that varies; None if one lacks it. Raises DataError."""
     mine, theirs = (dict(flat(read_json(run.resolved))) for run in (a, b))
     return [{"setting": name, "a": mine.get(name), "b": theirs.get(name)} for name in varying((mine, theirs))]
 
 
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys of flat settings whose values are not the same in all of them. Left out are keys that are not in force in
-    one of them, and a stage's own value where it differs as the run's does."""
+    """Keys of flat settings whose values are not the same in all of them. Omits keys that are not in force in one of
+    them, and a stage's own value if it differs only as the run's does."""
     idle = {*OF_RANDOM_WEIGHTS.split()} if any(one.get("model.path") is not None for one in settings) else set()
     idle |= {*OF_MADE_UP.split()} if any(one.get("data.source") != "arithmetic" for one in settings) else set()
     known = sorted({name for one in settings for name in one})
@@ -48,27 +46,27 @@ def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _of_the_run(name: str) -> str:
-    """The setting that a stage's own one stands for; the empty name for all others."""
+    """The run's setting that a stage's own setting overrides; the empty name for all others."""
     return name.split(".", 2)[2] if name.startswith("stage.") and name.count(".") > 2 else ""
 
 
-def metrics_side_by_side(a: RunFolder, b: RunFolder, asked: Sequence[str] = ()) -> list[Row]:
-    """For each stage that both began and each metric that both have, of METRICS or those asked for: the means over the
-    last LAST_STEPS of as many steps as both did, `stage, steps, metric, a, b`. Raises DataError, and ConfigError for a
-    metric asked for that one of them has not."""
+def metrics_side_by_side(a: RunFolder, b: RunFolder, requested: Sequence[str] = ()) -> list[Row]:
+    """For each stage that both began and each metric that both have, of METRICS or the requested ones: the means over
+    the last LAST_STEPS of the steps that both did, `stage, steps, metric, a, b`. Raises DataError, and ConfigError for
+    a requested metric that one of them lacks."""
     mine, theirs = (_by_stage(run) for run in (a, b))
     for run, rows in ((a, mine), (b, theirs)):
         known = sorted(
             {name for of_stage in rows.values() for row in of_stage for name in row if "/" in name} | {"loss"}
         )
-        for name in asked:
+        for name in requested:
             if name not in known:
                 raise ConfigError(f"{run.name} has no metric {name}; it has {', '.join(known)}")
     return [
         {"stage": stage, "steps": steps, "metric": metric, "a": first, "b": second}
         for stage in mine
         if stage in theirs and (steps := min(len(mine[stage]), len(theirs[stage])))
-        for metric in asked or METRICS
+        for metric in requested or METRICS
         if (first := _came_to(mine[stage][:steps], metric)) is not None
         and (second := _came_to(theirs[stage][:steps], metric)) is not None
     ]
@@ -97,12 +95,12 @@ AXES: dict[str, Callable[[Rows], list[float]]] = {
     "seconds": lambda rows: _summed(rows, "step/seconds"),
     "tokens": lambda rows: _summed(rows, "step/tokens"),
 }
-"""What may stand on the x axis: steps, or seconds or tokens (written, or learnt from in the cold start) so far."""
+"""Quantities of the x axis: steps, or seconds or tokens (written, or learnt from in the cold start) so far."""
 
 
 def plot(runs: Sequence[RunFolder], named: Sequence[str] | None, axis: str, path: Path) -> None:
-    """Draw metrics of runs into a file. named: which ones; without, those of DRAWN_METRICS that any of the runs has.
-    Raises ConfigError for a metric that none of them has, a file that is no picture, or an unknown axis; OSError."""
+    """Draw metrics of runs into a file. named: which ones; by default those of DRAWN_METRICS that any run has. Raises
+    ConfigError for a metric that no run has, a file name that is not a picture's, or an unknown axis; OSError."""
     read = {run.name: list(read_journal(run.metrics)) for run in runs}
     # Defaults that can be drawn: a run in which nothing was right has no error share among right attempts.
     there = _known(read)
@@ -131,7 +129,7 @@ def plot(runs: Sequence[RunFolder], named: Sequence[str] | None, axis: str, path
 
 
 def _line(panel: Any, name: str, rows: Rows, metric: str, axis: str) -> None:
-    """Values that are there, and a thin line where each stage but the first begins."""
+    """Draw the existing values, and a thin line at the beginning of each stage but the first."""
     places = AXES[axis](rows)
     points = [(x, row[metric]) for x, row in zip(places, rows, strict=True) if row.get(metric) is not None]
     drawn = panel.plot(

@@ -1,5 +1,5 @@
-"""Kept evaluations and their one name: RUN/NAME@STEP of a run, MODEL/NAME of a plain model or an endpoint. Every
-command shows this name and takes it, the start of it, or the evaluation's folder."""
+"""Stored evaluations and their names: RUN/NAME@STEP of a run, MODEL/NAME of a plain model or an endpoint. Every command
+shows this name and accepts it, a prefix of it, or the evaluation's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EvaluationFolder:
 
 
 def model_folder(base: Path | str, model: str) -> Path:
-    """Where evaluations of a plain model or an endpoint lie."""
+    """The folder of evaluations of a plain model or an endpoint."""
     return Path(base) / "evals" / re.sub(r"[^\w.-]+", "_", model)
 
 
@@ -52,17 +52,17 @@ def list_evaluations(base: Path | str = RUNS) -> list[EvaluationFolder]:
 
 
 def find_evaluation(name: str, base: Path | str = RUNS) -> Path:
-    """The folder of an evaluation: its path, its name, or the start of its name; a run's last step is meant unless one
-    is given. MODEL:NAME, as the page's addresses say it, is taken as well. Raises ConfigError, which lists what a name
-    may mean."""
+    """The folder of an evaluation: its path, its name, or a prefix of its name; by default of a run's last step.
+    MODEL:NAME, as in the page's addresses, is accepted too. Raises ConfigError, which lists the matches of an ambiguous
+    name."""
     if (Path(name) / RESULT).is_file():
         return Path(name)
     owner, slash, rest = name.rpartition("/" if "/" in name else ":")
-    wanted, _, step = rest.partition("@")
+    stem, _, step = rest.partition("@")
     there = _owned(owner, base) if owner else list_evaluations(base)
     there = [one for one in there if slash != ":" or one.step is None]
-    exact = [one for one in there if one.name == wanted]
-    found = exact or [one for one in there if one.name.startswith(wanted)]
+    exact = [one for one in there if one.name == stem]
+    found = exact or [one for one in there if one.name.startswith(stem)]
     found = [one for one in found if not step or str(one.step) == step]
     if not found:
         known = _labels(there or list_evaluations(base)) or f"none in {base}; name one as last/after, or by its folder"
@@ -74,13 +74,13 @@ def find_evaluation(name: str, base: Path | str = RUNS) -> Path:
 
 
 def is_evaluation(name: str, base: Path | str = RUNS) -> bool:
-    """Whether a person who typed this means an evaluation and no run."""
+    """Whether the user's name means an evaluation and not a run."""
     is_run = (Path(name) / "run.json").is_file() or (Path(base) / name / "run.json").is_file()
     return (Path(name) / RESULT).is_file() or (("/" in name or ":" in name) and not is_run)
 
 
 def label_of(folder: Path, base: Path | str = RUNS) -> str:
-    """The name of an evaluation that lies below `base`; the path of any other."""
+    """The name of an evaluation below `base`; the path of any other."""
     run, home = owner_of(folder), Path(base).resolve()
     if run is not None and run.path.parent == home:
         return f"{run.name}/{folder.resolve().parent.name}@{step_of(folder.resolve())}"
@@ -95,28 +95,28 @@ def owner_of(folder: Path) -> RunFolder | None:
 
 
 def row_of(one: EvaluationFolder) -> dict[str, Any]:
-    """An evaluation in a list: its name and figures; of one whose file is not what it should be, `broken`."""
+    """An evaluation in a list: its name and figures, or `broken` if its file is invalid."""
     row = {"evaluation": one.label, "folder": str(one.folder), "step": one.step}
     try:
         result = read_json(one.folder / RESULT)
         setup = result.get("setup") or {}
         data = setup.get("data") or {}
-        asked = {"model": setup.get("model"), "data": data.get("benchmark") or data.get("path") or data.get("source")}
+        subject = {"model": setup.get("model"), "data": data.get("benchmark") or data.get("path") or data.get("source")}
         figures = {key: result.get(key) for key in ("accuracy", "greedy", "problems", "undecided")}
-        return {**row, **asked, **figures, "attempts": setup.get("attempts")}
+        return {**row, **subject, **figures, "attempts": setup.get("attempts")}
     except (DataError, OSError, AttributeError) as error:
         return {**row, "broken": str(error)}
 
 
 def _owned(owner: str, base: Path | str) -> list[EvaluationFolder]:
-    """The evaluations of the run or the model of that name, or of those whose names begin so. Raises ConfigError where
-    there is none of them."""
+    """The evaluations of the run or the model of that name, or of those whose names begin with it. Raises ConfigError
+    if there is none."""
     if owner == "last" or (Path(owner) / "run.json").is_file():
         return evaluations_of(RunFolder.find(owner, base))
     there, model = list_evaluations(base), model_folder(base, owner).name
     exact = [one for one in there if one.owner in (owner, model)]
-    begun = [one for one in there if one.owner.startswith((owner, model))]
-    return exact or begun or evaluations_of(RunFolder.find(owner, base))
+    by_prefix = [one for one in there if one.owner.startswith((owner, model))]
+    return exact or by_prefix or evaluations_of(RunFolder.find(owner, base))
 
 
 def _labels(some: Sequence[EvaluationFolder]) -> str:

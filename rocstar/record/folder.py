@@ -1,7 +1,7 @@
-"""The run folder: where each file of a run lies, how a run is created, found again, branched and deleted, and what it
-takes on the disk.
+"""The run folder: the paths of a run's files, creating, finding, branching and deleting runs, and their size on the
+disk.
 
-Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints' contents (the learner's).
+Not here: the contents of the files (journal.py, rollouts.py, show.py) and of checkpoints (the learner's).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SIZED_PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
-"""Told apart where the size of a run is told; the rest of a run is small."""
+"""Listed separately in the size of a run; the rest is small."""
 SHOWN_NAMES = 5  # of runs, in a message
-NAME_BYTES = 240  # what file systems take, less what is put after a name
+NAME_BYTES = 240  # the limit of file systems, less the suffixes added to a name
 HELD_OUT = "held out"
-"""Beside the names of stages in problems.json."""
+"""Keys of problems.json besides the names of stages."""
 SURROUNDINGS = ("threads", "versions", "git", "code", "computes")
-"""Keys of run.json whose values figures depend on: a branch begins with those of its run."""
+"""Keys of run.json that figures depend on; a branch takes them from its run."""
 RUNS = Path("runs")
-"""Where runs lie unless a recipe's `run.folder` says otherwise."""
+"""The folder of runs, unless a recipe sets `run.folder`."""
 
 
 class RunFolder:
@@ -58,11 +58,11 @@ class RunFolder:
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
         self.problems = self.path / "problems.json"
-        """Hashes of the problems of each stage, of those held out and of benchmarks, and of what `model.path` holds."""
+        """Hashes of the problems of each stage, of those held out and of benchmarks, and of files in `model.path`."""
         self.summary = self.path / "summary.json"
         """Written once, when the run is over."""
         self.end_request = self.path / "end_stage"
-        """Holds the name of a stage that a person wants to end after its step under way."""
+        """Holds the name of a stage that the user has asked to end after its current step."""
 
     @classmethod
     def create(
@@ -76,9 +76,9 @@ class RunFolder:
     ) -> RunFolder:
         """Claim `base/<run.name>` (or `-2`, `-3` ...) and write config.toml, config.resolved.json and run.json.
 
-        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. `fill` puts into the
-        folder what the run begins with and returns more entries of run.json. Raises ConfigError where no folder can be
-        made there, and OSError."""
+        `recipe_text`: the recipe as the user wrote it; absent for a recipe built in Python. `fill` adds the run's
+        initial files to the folder and returns more entries of run.json. Raises ConfigError if no folder can be created
+        there, and OSError."""
         refuse_place(base, recipe.run.name)
         try:
             folder = cls(claim(Path(base) / part for part in numbered(recipe.run.name)))
@@ -100,16 +100,16 @@ class RunFolder:
                 "hardware": hardware(),
             }
             more = fill(folder)
-            # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
+            # Last, because run.json makes the folder a run: a kill before it leaves no run without settings.
             write_json(folder.path / "run.json", {**identity, **more})
         except OSError:
-            shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
+            shutil.rmtree(folder.path, ignore_errors=True)  # a run that fails to start leaves no folder
             raise
         return folder
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """An existing run. Raises ConfigError when `path` is none."""
+        """An existing run. Raises ConfigError when `path` is not a run folder."""
         folder = cls(path)
         if not (folder.path / "run.json").is_file():
             raise ConfigError(f"{path} is not a run folder: it has no run.json")
@@ -117,7 +117,7 @@ class RunFolder:
 
     @classmethod
     def find(cls, name: str, base: Path | str = RUNS) -> RunFolder:
-        """A run by path, by name below `base`, by a prefix of one name only, or "last" (the one last written to)."""
+        """A run by path, by name below `base`, by an unambiguous prefix, or "last" (the one last written to)."""
         runs = list_runs(base)
         if name == "last" and runs:
             return max(runs, key=lambda run: (run.last_active, run.name))
@@ -130,7 +130,7 @@ class RunFolder:
         if matches:
             raise ConfigError(f"{name} may be any of {nearest_of(name, matches)}; write more of the name")
         there = f"the nearest of the runs there are: {nearest_of(name, runs)}"
-        none = "nor any other; begin one with rocstar train, or say with --runs where they are"
+        none = "nor any other; begin one with rocstar train, or give their folder with --runs"
         raise ConfigError(f"there is no run {name} in {base}{'; ' + there if runs else ', ' + none}")
 
     @property
@@ -139,39 +139,39 @@ class RunFolder:
         return os.path.basename(os.path.abspath(self.path))
 
     def recipe_text(self) -> str:
-        """config.toml as it lies there; empty for a recipe made in Python."""
+        """The text of config.toml; empty for a recipe built in Python."""
         file = self.path / "config.toml"
         return file.read_text() if file.is_file() else ""
 
     def asks_to_end(self, stage: str) -> bool:
-        """Whether a person wants this stage to end."""
+        """Whether the user has asked this stage to end."""
         return self.end_request.is_file() and self.end_request.read_bytes().strip() == stage.encode()
 
     def request_end(self) -> str:
-        """Ask the run to end its stage under way; the stage's name. Raises ConfigError when none is."""
-        told = [event for event in read_journal(self.events) if event["event"] in ("stage", "stage_end")]
-        if not told or told[-1]["event"] == "stage_end":
+        """Ask the run to end its current stage; returns the stage's name. Raises ConfigError without one."""
+        stage_events = [event for event in read_journal(self.events) if event["event"] in ("stage", "stage_end")]
+        if not stage_events or stage_events[-1]["event"] == "stage_end":
             raise ConfigError(f"run {self.name} has no stage under way that could end")
-        write_atomic(self.end_request, str(told[-1]["name"]).encode())
-        return str(told[-1]["name"])
+        write_atomic(self.end_request, str(stage_events[-1]["name"]).encode())
+        return str(stage_events[-1]["name"])
 
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
 
     def calls_file(self, step: int) -> Path:
-        """The finished calls of the model in a step that no checkpoint holds yet."""
+        """The file of finished model calls in a step that no checkpoint holds yet."""
         return self.calls / f"{step_name(step)}.jsonl"
 
     def replay(self, step: int | None) -> Path:
-        """What `rocstar replay` found of a step under other settings; None: of all RL steps, as they were."""
+        """The file of `rocstar replay` results of a step under other settings; None: of all RL steps, unchanged."""
         return self.replays / f"{'steps' if step is None else step_name(step)}.json"
 
     def replayed_steps(self) -> list[int]:
-        """Steps that were tried under other settings, ascending."""
+        """Steps replayed under other settings, ascending."""
         return sorted(map(step_of, self.replays.glob("step=[0-9]*.json")))
 
     def pool(self, stage: str) -> Path:
-        """What is known of the problems that a stage chose from."""
+        """The file of results on the problems that a stage chose from."""
         return self.path / "pools" / f"{stage}.json"
 
     def checkpoint(self, step: int) -> Path:
@@ -188,18 +188,18 @@ class RunFolder:
         return next(file for n in count(1) if not (file := folder / f"{name}-{n}.txt").exists())
 
     def sft_rows(self, stage: str) -> Path:
-        """What an SFT stage imitates, as tokens."""
+        """The file of an SFT stage's demonstrations as tokens."""
         return self.path / "sft_rows" / f"{stage}.parquet"
 
     @property
     def argument(self) -> str:
-        """As a command line names it that is not told where runs are."""
+        """The run's name for a command line without --runs."""
         is_usual = self.path.resolve().parent == Path("runs").resolve()
         return shlex.quote(self.name if is_usual else str(self.path))
 
     @property
     def changes(self) -> list[dict[str, Any]]:
-        """Settings that changed where the run went on, rows `{step, setting, was, now}`. Raises DataError."""
+        """Settings that changed when the run was continued, rows `{step, setting, was, now}`. Raises DataError."""
         return list(self.identity.get("changes", []))
 
     def checkpoint_steps(self) -> list[int]:
@@ -207,8 +207,8 @@ class RunFolder:
         return sorted(step_of(path) for path in self.checkpoints.glob("step=[0-9]*") if path.is_dir())
 
     def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
-        """(name, step, result) of every finished evaluation, by step and then name. One whose file is broken is left
-        out, and stderr says so."""
+        """(name, step, result) of every finished evaluation, by step and then name. One with a broken file is skipped,
+        with a message on stderr."""
         found = []
         for file in self.evals.glob("*/step=[0-9]*/result.json"):
             try:
@@ -224,16 +224,16 @@ class RunFolder:
 
     @property
     def newer(self) -> str | None:
-        """That another version, newer than this one, wrote the run; None where none did. Raises DataError."""
+        """A message if a newer version of rocstar wrote the run, else None. Raises DataError."""
         version = self.identity.get("schema_version")
         if not isinstance(version, int) or version <= SCHEMA_VERSION:
             return None
         return f"run {self.name} has the schema_version {version} and this rocstar knows {SCHEMA_VERSION}"
 
     def note_newer(self) -> None:
-        """Say on stderr, to who reads it, where a newer version wrote the run. Raises DataError."""
+        """Warn on stderr if a newer version wrote the run. Raises DataError."""
         if self.newer:
-            tell_once(f"{self.newer}, so some of it may be read wrong; update rocstar")
+            tell_once(f"{self.newer}, so some of it may be misread; update rocstar")
 
     @property
     def last_active(self) -> int:
@@ -242,13 +242,13 @@ class RunFolder:
         return max(file.stat().st_mtime_ns for file in files if file.exists())
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the run as its one writer: for all of a run's life. An evaluation of a run that goes on writes into a
-        folder of its own and needs no lock. Raises ConfigError, which names the holder."""
+        """Lock the run for its single writer while it runs. An evaluation of a live run writes into its own folder and
+        needs no lock. Raises ConfigError, which names the holder."""
         return locked(self.path, f"run {self.name}")
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, replays,
-        summary; and what a kill left half written. Only for the holder of the lock."""
+        """Delete the records after `step`, which resuming makes again: metrics, rollouts, evaluations, replays,
+        summary; and unfinished writes. Only for the holder of the lock."""
         with Journal(self.metrics) as metrics:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
 
 
 def nearest_of(name: str, runs: Iterable[RunFolder]) -> str:
-    """For a message: the few runs whose names are nearest, and how many others there are."""
+    """For a message: the few runs with the most similar names, and the number of others."""
     names = [run.name for run in runs]
     near = get_close_matches(name, names, n=SHOWN_NAMES, cutoff=0.0)
     return ", ".join(near) + (f" and {len(names) - len(near)} others" if len(near) < len(names) else "")
@@ -296,7 +296,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @cache
 def tell_once(sentence: str) -> None:
-    """On stderr, however often a process reads the same."""
+    """Print on stderr, once per process."""
     print(f"warning: {sentence}", file=sys.stderr)
 
 
@@ -306,13 +306,13 @@ def numbered(name: str) -> Iterable[str]:
 
 
 def free_place(base: Path | str, name: str) -> Path:
-    """Where a run of this name would be made now."""
+    """The path at which a run of this name would be created now."""
     return next(place for part in numbered(name) if not (place := Path(base) / part).exists())
 
 
 def claim(paths: Iterable[Path]) -> Path:
-    """Make the first of these folders that is not there yet. Making it is the claim, so two that ask at once never
-    share one. Raises OSError."""
+    """Create the first of these folders that does not exist. Creation is the claim, so two processes never share one.
+    Raises OSError."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -324,7 +324,7 @@ def claim(paths: Iterable[Path]) -> Path:
 
 
 def refuse_place(base: Path | str, name: str) -> None:
-    """Raises ConfigError where no run folder `base/name` could be made, as far as can be known without making it."""
+    """Raises ConfigError if no run folder `base/name` could be created, as far as that shows beforehand."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
     if name == "last" or "@" in name:
@@ -342,7 +342,7 @@ def _no_place(base: Path | str, why: str) -> ConfigError:
     return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
 
-# What runs take on the disk, and giving it back. Nothing here touches a run that is being written.
+# The size of runs on the disk, and freeing it. Nothing here touches a run that is being written.
 
 
 def sizes(run: RunFolder) -> dict[str, int]:
@@ -352,14 +352,14 @@ def sizes(run: RunFolder) -> dict[str, int]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes on the disk of a file, or of all files below a folder; 0 for what is not there."""
+    """Bytes on the disk of a file, or of all files below a folder; 0 for a missing path."""
     files = path.rglob("*") if path.is_dir() else (path,)
     return sum(_blocks(file) for file in files)
 
 
 def leftovers(run: RunFolder, keep: int) -> list[Path]:
-    """What can go from a run that nobody writes: all but its newest `keep` checkpoints, what a kill left half
-    written, and the weights that its engines read."""
+    """Paths that may be deleted from a run without a writer: all but its newest `keep` checkpoints, unfinished writes,
+    and the weights published for its engines."""
     old = [run.checkpoint(step) for step in run.checkpoint_steps()[: -keep or None]]
     weights = run.path / "weights"
     return sorted({*old, *half_written(run.path), *([weights] if weights.exists() else [])})
@@ -372,8 +372,8 @@ def delete(paths: list[Path]) -> None:
 
 
 def remove(run: RunFolder) -> None:
-    """Delete a run. run.json goes first, so that a kill in the middle leaves no run that lacks its files. Raises
-    ConfigError where it is being written or only a link to it is here, and OSError."""
+    """Delete a run. run.json is deleted first, so that a kill leaves no run without its files. Raises ConfigError if it
+    is being written or is only a link, and OSError."""
     if run.path.is_symlink():
         raise ConfigError(f"{run.path} is a link; delete the run where it lies ({run.path.resolve()})")
     with run.locked():
@@ -382,12 +382,12 @@ def remove(run: RunFolder) -> None:
 
 
 def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
-    """The runs that went on from one of its checkpoints."""
+    """The runs that branched from one of its checkpoints."""
     for other in others:
         try:
             origin = other.identity.get("branched_from")
         except DataError:
-            continue  # its run.json is broken, which must not keep others from being deleted
+            continue  # a broken run.json must not prevent deleting others
         if origin and Path(origin["run"]) == run.path.resolve():
             yield other
 
@@ -395,29 +395,29 @@ def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
 def _blocks(file: Path) -> int:
     try:
         return 0 if file.is_dir() else file.lstat().st_blocks * 512
-    except FileNotFoundError:  # a run goes on meanwhile
+    except FileNotFoundError:  # the run is still writing
         return 0
 
 
-# A run that goes on from a checkpoint of another, which stays as it is: a way back to a stage without losing what came
-# after it. Files that never change once they are written are shared by hard links where the file system has them.
+# Branches: a run continues from a checkpoint of another, which stays unchanged, so nothing after that step is lost.
+# Files that never change are shared by hard links if the file system supports them.
 
 
 def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
-    """The run and the step that RUN or RUN@STEP means; without a step its newest checkpoint. Raises ConfigError."""
-    run_name, _, wanted = name.rpartition("@") if re.search(r"@[^/]*$", name) else (name, "", "")
+    """The run and step of RUN or RUN@STEP; without a step its newest checkpoint. Raises ConfigError."""
+    run_name, _, step_text = name.rpartition("@") if re.search(r"@[^/]*$", name) else (name, "", "")
     run = RunFolder.find(run_name, runs)
     steps = run.checkpoint_steps()
     if not steps:
         raise ConfigError(f"run {run.name} has no checkpoint yet; wait for its first, or resume it if it was stopped")
-    step = steps[-1] if not wanted else int(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else -1
+    step = steps[-1] if not step_text else int(step_text) if re.fullmatch("[0-9]{1,9}", step_text) else -1
     if step not in steps:
-        raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
+        raise ConfigError(f"run {run.name} has no checkpoint of step {step_text}; it has {', '.join(map(str, steps))}")
     return run, step
 
 
 def copy_metrics(source: RunFolder, target: RunFolder, step: int) -> list[dict[str, Any]]:
-    """Give `target` the rows of metrics up to `step`, and return them. Raises OSError."""
+    """Copy the rows of metrics up to `step` to `target`, and return them. Raises OSError."""
     rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
     write_atomic(target.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
     return rows
@@ -426,21 +426,21 @@ def copy_metrics(source: RunFolder, target: RunFolder, step: int) -> list[dict[s
 def fill_branch(
     fresh: RunFolder, source: RunFolder, step: int, *, anew: Set[str], changes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: SFT stages whose
-    rows differ here. Raises OSError."""
+    """Copy the state of `source` after `step` to `fresh`, and return entries for run.json. anew: SFT stages whose rows
+    differ here. Raises OSError."""
     rows = copy_metrics(source, fresh, step)
     imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)
     for path in (*_kept(source, step), *imitated):
         share(path, fresh.path / path.relative_to(source.path))
-    begun = {row["stage"] for row in rows}
+    begun_stages = {row["stage"] for row in rows}
     for path in source.path.glob("pools/*"):
-        if path.stem in begun:
+        if path.stem in begun_stages:
             share(path, fresh.path / path.relative_to(source.path))
     problems = read_json(source.problems)
     # a stage's name has no space
-    write_json(fresh.problems, {name: problems[name] for name in problems if name in begun or " " in name})
-    kept = {name: source.identity[name] for name in SURROUNDINGS if name in source.identity}
-    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **kept}
+    write_json(fresh.problems, {name: problems[name] for name in problems if name in begun_stages or " " in name})
+    environment = {name: source.identity[name] for name in SURROUNDINGS if name in source.identity}
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **environment}
 
 
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:
@@ -452,7 +452,7 @@ def _kept(source: RunFolder, step: int) -> Iterator[Path]:
 
 
 def share(path: Path, place: Path) -> None:
-    """A file or folder of a run that never changes, in another place too: by hard links where those can be had."""
+    """Link or copy a file or folder that never changes to another path."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         shutil.copytree(path, place, copy_function=_link)

@@ -1,11 +1,11 @@
 """Attempts as chat messages, and written for other tools, one attempt at a time.
 
-messages   JSONL: `messages` in OpenAI's form, and what became of the attempt beside them
+messages   JSONL: `messages` in OpenAI's form, and the facts of the attempt beside them
 trl        JSONL: `prompt` and `completion` as lists of messages, TRL's conversational prompt-completion form
 verl       parquet: verl's columns `prompt`, `data_source`, `reward_model`, `extra_info`, and `messages` as written
 inspect    one JSON file that inspect_ai reads as an evaluation log; the attempt's number is the epoch
 csv        the facts without the texts
-html       one page for a colleague that needs nothing else: no script, no network, no other file. What a model wrote
+html       one self-contained page: no script, no network, no other file. What a model wrote
            stands in it as text; characters that steer the reader's screen are spelled out
 """
 
@@ -38,13 +38,13 @@ FACTS = (
     *("weight", "penalty_errors", "penalty_format", "advantage", "stop", "fault", "response_tokens", "calls"),
     *("failed_calls", "seconds", "tool_seconds", "policy_version"),
 )
-PARQUET_ROWS = 1024  # attempts that are held at once
+PARQUET_ROWS = 1024  # attempts in memory at once
 STOPS = {"max_tokens": "max_tokens", "max_turns": "max_tokens"}  # inspect_ai's words; all else is `stop`
 GRADES = {"right": "C", "wrong": "I"}  # inspect_ai's letters; undecided is N
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 Feedback = Callable[[ToolResult], str]
-"""What a model reads of a tool's result."""
+"""A tool result -> its text for the model."""
 
 _HEADER = r"(?:<\|im_start\|>|<\|start_header_id\|>)(system|user|assistant|tool)(?:<\|end_header_id\|>\n)?\n"
 _SENT = re.compile(_HEADER + r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>)", re.DOTALL)
@@ -52,20 +52,21 @@ _OPENED = re.compile(_HEADER + r"((?:(?!<\|im_end\|>|<\|eot_id\|>).)*)\Z", re.DO
 
 
 def feedback_of(settings: Mapping[str, Any]) -> Feedback:
-    """What a run's settings (config.resolved.json) or an evaluation's `setup` say that the model reads of a result.
+    """How tool results became text for the model, from a run's settings (config.resolved.json) or an evaluation's
+    `setup`.
 
-    Raises DataError where they do not say it."""
-    told = settings.get("feedback") or settings.get("rollout") or {}
+    Raises DataError if the settings are missing."""
+    section = settings.get("feedback") or settings.get("rollout") or {}
     try:
-        chars, cut, errors = (told[f"feedback_{key}"] for key in ("max_chars", "truncate", "errors"))
+        chars, cut, errors = (section[f"feedback_{key}"] for key in ("max_chars", "truncate", "errors"))
     except KeyError as error:
-        raise DataError(f"its settings lack {error.args[0]}, so what the model read of a tool is not known") from None
+        raise DataError(f"its settings lack {error.args[0]}, so what the model read of a tool is unknown") from None
     return lambda result: feedback_text(result, max_chars=chars, truncate=cut, errors=errors)
 
 
 def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
-    """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
-    in the text as it was written, and so does all of a turn that holds one."""
+    """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that did not parse stays
+    in the text as written, with the rest of its turn."""
     messages = [{"role": "user", "content": row["question"]}]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), _assistant(text, turn)]
@@ -76,8 +77,8 @@ def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
 
 
 def sent(prompt: str, question: str) -> tuple[list[Message], str]:
-    """The messages of a prompt in ChatML's or Llama 3's markup, and the text that the assistant's turns were opened
-    with. A prompt in another markup, or with a question that holds such marks itself, is one message as it was sent."""
+    """The messages of a prompt in ChatML's or Llama 3's markup, and the text that opens the assistant's turns. A prompt
+    in another markup, or with a question that contains such marks, is one message, unchanged."""
     found = [{"role": role, "content": content} for role, content in _SENT.findall(prompt)]
     opened = _OPENED.search(prompt)
     if found and found[-1]["content"].endswith(question) and question:
@@ -86,7 +87,7 @@ def sent(prompt: str, question: str) -> tuple[list[Message], str]:
 
 
 def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
-    """Every turn as the policy wrote it, calls with their tags; for templates that put content down as it is."""
+    """Every turn as the policy wrote it, calls with their tags; for templates that insert content verbatim."""
     messages = [{"role": "user", "content": row["question"]}]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), {"role": "assistant", "content": without_end(text)}]
@@ -95,18 +96,18 @@ def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
 
 
 def _begun(turn: Mapping[str, Any]) -> list[Message]:
-    """What stands before a turn that an agent had the model write after something else than what stands before."""
+    """A message before a turn that begins another conversation of an agent."""
     if not (tokens := turn.get("prompt_tokens")):
         return []
     return [{"role": "agent", "content": f"(another conversation begins here, with a prompt of {tokens} tokens)"}]
 
 
 def whole(row: Row) -> Row:
-    """The row. Raises DataError where its attempt has several conversations, which are no list of messages."""
+    """The row. Raises DataError if its attempt has several conversations, which do not form one list of messages."""
     if any(map(_begun, row["turns"])):
         raise DataError(
             f"attempt {row['problem_id']} #{row['index']} of step {row['step']} has several conversations "
-            "(rollout.agent), which no list of messages holds; export csv or html"
+            "(rollout.agent), which do not form one list of messages; export csv or html"
         )
     return row
 
@@ -116,33 +117,32 @@ def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
     if not calls or any(call["parse_error"] for call in calls):
         return {"role": "assistant", "content": without_end(text)}
     start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
-    before = text[:start] if start < end else without_end(text)  # a call that stands nowhere in the text
+    before = text[:start] if start < end else without_end(text)  # without a call in the text
     functions = [{"name": call["tool"], "arguments": json.dumps(call["arguments"])} for call in calls]
-    asked = [{"id": c["id"], "type": "function", "function": f} for c, f in zip(calls, functions, strict=True)]
-    return {"role": "assistant", "content": before, "tool_calls": asked}
+    tool_calls = [{"id": c["id"], "type": "function", "function": f} for c, f in zip(calls, functions, strict=True)]
+    return {"role": "assistant", "content": before, "tool_calls": tool_calls}
 
 
 class Origin(NamedTuple):
-    """Where attempts come from."""
+    """The source of attempts."""
 
     name: str
-    """The name that a person reads: a run's, or RUN/EVALUATION@STEP."""
+    """The name for people: a run's, or RUN/EVALUATION@STEP."""
     model: str
     """Names the policy."""
     started: str
     """When the run was started, ISO 8601."""
     feedback: Feedback
-    """What the model read of a tool result."""
+    """Tool results as the model read them."""
     decoder: Callable[[], Callable[[Sequence[int]], str] | None] = lambda: None
-    """What makes text of a prompt's tokens; None where their tokenizer is gone."""
+    """Decodes a prompt's tokens; None if their tokenizer is gone."""
 
 
 Write = Callable[[Iterable[Row], Origin, Path], int]
 
 
 def export(rows: Iterable[Row], origin: Origin, form: str, path: Path) -> int:
-    """Write attempts to a file, which is whole or not there; how many. Raises OSError and KeyError for a form that is
-    not in FORMS."""
+    """Write attempts to a file atomically; returns their number. Raises OSError, and KeyError for an unknown form."""
     fresh = path.with_name(f".{path.name}{NEW}")
     try:
         count = FORMS[form](rows, origin, fresh)
@@ -153,7 +153,7 @@ def export(rows: Iterable[Row], origin: Origin, form: str, path: Path) -> int:
 
 
 def facts(row: Row) -> dict[str, Any]:
-    """What became of an attempt, without its texts."""
+    """The facts of an attempt, without its texts."""
     return {name: row[name] for name in FACTS}
 
 
@@ -190,7 +190,7 @@ def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay."""
+    """A text that a spreadsheet would read as a formula gets an apostrophe in front; numbers stay."""
     if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![0-9.]+$)", value):
         return f"'{value}"
     return value
@@ -201,13 +201,13 @@ def _verl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
     from pyarrow import parquet
 
     text = pyarrow.string()
-    said = pyarrow.list_(pyarrow.struct([("role", text), ("content", text)]))
+    messages_type = pyarrow.list_(pyarrow.struct([("role", text), ("content", text)]))
     graded = pyarrow.struct([("style", text), ("ground_truth", text)])
-    told = [("index", pyarrow.int64()), ("step", pyarrow.int64()), ("problem_id", text), ("reward", pyarrow.float32())]
+    extra = [("index", pyarrow.int64()), ("step", pyarrow.int64()), ("problem_id", text), ("reward", pyarrow.float32())]
     schema = pyarrow.schema(
         [
-            *(("data_source", text), ("ability", text), ("prompt", said), ("messages", said)),
-            *(("reward_model", graded), ("extra_info", pyarrow.struct(told))),
+            *(("data_source", text), ("ability", text), ("prompt", messages_type), ("messages", messages_type)),
+            *(("reward_model", graded), ("extra_info", pyarrow.struct(extra))),
         ]
     )
     count, rest = 0, iter(rows)
@@ -230,14 +230,14 @@ def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
 
 
 def _inspect(rows: Iterable[Row], origin: Origin, path: Path) -> int:
-    """Source: the fields that inspect_ai 0.3's EvalLog has, in its JSON form, and what its `accuracy` and `stderr` are:
-    over the means of each sample's epochs."""
+    """Source: the fields that inspect_ai 0.3's EvalLog has, in its JSON form, and the definition of its `accuracy` and
+    `stderr`: over the means of each sample's epochs."""
     scores: dict[str, list[float]] = defaultdict(list)
     count, epochs, decode = 0, 0, origin.decoder()
     with path.open("w", encoding="utf-8") as file, TemporaryFile("w+", encoding="utf-8") as samples:
         for row in rows:
-            asked = None if decode is None else decode(row["prompt_ids"])
-            sample = _sample(row, origin, asked)
+            prompt = None if decode is None else decode(row["prompt_ids"])
+            sample = _sample(row, origin, prompt)
             samples.write((",\n" if count else "\n") + json.dumps(plain(sample)))
             count, epochs = count + 1, max(epochs, sample["epoch"])
             if "scores" in sample:
@@ -251,7 +251,7 @@ def _inspect(rows: Iterable[Row], origin: Origin, path: Path) -> int:
         }
         results = _results([fmean(some) for some in scores.values()], sum(map(len, scores.values())), count)
         whole = {"version": 2, "status": "success", "eval": head, "plan": {}, "results": results, "stats": {}}
-        file.write(json.dumps(whole)[:-1] + ', "samples": [')  # last, because readers of heads stop there
+        file.write(json.dumps(whole)[:-1] + ', "samples": [')  # last, because readers of headers stop there
         samples.seek(0)
         copyfileobj(samples, file)
         file.write("]}\n")
@@ -273,11 +273,11 @@ def _results(means: Sequence[float], scored: int, count: int) -> Message:
 
 
 def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
-    """prompt: its text; without it the question alone stands for it."""
+    """prompt: its text; without it, the question."""
     question, *rest = structured(whole(row), origin.feedback)
     opening, opened = ([question], "") if prompt is None else sent(prompt, row["question"])
     messages = [*opening, *(_inspect_message(message, opened) for message in rest)]
-    nothing: Message = {"role": "assistant", "content": ""}  # of an attempt that ended before it wrote anything
+    nothing: Message = {"role": "assistant", "content": ""}  # for an attempt that ended before it wrote anything
     last = next((message for message in reversed(messages) if message["role"] == "assistant"), nothing)
     stop = STOPS.get(row["stop"], "stop")
     score = {"value": GRADES.get(row["verdict"], "N"), "answer": row["extracted"], "metadata": facts(row)}
@@ -294,8 +294,8 @@ def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
 
 
 def _inspect_message(message: Message, opened: str) -> Message:
-    """Its calls have arguments as an object, and the function's name. opened: the text that the template had written
-    before each of the assistant's."""
+    """inspect_ai's form of a message: calls with arguments as an object, results with the function's name. opened: the
+    text that the template put before each of the assistant's."""
     if message["role"] == "assistant":
         message = {**message, "content": opened + message["content"]}
     calls = [
@@ -334,7 +334,7 @@ ENDINGS = {"messages": "jsonl", "trl": "jsonl", "verl": "parquet", "inspect": "j
 
 # The page
 
-TEXT_CHARACTERS = 200_000  # of one message; a page must open
+TEXT_CHARACTERS = 200_000  # of one message, so that browsers can open the page
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -347,7 +347,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-si
 dd { margin: 0; overflow-wrap: anywhere }
 @media (prefers-color-scheme: dark) { .right { color: #4cc38a } .wrong { color: #ff8b7f } }
 """
-# The page forbids loading and running anything, in case a text ever breaks out of its place.
+# The page forbids loading and running anything, in case a text ever escapes its element.
 HEAD = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -356,7 +356,7 @@ HEAD = f"""<!doctype html>
 
 
 def text(value: Any) -> str:
-    """Any text as text: nothing of it is markup."""
+    """Escape a text, so that none of it is markup."""
     return escape(visible(str(value)))
 
 
@@ -364,10 +364,10 @@ def _attempt(facts: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) ->
     verdict = facts["verdict"] or "undecided"
     head = f"step {facts['step']}, attempt {facts['index']}, {facts['reason'] or ''}: {messages[0]['content'][:120]}"
     known = "".join(f"<dt>{text(key)}<dd>{text(value)}" for key, value in facts.items() if value is not None)
-    said = "".join(_message(message) for message in messages)
+    messages_html = "".join(_message(message) for message in messages)
     return (
         f'<details><summary><b class="{text(verdict)}">{text(verdict)}</b> {text(head)}</summary>\n'
-        f"{said}<dl>{known}</dl></details>\n"
+        f"{messages_html}<dl>{known}</dl></details>\n"
     )
 
 
@@ -380,7 +380,7 @@ def _message(message: Mapping[str, Any]) -> str:
 
 
 def _program(arguments: str) -> str:
-    """The program where the call holds one, else the arguments."""
+    """The program if the call holds one, else the arguments."""
     found = json.loads(arguments)
     code = found.get("code") if isinstance(found, dict) else None
     return code if isinstance(code, str) else arguments

@@ -1,4 +1,4 @@
-"""What a run should remember about where it ran: versions, commit, hardware. Reads only; imports nothing heavy."""
+"""Facts about a run's environment: versions, commit, hardware. Reads only; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GIT_SECONDS = 10.0  # a checkout on a slow network disk; never worth holding a r
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions by package; None for what is not installed."""
+    """Installed versions by package; None for packages that are not installed."""
     return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
 @cache
 def version_of(package: str) -> str | None:
-    """The installed version of a package, rocstar's from its repository's tags; None where it is not installed."""
+    """The installed version of a package, rocstar's from its repository's tags; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -43,9 +43,9 @@ def version_of(package: str) -> str | None:
 
 @cache
 def git_state() -> dict[str, Any] | None:
-    """`{commit, changed}` of the checkout that rocstar was imported from, when first asked; None when it is not one."""
+    """`{commit, changed}` of the checkout that rocstar was imported from, at the first call; None if there is none."""
     source = Path(rocstar.__file__)
-    # An installed copy may lie inside somebody else's repository, which says nothing about it.
+    # An installed copy may lie inside an unrelated repository.
     if not _git(source.parent, "ls-files", source.name):
         return None
     commit = _git(source.parent, "rev-parse", "HEAD")

@@ -1,6 +1,6 @@
 """Append-only JSONL: `metrics.jsonl` and `events.jsonl`, one object a line, each flushed as it is written.
 
-A kill can tear the last line; the reader leaves such a line out and the writer cuts it off before it goes on.
+A kill can tear the last line; the reader skips such a line and the writer removes it before it continues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Journal(AbstractContextManager["Journal"]):
     def _append(self, line: bytes) -> None:
         if self._handle is None:
             self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # what follows the last newline is torn
+            os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # remove a torn last line
         end = os.fstat(self._handle).st_size
         try:
             while line:
@@ -46,8 +46,8 @@ class Journal(AbstractContextManager["Journal"]):
     def truncate_after(self, step: int) -> None:
         """Drop rows of later steps than `step`; rows without a step stay."""
         self.close()
-        kept = [row for row in read_journal(self.path) if row.get("step", step) <= step]
-        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        rows = [row for row in read_journal(self.path) if row.get("step", step) <= step]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def close(self) -> None:
         if self._handle is not None:
@@ -59,11 +59,11 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
-    """All whole rows; none when there is no file. needs: keys that each row must have, with the type of what they hold.
-    Raises DataError for a broken line that is not the last, and for a row that lacks something."""
+    """All complete rows; none if there is no file. needs: required keys of each row, with the types of their values.
+    Raises DataError for a broken line that is not the last, and for a row without a required key."""
     content = path.read_bytes() if path.exists() else b""
     rows = []
-    # What follows the last newline is empty, or torn by a kill.
+    # The part after the last newline is empty, or torn by a kill.
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
@@ -79,16 +79,16 @@ def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[di
 
 
 class Tail:
-    """Reads what a file of lines has gained since the last look, for whoever only follows its writer."""
+    """Reads the lines added to a file since the last look, for followers of its writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._inode = self._at = 0
 
     def fresh(self) -> tuple[bool, Iterator[bytes]]:
-        """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or is looked
-        at first; its new whole lines, ends included). A line that is being written is left for the next look. The lines
-        must be read to their end before the next look."""
+        """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or this is
+        the first look; its new complete lines, with newlines). A line being written is left for the next look. The
+        lines must be consumed before the next look."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

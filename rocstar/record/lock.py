@@ -1,4 +1,4 @@
-"""One writer for each run folder: a lock that the kernel takes back when its holder dies, however it dies."""
+"""One writer for each run folder: a lock that the kernel releases whenever its holder dies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path, name: str) -> Iterator[None]:
-    """Hold `folder` for writing. `name` says in a sentence what it is, such as `run small`.
+    """Lock `folder` for writing. `name`: a description for messages, such as `run small`.
 
-    The lock file stays when it is let go: only the lock on it counts. Child processes must not inherit it by a fork
-    without exec, or they hold it on. Raises ConfigError, which names the holder, when another process has it."""
+    The lock file stays after release: only the lock on it counts. Child processes must not inherit it by a fork without
+    exec, or they keep the lock. Raises ConfigError, which names the holder, if another process has it."""
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -46,22 +46,22 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_written(folder: Path) -> bool | None:
-    """Whether a process of this machine that signed the lock lives; None where it was signed on another machine. It
-    takes no lock: a writer that starts at this moment would be refused."""
+    """Whether the process that signed the lock lives; None if it was signed on another machine. Takes no lock, because
+    a writer that starts at this moment would be refused."""
     try:
         found = json.loads((folder / LOCK).read_bytes())
         if found["host"] != socket.gethostname():
             return None
         os.kill(found["pid"], 0)
     except PermissionError:
-        return True  # somebody else's process
+        return True  # another user's process
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
     return True
 
 
 def _holder(handle: int) -> str:
-    """Who holds the lock, as far as it has signed yet."""
+    """Describes the holder of the lock, if it has signed already."""
     try:
         found = json.loads(os.pread(handle, 4096, 0))
         return f"process {found['pid']} on {found['host']} since {found['since']}"

@@ -1,6 +1,6 @@
-"""Chat messages that others wrote, as the turns that a row of attempts holds: calls with their results, and whatever
-else was said. Read are OpenAI's form, the flat calls of verifiers and inspect_ai, and the roles `text`, `code` and
-`execution` (MathCoder).
+"""Converts foreign chat messages to the turns of a row of attempts: calls with their results, and other messages. It
+reads OpenAI's form, the flat calls of verifiers and inspect_ai, and the roles `text`, `code` and `execution`
+(MathCoder).
 
 Not here: our attempts as messages (formats.py)."""
 
@@ -19,27 +19,27 @@ from rocstar.record.call_errors import LIMITS, error_of_output
 from rocstar.types import Status
 
 WRITTEN = ("assistant", "code")
-"""Roles of what the policy wrote; `code` is a program, and nothing else."""
+"""Roles of the policy's messages; `code` is just a program."""
 RESULTS = ("tool", "function", "ipython", "execution")
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
 """inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
 MARKS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-"""Letters that inspect_ai reads as numbers, capital ones alone."""
+"""Letters that inspect_ai reads as numbers, capitals only."""
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""Words that it reads so, in any case."""
+"""Words that it reads as numbers, in any case."""
 Fields = dict[str, Any]
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[str]]:
-    """Turns and their texts; what anybody else said stands in a turn's `replies`. A result belongs to the last turn
-    with calls: to the call whose id it names, else to the first that has none. Raises DataError for a call that is no
-    JSON, and what messages of another shape lead to."""
+    """Turns and their texts; messages of other roles go into a turn's `replies`. A result belongs to the last turn with
+    calls: to the call whose id it names, else to the first without a result. Raises DataError for a call that is not
+    JSON; messages of another shape may raise other errors."""
     turns, texts = list[Fields](), list[str]()
     for message in messages:
         role = message["role"]
         if role in WRITTEN or not turns:
             calls = [_call(one, place) for place, one in enumerate(_asked(message) if role in WRITTEN else ())]
-            texts.append(said_in(message) if role == "assistant" else "")
+            texts.append(text_in(message) if role == "assistant" else "")
             size = len(texts[-1])
             segments = [[0, size, None]] * (size > 0) + [[size, size, number] for number in range(len(calls))]
             held = {"segments": segments, "calls": calls, "results": [None] * len(calls), "replies": []}
@@ -52,12 +52,12 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
         if role in RESULTS and free:
             turn["results"][(named or free)[0]] = _result(message)
         else:
-            turns[-1]["replies"].append({"role": role, "text": said_in(message)})
+            turns[-1]["replies"].append({"role": role, "text": text_in(message)})
     return turns, texts
 
 
 def _asked(message: Mapping[str, Any]) -> Sequence[Any]:
-    code = {"name": "python", "arguments": said_in(message)} if message["role"] == "code" else None
+    code = {"name": "python", "arguments": text_in(message)} if message["role"] == "code" else None
     return [code] if code else message.get("tool_calls") or ()
 
 
@@ -69,25 +69,25 @@ def _call(call: Any, place: int) -> Fields:
     with suppress(DataError):
         arguments = parsed(given) if isinstance(given, str) else given
     arguments = arguments if isinstance(arguments, dict) else {}
-    told = {"id": call.get("id") or f"call_{place}", "tool": inner.get("name") or "", "arguments": arguments}
-    return {**told, "raw": as_text(given), "parse_error": call.get("parse_error")}
+    fields = {"id": call.get("id") or f"call_{place}", "tool": inner.get("name") or "", "arguments": arguments}
+    return {**fields, "raw": as_text(given), "parse_error": call.get("parse_error")}
 
 
 def _result(message: Mapping[str, Any]) -> Fields:
-    """A call has failed where the log says so, or the text is that of a traceback or a time-out."""
-    text, error = said_in(message), message.get("error")
+    """A call has failed if the log marks it, or the text is that of a traceback or a time-out."""
+    text, error = text_in(message), message.get("error")
     if isinstance(error, dict) and error:
-        told, status = as_text(error.get("message")) or text, STATUS.get(str(error.get("type")), Status.CODE_ERROR)
+        stderr, status = as_text(error.get("message")) or text, STATUS.get(str(error.get("type")), Status.CODE_ERROR)
     elif kind := error_of_output(text):
-        told, status = text, Status.TIMEOUT if kind == LIMITS["timeout"] else Status.CODE_ERROR
+        stderr, status = text, Status.TIMEOUT if kind == LIMITS["timeout"] else Status.CODE_ERROR
     else:
-        told, status = as_text(error or None), Status.OK
-    return {"status": status, "stdout": "" if told == text else text, "stderr": told}
+        stderr, status = as_text(error or None), Status.OK
+    return {"status": status, "stdout": "" if stderr == text else text, "stderr": stderr}
 
 
 def mark_of(value: Any) -> float | None:
-    """A score as inspect_ai counts it, numbers in a text too; NaN where it is that, None for whatever else is no finite
-    number to it."""
+    """A score as inspect_ai counts it, numbers in a text too; NaN stays NaN, None for all else that is not a finite
+    number there."""
     with suppress(OverflowError, ValueError):
         number = MARKS.get(value, WORDS.get(value.lower())) if isinstance(value, str) else None
         if number is None and isinstance(value, str | int | float):
@@ -96,7 +96,7 @@ def mark_of(value: Any) -> float | None:
     return None
 
 
-def said_in(message: Mapping[str, Any]) -> str:
+def text_in(message: Mapping[str, Any]) -> str:
     """The text of a message, reasoning between tags; parts of other kinds as JSON."""
     content, thought = message.get("content"), message.get("reasoning_content")
     parts = content if isinstance(content, list) else [as_text(content)]
@@ -113,8 +113,8 @@ def _part(part: Any) -> str:
 
 
 def parsed(text: bytes | str) -> Any:
-    """What JSON says, also with NaN; half a surrogate pair, which parquet cannot hold, becomes a question mark. Raises
-    DataError."""
+    """The value of a JSON text, NaN allowed; half a surrogate pair, which parquet cannot hold, becomes a question mark.
+    Raises DataError."""
     with suppress(ValueError):
         return msgspec.json.decode(text)
     try:
@@ -125,12 +125,12 @@ def parsed(text: bytes | str) -> Any:
 
 
 def written(value: Any) -> str:
-    """As JSON; what has no form in it as its text, half a surrogate pair escaped."""
+    """As JSON; other objects as their text, half a surrogate pair escaped."""
     with suppress(UnicodeEncodeError):
         return msgspec.json.encode(value, enc_hook=str).decode()
     return json.dumps(value, default=str)
 
 
 def as_text(value: Any) -> str:
-    """A text as it is, nothing as an empty one, else JSON."""
+    """A text unchanged, None as an empty one, else JSON."""
     return "" if value is None else value if isinstance(value, str) else written(value)

@@ -1,4 +1,4 @@
-"""What `rocstar replay` found, as files of the run folder, for the page to read. Nothing is computed here."""
+"""The results of `rocstar replay` as files of the run folder, for the web page. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rocstar.record.identity import versions
 
 
 def keep(run: RunFolder, step: int | None, found: Mapping[str, Any]) -> None:
-    """found: `steps`, all of them (step is None), or what was `tried` of one, which goes beside what the same versions
-    tried before; the same settings are replaced. stderr says so where the run folder cannot be written."""
-    file, made = run.replay(step), {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
+    """Store results: `steps`, all of them (step is None), or those `tried` of one step, which are added to earlier ones
+    of the same versions; equal settings are replaced. Warns on stderr if the run folder cannot be written."""
+    file, origin = run.replay(step), {"made": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
     try:
         file.parent.mkdir(exist_ok=True)
         before = _before(run, step)
-        others = before["tried"] if before.get("versions") == made["versions"] else ()
+        others = before["tried"] if before.get("versions") == origin["versions"] else ()
         tried = {one["settings"]: one for one in (*others, *found.get("tried", ()))}
-        write_atomic(file, json.dumps(plain({**made, **found, "tried": [*tried.values()]})).encode())
+        write_atomic(file, json.dumps(plain({**origin, **found, "tried": [*tried.values()]})).encode())
     except OSError as error:
         why = error.strerror or error
         tell_once(f"{file} cannot be written ({why}), so rocstar view will not show this replay")
@@ -38,8 +38,8 @@ def _before(run: RunFolder, step: int | None) -> Mapping[str, Any]:
 
 
 def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
-    """The steps that were tried under other settings; what was tried of one of them (None: the last), without its
-    tokens; and `all`: how all steps came out as they were, null where that was not asked. Raises DataError."""
+    """The steps replayed under other settings; the results of one of them (None: the last), without tokens; and `all`:
+    the results of the unchanged replay of all steps, null if there was none. Raises DataError."""
     steps, whole = run.replayed_steps(), run.replay(None)
     shown = steps[-1] if steps and step is None else step
     tried = [
@@ -50,9 +50,8 @@ def replays_of(run: RunFolder, step: int | None) -> dict[str, Any]:
 
 
 def carried(run: RunFolder, step: int, row: int, settings: str) -> list[float] | None:
-    """[T] the share of a step's gradient on each token of an attempt; None where it was not kept. row: of the step's
-    rollouts; settings: as the file has them, "" for the run's own. A file that holds something else has none; the
-    replays view says so."""
+    """[T] the share of a step's gradient on each token of an attempt; None if it was not stored or the file is invalid,
+    which the replays view reports. row: of the step's rollouts; settings: as in the file, "" for the run's own."""
     with suppress(DataError):
         known = _read(run, step)["tried"]
         tried = next((one for one in known if settings in ("", one["settings"])), {"heaviest": ()})
@@ -61,12 +60,12 @@ def carried(run: RunFolder, step: int, row: int, settings: str) -> list[float] |
 
 
 def _read(run: RunFolder, step: int) -> Mapping[str, Any]:
-    """What was kept of a step, of what was `tried` the run's own settings first; empty where nothing was. Raises
+    """The stored results of a step, in `tried` the run's own settings first; empty if there are none. Raises
     DataError."""
     file = run.replay(step)
     found = read_json(file) if file.is_file() else {"tried": []}
     if not isinstance(found.get("tried"), list) or not all(map(_is_tried, found["tried"])):
-        raise DataError(f"{file} is not what rocstar replay writes; delete it and replay the step again")
+        raise DataError(f"{file} is not a file of rocstar replay; delete it and replay the step again")
     return found
 
 

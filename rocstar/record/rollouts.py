@@ -1,8 +1,8 @@
-"""The record of an attempt: one row of a parquet file, which holds every attempt of a step or an evaluation.
+"""The record of an attempt: one row of a parquet file with every attempt of a step or an evaluation.
 
-`COLUMNS` is the schema of version 2; docs/run-folder.md says what each column means. Whoever reads an attempt reads it
-here, or with DuckDB in table.py, and gets a row of version 2: `decoded` brings rows of older files to it. pyarrow is
-imported when a file is written or read.
+`COLUMNS` is the schema of version 2; docs/run-folder.md explains each column. All readers of attempts use this file, or
+table.py with DuckDB, and get rows of version 2: `decoded` converts rows of older files. pyarrow is imported when a file
+is written or read.
 
 Not here: which attempts fit a filter (table.py), why a call failed (call_errors.py), other tools' forms (formats.py).
 """
@@ -48,8 +48,8 @@ Decode = Callable[[Sequence[int]], str]
 VERSION = 2
 """The version of the file format. Turns have no `segments` in files of version 1."""
 ROW_GROUP_TOKENS = 1 << 20  # some 5 MB of a file: one attempt is read in 20 ms, and the footer stays small
-BATCH_ROWS = 256  # that are read at once: 256 attempts of 30,000 tokens are some 100 MB
-READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
+BATCH_ROWS = 256  # read at once: 256 attempts of 30,000 tokens are some 100 MB
+READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole compressed column is read
 
 COLUMNS = {
     "step": "int64",
@@ -90,11 +90,11 @@ COLUMNS = {
 TOKEN_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind.startswith("list<") and name != "text")
 """One value for each token."""
 SHORT_COLUMNS = tuple(name for name in COLUMNS if name not in (*TOKEN_COLUMNS, "text"))
-"""All but what grows with what was written, `turns` included: enough for whatever needs neither tokens nor text."""
+"""All columns except those that grow with the attempt's length, `turns` included: enough without tokens and text."""
 LATER_COLUMNS = ("old_logprobs", "format_facts")
-"""Older files of version 1 lack them."""
+"""Missing in older files of version 1."""
 Row = dict[str, Any]
-"""One attempt, as `decoded` leaves it."""
+"""One attempt, as returned by `decoded`."""
 
 _TURN_END = re.compile(r"(?:<\|[^|<>]*\|>\s*)+$")
 _CALL_OPENS = re.compile(r"<[^<>]{1,40}>\Z")
@@ -102,16 +102,16 @@ _CALL_OPENS = re.compile(r"<[^<>]{1,40}>\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """One attempt of a step with its fate."""
+    """One attempt of a step with the resampler's decision."""
 
     problem: Problem
     trajectory: Trajectory
     choice: Choice | None = None
-    """The resampler's; None for an attempt of an evaluation."""
+    """The resampler's choice; None for an attempt of an evaluation."""
     advantage: float | None = None
-    """What the step learnt with; None for an attempt that it did not learn from."""
+    """The advantage in the step's update; None for an attempt that it did not learn from."""
     policy_version: int
-    """The version of the weights that learnt from the step; they wrote it too unless attempts are made ahead."""
+    """The version of the weights that learnt from the step; they also wrote it unless attempts are made ahead."""
     entropies: Sequence[float] | None = None
     """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
     old_logprobs: Sequence[float] | None = None
@@ -119,7 +119,7 @@ class AttemptRecord:
 
     @property
     def reason(self) -> Reason | None:
-        """The choice's, else what the trajectory itself says; None when neither says anything."""
+        """The choice's reason, else the trajectory's own; None if there is neither."""
         if self.choice:
             return self.choice.reason
         if self.trajectory.stop is Stop.ENVIRONMENT_FAILED:
@@ -159,8 +159,8 @@ def attempts_schema() -> Any:
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can be
-    read without all the others. Raises OSError."""
+    """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can
+    be read without all the others. Raises OSError."""
     tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
     write_parquet(path, table, max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens)))
 
@@ -194,8 +194,8 @@ def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[Row]:
 
 
 def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterator[Row]:
-    """The rows of one file with some of its columns, in order and decoded, a batch at a time. Raises DataError for a
-    file that holds no attempts."""
+    """The rows of one file with some of its columns, in order and decoded, a batch at a time. Raises DataError if the
+    file does not hold attempts."""
     from pyarrow import ArrowException, parquet
 
     try:
@@ -210,8 +210,8 @@ def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterato
 
 
 def decoded(stored: Mapping[str, Any]) -> Row:
-    """A row as a file of any version holds it, with some of its columns, as one of version 2: `turns` with segments and
-    `format_facts` as objects. Raises ValueError, KeyError for JSON that says something else."""
+    """Convert a stored row of any version, with some of its columns, to version 2: `turns` with segments and
+    `format_facts` as objects. Raises ValueError, KeyError for JSON of another form."""
     row = dict(stored)
     if "turns" in row:
         row["turns"] = json.loads(row["turns"])
@@ -219,11 +219,11 @@ def decoded(stored: Mapping[str, Any]) -> Row:
         texts = [*(row["text"] or []), *[""] * len(row["turns"])]
         for turn, text in zip(row["turns"], texts, strict=False):
             turn.setdefault("segments", segments_of(text, turn["calls"]))
-    if told := row.get("format_facts"):
-        row["format_facts"] = json.loads(told)
+    if facts := row.get("format_facts"):
+        row["format_facts"] = json.loads(facts)
     elif {"turns", "verdict", "penalty_format", "extracted"} <= row.keys():
-        # Files that were written before there was a column of facts hold only the penalty that followed from them:
-        # `answer_tags` is a number that gives the same penalty.
+        # Files from before the column of facts hold only the penalty that followed from them: `answer_tags` is a
+        # number that gives the same penalty.
         penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
         tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
         facts = {"answer_tags": tags, "reason_after_answer": False, "boxed": row["extracted"] is not None}
@@ -232,9 +232,9 @@ def decoded(stored: Mapping[str, Any]) -> Row:
 
 
 def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int | None]]:
-    """What a turn's text is made of, in order: `[start, end, call]`, in characters; `call` is the number of the call
-    that stands there with its tags, None for other words. A call that stands nowhere in the text is empty. The
-    template's mark that ends the turn belongs to no segment.
+    """The segments of a turn's text, in order: `[start, end, call]`, in characters; `call` is the number of the call
+    there, tags included, None for other text. A call that is not in the text is empty. The template's end mark belongs
+    to no segment.
 
         "So:\\n<tool_call>{...}</tool_call><|im_end|>"   ->   [[0, 3, None], [3, 32, 0]]
     """
@@ -264,8 +264,8 @@ def without_end(text: str) -> str:
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a decoded row: what `_row` made of it, turned back. Token columns may be missing: completions
-    and replies are then empty."""
+    """The trajectory of a decoded row, the inverse of `_row`. Token columns may be missing: completions and replies are
+    then empty."""
     places = iter(row.get("token_ids", ())[len(row.get("prompt_ids", ())) :])
     logprobs = iter(row.get("sampled_logprobs", ())[len(row.get("prompt_ids", ())) :])
     return Trajectory(
@@ -282,7 +282,7 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """The problem of a row; its metadata is not kept."""
+    """The problem of a row, without its metadata, which is not stored."""
     return Problem(id=row["problem_id"], question=row["question"], answer=row["gold"], source=row["source"])
 
 
@@ -309,7 +309,7 @@ def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[
 
 
 def result_of(result: Mapping[str, Any]) -> ToolResult:
-    """The tool result that a row of attempts keeps."""
+    """The tool result stored in a row of attempts."""
     return ToolResult(**{**result, "status": Status(result["status"])})
 
 
@@ -426,5 +426,5 @@ def _fields(noun: ToolCall | ToolResult | FormatFacts) -> Any:
 
 
 def utf8(text: str) -> str:
-    """`text` without lone surrogates, which parquet cannot hold, and a model can make and the name of a file have."""
+    """`text` without lone surrogates, which parquet cannot hold, and which a model or a file name may contain."""
     return text.encode("utf-8", "replace").decode()

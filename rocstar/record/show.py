@@ -1,5 +1,5 @@
-"""How a run stands (`running`, `finished`, `stopped` or `failed`, and why), and a run as one JSON object: what it is,
-how far it came, and before against after. Reads files only, so it works on a run that is going on, finished or killed.
+"""The state of a run (`running`, `finished`, `stopped` or `failed`, and why), and a run as one JSON object: identity,
+progress, and before against after. Reads files only, so it works on a running, finished or killed run.
 
 The trainer writes `evals/before` and `evals/after`; `result.json` holds `accuracy` and `greedy` (each a figure
 `{value, interval: [low, high], n}`; `greedy` may be null), `tool_error_share_in_correct`, `no_tool_share`,
@@ -20,7 +20,7 @@ from rocstar.record.lock import is_written
 
 ENDED = "ended"
 """The event of a run that an error ended; a resumed run writes others after it."""
-QUIET_SECONDS = 900.0  # a run elsewhere that wrote nothing for so long is called stopped
+QUIET_SECONDS = 900.0  # a run on another machine that wrote nothing for so long counts as stopped
 CPU = "cpu/"
 # Key of the summary, before `_before` and `_after` -> key of an evaluation's result.json.
 COMPARED = {
@@ -39,13 +39,13 @@ Evaluated = tuple[str, int, Mapping[str, Any]]
 
 
 def note_failure(run: RunFolder, reason: str) -> None:
-    """Keep the sentence that a run ends with. Only for the holder of its lock. Raises OSError."""
+    """Record the error that ends a run. Only for the holder of its lock. Raises OSError."""
     with Journal(run.events) as events:
         events.append({"time": round(time.time(), 3), "event": ENDED, "reason": reason})
 
 
 def state_of(run: RunFolder) -> str:
-    """How a run stands. One on another machine is running while it writes. Raises DataError."""
+    """The state of a run. One on another machine counts as running while it writes. Raises DataError."""
     if run.summary.exists():
         return "finished"
     writing = is_written(run.path)
@@ -57,13 +57,13 @@ def state_of(run: RunFolder) -> str:
 
 
 def failure_of(run: RunFolder) -> str | None:
-    """The sentence that a run ended with; None unless an error ended it. Raises DataError."""
+    """The error that ended a run; None if none did. Raises DataError."""
     events = read_journal(run.events)
     return str(events[-1].get("reason")) if events and events[-1].get("event") == ENDED else None
 
 
 def show_or_broken(folder: RunFolder) -> Row:
-    """Show a run as `show_run` does; where its files are not what they should be, only its name, its path and why."""
+    """The result of `show_run`; if the run's files are invalid, only its name, its path and the reason."""
     try:
         return show_run(folder)
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -73,7 +73,7 @@ def show_or_broken(folder: RunFolder) -> Row:
 def show_run(folder: RunFolder) -> Row:
     """Identity, stages with their steps done, last metrics, evaluations, `summary`, one transcript before and after.
 
-    Raises DataError for a file that is not what it should be."""
+    Raises DataError for an invalid file."""
     identity = folder.identity
     folder.note_newer()
     rows = read_journal(folder.metrics)
@@ -111,7 +111,7 @@ def show_run(folder: RunFolder) -> Row:
 
 
 def summary_of(evaluations: Sequence[Evaluated], rows: Sequence[Mapping[str, Any]]) -> Row:
-    """The `summary` object from finished evaluations and the rows of metrics.jsonl; null for what is missing."""
+    """The `summary` object from finished evaluations and the rows of metrics.jsonl; null for missing values."""
     results = {when: _last(evaluations, when) for when in ("before", "after")}
     compared = {
         f"{key}_{when}": results[when].get(source) for key, source in COMPARED.items() for when in ("before", "after")
@@ -120,7 +120,7 @@ def summary_of(evaluations: Sequence[Evaluated], rows: Sequence[Mapping[str, Any
 
 
 def _along(evaluations: Sequence[Evaluated]) -> list[Row]:
-    """Each evaluation that was made after several steps, first and last."""
+    """The first and last of each evaluation that was made after several steps."""
     series: dict[str, list[Row]] = defaultdict(list)
     for name, step, result in evaluations:
         series[name].append({"step": step, "accuracy": result.get("accuracy")})
@@ -131,9 +131,9 @@ def _along(evaluations: Sequence[Evaluated]) -> list[Row]:
     ]
 
 
-def _last(evaluations: Sequence[Evaluated], wanted: str) -> Mapping[str, Any]:
-    """Empty where there is none."""
-    return next((result for name, _, result in reversed(evaluations) if name == wanted), {})
+def _last(evaluations: Sequence[Evaluated], wanted_name: str) -> Mapping[str, Any]:
+    """The last result of that name; empty if there is none."""
+    return next((result for name, _, result in reversed(evaluations) if name == wanted_name), {})
 
 
 def cpu_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -145,7 +145,7 @@ def cpu_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def paired_transcripts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """One transcript of each: of the same problem where there is one, best of all wrong before and right after."""
+    """One transcript of each: of the same problem if possible, preferably wrong before and right after."""
     first, last = (result.get("transcripts") or [] for result in (before, after))
     pairs = [(a, b) for a in first for b in last if _same_problem(a, b)]
     pairs.sort(key=lambda pair: pair[0].get("verdict") == "right" or pair[1].get("verdict") != "right")
@@ -161,7 +161,7 @@ def _same_problem(a: Any, b: Any) -> bool:
 def _stages(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     done = Counter(row.get("stage") for row in rows)
     ends = [event for event in read_journal(folder.events) if event["event"] == "stage_end"]
-    reasons = {(event["name"], event["steps"]): event["reason"] for event in ends}  # a kill may have undone some steps
+    reasons = {(event["name"], event["steps"]): event["reason"] for event in ends}  # a kill may undo some steps
     return [
         {
             **{key: stage[key] for key in ("name", "kind", "steps")},
@@ -173,7 +173,7 @@ def _stages(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _warnings(folder: RunFolder) -> list[Row]:
-    """Each alarm once for each step at which it rang."""
+    """Each alarm once for each step that raised it."""
     rang = [event for event in read_journal(folder.events) if event["event"] == "warning"]
     unique = {(event["step"], event["name"]): event for event in rang}  # a kill makes a run pass a step twice
     return [{key: event[key] for key in WARNING} for _, event in sorted(unique.items())]

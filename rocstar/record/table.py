@@ -1,10 +1,10 @@
-"""Files of attempts as a table that DuckDB asks, and the filters of the command line and of the page.
+"""Files of attempts as a DuckDB table, and the filters of the command line and of the page.
 
-One filter, `{"verdict": "right", "failed": "1.."}`, is what a URL of the page holds and what options of `rocstar runs
-rollouts` become. `where_of` makes a condition of it on the columns of ROWS; every value is bound, never written into
+One filter, `{"verdict": "right", "failed": "1.."}`, is the form of a URL of the page and of the options of `rocstar
+runs rollouts`. `where_of` turns it into a condition on the columns of ROWS; every value is bound, never written into
 SQL, and names of columns come from FILTERS.
 
-Not here: the page's kept table of all attempts (view/index.py), and reading whole files (rollouts.py)."""
+Not here: the page's stored table of all attempts (view/index.py), and reading whole files (rollouts.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, SHORT_COLUMNS, Row, dec
 SETTINGS: dict[str, Any] = {
     "memory_limit": "160MB",  # of all tables and queries of one run; more goes to the disk
     "threads": 2,
-    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
+    "checkpoint_threshold": "2MB",  # rows that are only in the log stay in memory
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "preserve_insertion_order": True,
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
 # A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
 SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
-# Siblings stand together; a problem that stands in a step twice begins again with a lower number.
+# Siblings are adjacent; a problem that occurs twice in a step begins again with a lower number.
 ROWS = f"""
 SELECT file_row_number AS row,
     sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number) AS grp,
@@ -56,18 +56,18 @@ ON failures.failed = file_row_number
 """
 """The attempts of a file without their bodies. Values: the file's path, and the two lists of `failures_in`."""
 SAID = "contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(question), ?)"
-"""Whether a text in lower case, given twice, stands in an attempt's question or in what the policy wrote."""
+"""Whether an attempt's question or the policy's text contains a lower-case text, which is bound twice."""
 FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
 SORTS = tuple(name for name, kind in COLUMNS.items() if kind in ("float", "int32", "int64"))
 """Columns of one number an attempt."""
 READ_BY_PEOPLE = (*SHORT_COLUMNS, "prompt_ids", "text")
-"""Columns of an attempt without those of one value for each token, which no person reads."""
+"""Columns of an attempt without those of one value per token, which people do not read."""
 Condition = tuple[str, list[Any]]
 """SQL and the values of its question marks."""
 
 
 class BadFilter(ValueError):
-    """A filter that says nothing; the message is for a person."""
+    """An invalid filter; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +78,28 @@ class Where:
     values: tuple[Any, ...]
 
 
-def where_of(asked: Mapping[str, str], *others: Condition) -> Where:
+def where_of(given: Mapping[str, str], *others: Condition) -> Where:
     """The attempts that fit every filter and the other conditions. Raises BadFilter."""
-    for name in asked:
+    for name in given:
         if name not in FILTERS and name not in BESIDE:
             raise BadFilter(f"{name} is no filter")
-    found = [FILTERS[name][0](FILTERS[name][1], name, text) for name, text in asked.items() if text and name in FILTERS]
+    found = [FILTERS[name][0](FILTERS[name][1], name, text) for name, text in given.items() if text and name in FILTERS]
     parts = [*found, *others]
     return Where(" AND ".join(f"({sql})" for sql, _ in parts) or "true", tuple(v for _, some in parts for v in some))
 
 
 def _text(column: str, name: str, text: str) -> Condition:
-    """A text, or with `*` after it how texts begin."""
+    """A text, or a prefix with `*` after it."""
     return (f"starts_with({column}, ?)", [text[:-1]]) if text.endswith("*") else (f"{column} = ?", [text])
 
 
 def _has(column: str, name: str, text: str) -> Condition:
-    """One of a list, whatever the case."""
+    """An element of a list, ignoring case."""
     return f"list_contains(list_transform({column}, lambda one: lower(one)), lower(?))", [text]
 
 
 def _verdict(column: str, name: str, text: str) -> Condition:
-    """`right`, `wrong`, `undecided`, `none` where there is no verdict, or several with commas between them."""
+    """`right`, `wrong`, `undecided`, `none` without a verdict, or several, separated by commas."""
     words = text.split(",")
     missing = f"{column} IS NULL" if "none" in words else "false"
     return f"list_contains(?::VARCHAR[], {column}) OR {missing}", [words]
@@ -139,30 +139,30 @@ FILTERS: Mapping[str, tuple[Callable[[str, str, str], Condition], str]] = {
     "error": (_has, "errors"),
     "tool": (_has, "tools"),
 }
-"""Name of a filter -> what makes a condition of its text, and the column of ROWS that it is on."""
-BESIDE = ("stage", "q", "sort", "offset", "limit")  # of a URL, and no conditions on one column
+"""Name of a filter -> the function that turns its text into a condition, and its column of ROWS."""
+BESIDE = ("stage", "q", "sort", "offset", "limit")  # other parameters of a URL
 
 
-def select(files: Iterable[Path], asked: Mapping[str, str]) -> Iterator[Row]:
-    """The attempts that fit a filter, in order of the files, as rows of READ_BY_PEOPLE. `q` is a text that stands in
-    the question or in what the policy wrote, whatever the case.
+def select(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Row]:
+    """The attempts that fit a filter, in order of the files, as rows of READ_BY_PEOPLE. `q`: a text in the question or
+    in the policy's text, ignoring case.
 
-    Raises BadFilter, and DataError for a file that is none of attempts."""
-    where, step = where_of(asked), asked.get("step", "")
+    Raises BadFilter, and DataError for a file that does not hold attempts."""
+    where, step = where_of(filters), filters.get("step", "")
     with duckdb.connect(config=SETTINGS) as connection:
         for file in files:
             if step.isdecimal() and file.name.startswith("step=") and step_of(file) != int(step):
                 continue
             try:
-                yield from _of_file(connection, str(file), asked, where)
+                yield from _of_file(connection, str(file), filters, where)
             except (duckdb.Error, KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{file} is no whole file of attempts: {str(error).splitlines()[0]}") from None
+                raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
 
 
-def _of_file(connection: duckdb.DuckDBPyConnection, path: str, asked: Mapping[str, str], where: Where) -> Iterator[Row]:
-    values: list[Any] = [path, *(failures_in(connection, path) if asked.get("error") else ([], [])), *where.values]
+def _of_file(connection: duckdb.DuckDBPyConnection, path: str, given: Mapping[str, str], where: Where) -> Iterator[Row]:
+    values: list[Any] = [path, *(failures_in(connection, path) if given.get("error") else ([], [])), *where.values]
     sql = f"SELECT row FROM ({ROWS}) WHERE {where.sql}"
-    if text := asked.get("q", "").lower():
+    if text := given.get("q", "").lower():
         sql, values = f"{sql} AND row IN (SELECT file_row_number FROM {READ} WHERE {SAID})", [*values, path, text, text]
     found = [row for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
     for begin in range(0, len(found), BATCH_ROWS):
@@ -172,8 +172,8 @@ def _of_file(connection: duckdb.DuckDBPyConnection, path: str, asked: Mapping[st
 def rows_in(
     connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int], columns: Sequence[str] = tuple(COLUMNS)
 ) -> list[Row]:
-    """Rows of a file by their numbers, ascending, decoded, with those of the columns that the file has; numbers that it
-    does not have are left out. Raises duckdb.Error for a broken file."""
+    """Rows of a file by their numbers, ascending, decoded, with those of `columns` that the file has; missing numbers
+    are skipped. Raises duckdb.Error for a broken file."""
     sql = (
         f"SELECT COLUMNS('^({'|'.join(columns)})$') FROM {READ} WHERE file_row_number BETWEEN ? AND ? "
         "AND list_contains(?::BIGINT[], file_row_number) ORDER BY file_row_number"
@@ -184,8 +184,8 @@ def rows_in(
 
 
 def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[int], list[list[str]]]:
-    """Rows of a file with a failed call, and the classes of their failures, each once, in order. Raises duckdb.Error,
-    and what JSON of another shape than ours leads to."""
+    """Rows of a file with a failed call, and the distinct classes of their failures, in order. Raises duckdb.Error, and
+    other errors for JSON of another shape."""
     rows, errors = list[int](), list[list[str]]()
     with connection.cursor() as cursor:
         found = cursor.execute(FAILED, [path])
@@ -197,7 +197,7 @@ def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[
 
 
 def first(rows: Iterable[Row], count: int, column: str | None) -> list[Row]:
-    """The first `count` of them, or those with most in a column of numbers, most first. Raises ConfigError."""
+    """The first `count` rows, or those with the highest values in a column, highest first. Raises ConfigError."""
     if column is None:
         return list(islice(rows, count))
     if column not in SORTS:

@@ -1,5 +1,5 @@
-"""The Tracker over a run folder: metrics and events at once, rollouts by a thread. A full disk never raises into
-training: it is said once on stderr, kept in `failure` for the trainer to act on, and nothing more is written."""
+"""The Tracker over a run folder: writes metrics and events at once, rollouts in a thread. A full disk never raises into
+training: it is reported once on stderr and in `failure`, on which the trainer acts, and writing stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocstar.record.journal import Journal
 from rocstar.record.rollouts import AttemptRecord, Decode, write_rollouts
 from rocstar.support.exits import is_disk_full
 
-WAITING_STEPS = 4  # a writer further behind than this makes the trainer wait, which bounds memory and drops nothing
+WAITING_STEPS = 4  # if the writer is further behind, the trainer waits, which bounds memory and drops nothing
 
 
 class RunTracker:
@@ -29,7 +29,7 @@ class RunTracker:
         """`decode` turns token ids into the text stored beside them; without it no text is stored."""
         self.folder = folder
         self.failure: str | None = None
-        """One sentence once something could not be written; None while all is well."""
+        """One sentence once a write has failed; None before."""
         self._decode = decode
         self._stage: dict[str, str] = {}
         self._metrics = Journal(folder.metrics)
@@ -44,7 +44,7 @@ class RunTracker:
         self.event("stage", name=name, kind=kind, steps=steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row of metrics.jsonl; numbers that JSON cannot say become null."""
+        """One row of metrics.jsonl; numbers that JSON lacks become null."""
         self._attempt(lambda: self._metrics.append({"step": step, **self._stage, **metrics}))
 
     def event(self, event: str, **details: Any) -> None:
@@ -61,7 +61,7 @@ class RunTracker:
         self._waiting.append(self._writer.submit(self._write, step, attempts))
 
     def flush(self) -> None:
-        """Wait until everything recorded is on disk, or `failure` says why not."""
+        """Wait until everything recorded is on disk, or `failure` is set."""
         while self._waiting:
             self._waiting.popleft().result()
 
@@ -84,7 +84,7 @@ class RunTracker:
             self._fail(f"the rollouts of step {step} could not be written: {error!r}")
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """`write`, unless an earlier one failed: a record with holes would be read as a whole one."""
+        """Call `write`, unless an earlier one failed: a record with gaps would be taken for a complete one."""
         if self.failure:
             return
         try:

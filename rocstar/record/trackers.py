@@ -2,11 +2,11 @@
 folder, so it can neither slow the run nor fail it.
 
 Process: `rocstar runs track RUN --to NAME --follow`, one for each tracker, started by the run's own. Its standard input
-is the end of a pipe that nothing is written to: when the run's process closes it or dies, no more steps will come. What
-it says goes to `logs/track-NAME-1.txt`. A resumed run rewrites what came after its checkpoint, with the same values;
-steps that were handed on are left out.
+is a pipe that carries no data: when the run's process closes it or dies, no more steps will come. Its output goes to
+`logs/track-NAME-1.txt`. A resumed run rewrites the steps after its checkpoint, with the same values; steps already sent
+are skipped.
 
-A new tracker is a function in SINKS. Each library is one that a person installs, and is loaded when its sink is opened.
+A new tracker is a function in SINKS. The user installs its library, which is loaded when the sink is opened.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PARAMETER_CHARACTERS = 500  # of a value, which MLflow refuses when longer
 
 
 Log = Callable[[int, dict[str, float]], None]
-"""Hands on the numbers of one step, by name. Errors of the library behind it pass through."""
+"""Sends the numbers of one step, by name. Errors of the library pass through."""
 
 
 def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]) -> int:
-    """Hand on every step there is, then those to come, until `wait` says that no more will; the last step.
+    """Send all existing steps, then new ones, until `wait` reports the end; returns the last step.
 
-    wait: sleeps up to so many seconds, and says whether the run goes on. Where it stopped is kept in
-    `tracking/<name>.json`, so that a second start goes on from there. Raises OSError."""
+    wait: sleeps up to so many seconds, and returns whether the run continues. The last step sent is stored in
+    `tracking/<name>.json`, so that a second start continues from there. Raises OSError."""
     place = state_file(folder, name)
     place.parent.mkdir(exist_ok=True)
     sent: int = read_json(place)["step"] if place.exists() else 0
@@ -56,13 +56,13 @@ def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]
             if row["step"] > sent:
                 log(row["step"], _numbers(row))
                 sent = row["step"]
-                write_json(place, {"step": sent})  # now: a later row may fail, or wait until the tracker is ended
+                write_json(place, {"step": sent})  # now: a later row may fail, or block until the tracker is ended
         if not going_on:
             return sent
 
 
 def state_file(folder: RunFolder, name: str) -> Path:
-    """How far a tracker came."""
+    """The file with the last step that a tracker sent."""
     return folder.path / "tracking" / f"{name}.json"
 
 
@@ -75,7 +75,7 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def tracked(folder: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
-    """Follow a run with these trackers. Says which of them failed or were not done in time; never raises for them."""
+    """Follow a run with these trackers. Reports those that failed or were not done in time; never raises for them."""
     started = [(name, *_start(folder, name)) for name in names]
     try:
         yield
@@ -122,13 +122,13 @@ def _end(name: str, child: subprocess.Popen[bytes], log: Path, until: float, tel
         tell(f"{name} had not sent all steps in time; send the rest with: {rest}")
         return
     if code:
-        tell(f"{name} failed, which the run did not need; {log} says why")
+        tell(f"{name} failed, which does not affect the run; {log} says why")
 
 
 @contextmanager
 def tensorboard(folder: RunFolder) -> Iterator[Log]:
-    """Event files in `tracking/tensorboard` of the run, which `tensorboard --logdir runs` finds: a file of its own for
-    each start; TensorBoard joins them."""
+    """Event files in `tracking/tensorboard` of the run, which `tensorboard --logdir runs` finds: one file per start;
+    TensorBoard joins them."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -144,8 +144,8 @@ def tensorboard(folder: RunFolder) -> Iterator[Log]:
 
 
 def wandb(folder: RunFolder) -> AbstractContextManager[Log]:
-    """One W&B run for each run of ours, whatever is resumed. Project, key and mode are W&B's own settings
-    (WANDB_PROJECT, WANDB_API_KEY, WANDB_MODE ...)."""
+    """One W&B run for each of our runs, even if resumed. Project, key and mode are W&B's own settings (WANDB_PROJECT,
+    WANDB_API_KEY, WANDB_MODE ...)."""
     identity = folder.identity
     name = f"{identity['name']} {identity['started']}"  # the same wherever the folder is moved to
     own = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -153,8 +153,8 @@ def wandb(folder: RunFolder) -> AbstractContextManager[Log]:
 
 
 def trackio(folder: RunFolder) -> AbstractContextManager[Log]:
-    """One trackio run for each run of ours, whatever is resumed. Project and space are trackio's own settings
-    (TRACKIO_DIR, TRACKIO_SPACE_ID ...)."""
+    """One trackio run for each of our runs, even if resumed. Project and space are trackio's own settings (TRACKIO_DIR,
+    TRACKIO_SPACE_ID ...)."""
     return _as_wandb_has_it("trackio", folder, embed=False)
 
 
@@ -168,7 +168,7 @@ def _as_wandb_has_it(name: str, folder: RunFolder, **own: Any) -> Iterator[Log]:
 
 @contextmanager
 def mlflow(folder: RunFolder) -> Iterator[Log]:
-    """One MLflow run for each run of ours: its id is kept beside how far it came. Server and experiment are MLflow's
+    """One MLflow run for each of our runs: its id is stored beside the last step. Server and experiment are MLflow's
     own settings (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
     library = import_module("mlflow")
     id_file = state_file(folder, "mlflow").with_suffix(".id")
@@ -194,7 +194,7 @@ def mlflow(folder: RunFolder) -> Iterator[Log]:
 SINKS: Mapping[str, Callable[[RunFolder], AbstractContextManager[Log]]] = {
     sink.__name__: sink for sink in (tensorboard, wandb, trackio, mlflow)
 }
-"""Name of a tracker, which is that of its library -> what opens it; whatever was logged has arrived when it closes."""
+"""Name of a tracker, equal to its library's -> the function that opens it; closing waits until all is delivered."""
 
 
 def refuse_absent(names: Sequence[str]) -> None:
@@ -207,6 +207,6 @@ def refuse_absent(names: Sequence[str]) -> None:
 
 
 def open_sink(name: str, folder: RunFolder) -> AbstractContextManager[Log]:
-    """Raises ConfigError, and what the library raises where it can't begin."""
+    """Raises ConfigError, and the library's own errors."""
     refuse_absent([name])
     return SINKS[name](folder)

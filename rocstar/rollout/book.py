@@ -1,4 +1,4 @@
-"""What the scheduler knows of one engine: its trajectories (residents), how its cache will fill, how fast it is.
+"""The scheduler's record of one engine: its trajectories (residents), the forecast of its cache, its speed.
 
 Residents advance together, so time is counted in steps of one token for each resident (on average, with those that wait
 for a tool): a resident whose own tokens are now x, at step v, holds x + (w - v) at a later step w, until it
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
-ENDS = 32  # steps of ends are told apart to this part of the longest response
+ENDS = 32  # the longest response is divided into this many slots for the steps of ends
 PROMISED = 0.9  # share of the cache that the expected peak may fill
 STEP_FEEDS = 128.0  # tokens that can be fed in the fixed time of a step: 156 for 14B on two MI300X
-FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
-SEEN_FROM = 0.25  # of the cache that residents have, before the engine's own count tells anything
+FORGET = 0.98  # weight kept by older observations of an engine's pace, at each look
+SEEN_FROM = 0.25  # of the cache used by residents, before the engine's own count is meaningful
 LEAST_HELD = 0.1  # of the tokens of residents is assumed to be held
-KEPT = 0.9  # of what was seen of its evictions, at each forecast, and of the share that it holds, at each look
+KEPT = 0.9  # weight kept by older evictions, at each forecast, and by the share of tokens held, at each look
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
     """A trajectory as the scheduler sees it."""
 
-    asked: Ask
-    """Its latest ask."""
+    ask: Ask
+    """Its latest request."""
     engine: str | None = None
     response: int = 0
     """Tokens after the prompt when last known, replies included."""
@@ -40,7 +40,7 @@ class Resident:
     reads: float = 0.0
     """Expected work: cached tokens to be read."""
     base: float = 0.0
-    """Own tokens minus the engine's step count, since it was entered into the book."""
+    """Own tokens minus the engine's step count, as of its entry into the book."""
     slot: int = 0
     """Key of the slot in which its end is entered."""
 
@@ -55,14 +55,14 @@ class Book:
         self._groups: Counter[str] = Counter()
         """Group -> number of its residents, who share one prompt in the cache."""
         self.pace = (0.0, 0.0)
-        """Seconds that its work took, and the cached tokens that it read; both fade. Zero: not seen at work."""
+        """Seconds that its work took, and the cached tokens that it read; both fade. Zero: no work observed."""
         self.last, self._seen_at = load, -1.0
-        """What the engine said at the last look, and when that was."""
+        """The engine's load at the last look, and the time of that look."""
         self.step = 0.0
         """Steps that the engine has taken: the tokens that each resident has gained."""
         self.held = 1.0
-        """Recent share of the tokens of residents that it has begun with that it counts as used: vLLM does not count
-        what belongs to those that wait for a tool, and gives it away."""
+        """Recent share of the tokens of residents with an engine row that the engine counts as used: vLLM does not
+        count those of residents that wait for a tool, and may evict them."""
         self.reads = 0.0
         """Work that is still expected: cached tokens to be read."""
         self._prompts = 0
@@ -78,7 +78,7 @@ class Book:
     # Facts
 
     def look(self, load: EngineLoad, now: float) -> None:
-        """Take in what the engine says; steps follow from the tokens it has produced since."""
+        """Record the engine's load; steps follow from the tokens it has produced since."""
         last, seconds = self.last, now - self._seen_at
         produced = max(0, load.produced_tokens - last.produced_tokens)  # a restarted engine counts from 0
         self.step += produced / max(1, len(self.residents))
@@ -87,12 +87,12 @@ class Book:
             self.pace = FORGET * self.pace[0] + seconds, FORGET * self.pace[1] + reads
         self._evicted += max(0, load.evictions - last.evictions)
         self.last, self._seen_at = load, now
-        own = self._tokens() * (1 - load.waiting / max(1, len(self.residents)))  # who waits for a row holds none yet
+        own = self._tokens() * (1 - load.waiting / max(1, len(self.residents)))  # those waiting for a row hold none
         if own > load.capacity_tokens * SEEN_FROM:
             self.held += (1 - KEPT) * (max(LEAST_HELD, min(1.0, load.used_tokens / own)) - self.held)
 
     def slowness(self) -> float:
-        """Seconds for each cached token that is read; 1 for an engine that was not seen at work."""
+        """Seconds for each cached token that is read; 1 for an engine without observed work."""
         return self.pace[0] / self.pace[1] if self.pace[1] else 1.0
 
     def finish(self) -> float:
@@ -102,28 +102,28 @@ class Book:
     # Residents
 
     def add(self, resident: Resident) -> None:
-        asked = resident.asked
-        self.residents[asked.session_id] = resident
-        self._groups[asked.group] += 1
-        self._prompts += asked.prompt_tokens if self._groups[asked.group] == 1 else 0
+        ask = resident.ask
+        self.residents[ask.session_id] = resident
+        self._groups[ask.group] += 1
+        self._prompts += ask.prompt_tokens if self._groups[ask.group] == 1 else 0
         self._enter(resident, resident.response)
 
     def remove(self, resident: Resident) -> None:
-        asked = resident.asked
-        del self.residents[asked.session_id]
-        self._groups[asked.group] -= 1
-        self._prompts -= 0 if self._groups[asked.group] else asked.prompt_tokens
+        ask = resident.ask
+        del self.residents[ask.session_id]
+        self._groups[ask.group] -= 1
+        self._prompts -= 0 if self._groups[ask.group] else ask.prompt_tokens
         self.reads -= resident.reads
         number, bases = self._slots[resident.slot]
         self._slots[resident.slot] = number - 1, bases - resident.base
 
     def length_of(self, resident: Resident) -> float:
-        """How long it is by now: what is known, and a token for each step since its turn began."""
+        """Its length by now: the known tokens, plus one for each step since its turn began."""
         return resident.response + max(0.0, self.step - resident.since)
 
     def forecast(self) -> None:
-        """Enter all residents again, as long as they are now; let older evictions fade."""
-        self._evicted, self._overcommitted = (1 + KEPT * (seen - 1) for seen in (self._evicted, self._overcommitted))
+        """Enter all residents again with their current lengths; let older evictions fade."""
+        self._evicted, self._overcommitted = (1 + KEPT * (count - 1) for count in (self._evicted, self._overcommitted))
         self.counted = (self.counted[1], self.last.evictions)
         self._groups, self._slots, self.reads = +self._groups, {}, 0.0
         for resident in self.residents.values():
@@ -131,7 +131,7 @@ class Book:
 
     def _enter(self, resident: Resident, response: float) -> None:
         if not self._slots:
-            self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
+            self._width = max(1.0, (resident.ask.limit + resident.response) / ENDS)
         resident.base = response - self.step
         resident.slot = int((resident.end - resident.base) / self._width)
         number, bases = self._slots.get(resident.slot, (0, 0.0))
@@ -154,19 +154,19 @@ class Book:
         return self._peak() <= PROMISED * self.last.capacity_tokens / self.held
 
     def _pays(self, resident: Resident) -> bool:
-        """Whether a token in each step until the cache is full is worth feeding all of it again then, as often as an
-        over-commitment has led to evictions; at least once, because evictions follow later."""
+        """Whether one more token per step until the cache is full outweighs feeding the trajectory again after an
+        eviction, times the evictions per over-commitment so far; at least one, because evictions follow later."""
         number = len(self.residents)
         steps = (self.last.capacity_tokens / self.held - self._tokens()) / number
         times = max(1.0, self._evicted / self._overcommitted)
-        return steps * STEP_FEEDS > times * (resident.asked.tokens + steps) * number
+        return steps * STEP_FEEDS > times * (resident.ask.tokens + steps) * number
 
     def _tokens(self) -> float:
         """Tokens of all residents by now."""
         return self._prompts + sum(bases + number * self.step for number, bases in self._slots.values())
 
     def _peak(self) -> float:
-        """Most tokens that are expected to be held at any later step: just before the residents of a slot end."""
+        """Most tokens expected in the cache at any later step: just before the residents of a slot end."""
         number, total, peak = 0, 0.0, 0.0
         for slot in sorted(self._slots, reverse=True):
             here, bases = self._slots[slot]

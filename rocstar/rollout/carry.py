@@ -1,13 +1,13 @@
-"""Attempts that wait for the next step instead of being waited for (`rollout.carry_over`).
+"""Attempts that are carried over to the next step instead of delaying this one (`rollout.carry_over`).
 
     drawn in step 1    a a a a a b b b     with a limit of five tokens
     drawn in step 2      c c c   a a a     what step 1 set aside goes on, without a limit, and c begins
 
 An attempt is set aside when it has sampled as many tokens as the limit says and has not ended. Its whole group moves to
 the next step, which completes it under its own weights and learns from it; each step draws as many problems as ever.
-Tokens decide, not time and not the reward: a step is the same however fast its engines are, and what moves is data, so
-a resumed run repeats it. The limit follows from the attempts of the step before; a step without a limit waits for all.
-Where more attempts than allowed exceed it, it grows until no more do, and until some group is whole."""
+Tokens decide, not time or reward: a step is the same however fast its engines are, and carried attempts are data, so a
+resumed run repeats it. The limit follows from the attempts of the step before; a step without a limit waits for all. If
+more attempts than allowed exceed the limit, it grows until no more do and some group is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Stop, Trajectory
 
 GROWTH = 1.25  # of a limit that too many attempts exceed
-EXCEED = 0.8  # of the attempts allowed would have exceeded the next limit: so few that it seldom has to grow
+EXCEED = 0.8  # of the allowed attempts would have exceeded the next limit, so that it seldom has to grow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class OpenGroup:
     """A group with attempts that did not end yet, or that did not begin."""
 
     seed: int
-    """Of the step that drew it; what its attempts sample follows from it."""
+    """Seed of the step that drew it; its attempts' samples follow from it."""
     group: Group
     """Attempts so far; none before they begin."""
 
@@ -41,7 +41,7 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What a step leaves to the next one."""
+    """What a step passes on to the next one."""
 
     limit: int | None = None
     """Tokens after which that step sets attempts aside; None: it waits for all."""
@@ -58,10 +58,10 @@ class RolledStep:
     """The attempts of a step."""
 
     groups: list[Group]
-    """Those to learn from."""
+    """Groups to learn from."""
     left: Carried = Carried()
     refilled: int = 0
-    """How many of the groups, the last ones, stand in for others that teach nothing (`rollout.refill`)."""
+    """How many of the groups, the last ones, replace groups without a signal (`rollout.refill`)."""
 
 
 class StepLimit:
@@ -89,7 +89,7 @@ class StepLimit:
         return found
 
     async def _stands(self, problem: str) -> bool:
-        """Whether the limit stays what it is."""
+        """Whether the limit stays."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((problem, answer))
         self._running -= 1
@@ -118,8 +118,8 @@ Advance = Callable[[OpenGroup, StepLimit | None], Coroutine[Any, Any, OpenGroup]
 async def rolled(
     advance: Advance, before: Carried, drawn: Sequence[OpenGroup], *, attempts: int, share: float, last: bool
 ) -> RolledStep:
-    """A step that draws these groups, of so many attempts, after a step that has left `before`. last: it waits for
-    all."""
+    """Roll out a step that draws these groups, of so many attempts, after a step that passed on `before`. last: wait
+    for all."""
     allowed = int(share * attempts * len(drawn))
     limit = StepLimit(None if last else before.limit, len(drawn), attempts, allowed)
     found = await all_or_none(
@@ -132,7 +132,7 @@ async def rolled(
         grown(limit.tokens) if trajectory.stop is Stop.SET_ASIDE else trajectory.num_sampled_tokens
         for group in found[len(before.groups) :]
         for trajectory in group.group.trajectories
-        if trajectory.stop is not Stop.ENVIRONMENT_FAILED  # which says nothing of how long attempts are
+        if trajectory.stop is not Stop.ENVIRONMENT_FAILED  # its length is not that of an ended attempt
     ]
     exceed = allowed * len(lengths) // (attempts * len(drawn))
     following = next_limit(lengths, exceed) if lengths else before.limit
@@ -152,6 +152,6 @@ def grown(limit: int) -> int:
 
 
 def next_limit(lengths: Iterable[int], allowed: int) -> int:
-    """The limit of the next step, from the tokens that each attempt drawn in this one has sampled; those set aside
-    count as grown."""
+    """The limit of the next step, from the tokens sampled by each attempt drawn in this one; those set aside count with
+    the grown limit."""
     return max(1, sorted(lengths)[-1 - int(EXCEED * allowed)])

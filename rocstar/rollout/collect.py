@@ -1,8 +1,8 @@
-"""All attempts at all problems of a step, verified. Nothing is left out here: attempts that ended by a fault of ours
+"""All attempts at all problems of a step, verified. Nothing is left out here: attempts that ended by a service failure
 or without a verdict stay in their group, and the resampler drops them with their reason.
 
-A group is verified in one call as its last sibling ends. Other groups go on meanwhile, so only the
-step itself waits for verdicts, and a check that takes seconds runs while the engine is busy."""
+A group is verified in one call when its last sibling ends. Other groups continue meanwhile, so only the step itself
+waits for verdicts, and a slow check runs while the engine is busy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ AS_THE_MODEL_SAYS = Sampling(max_new_tokens=1)
 
 
 class AttemptMaker(Protocol):
-    """Something of the user's own that makes attempts (`rollout.agent`)."""
+    """The user's own program or function that makes attempts (`rollout.agent`)."""
 
     async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """One attempt; without an outcome where the verifier is to judge it."""
+        """One attempt; without an outcome if the verifier is to judge it."""
         ...
 
 
@@ -46,7 +46,7 @@ class Roller:
     agent: AttemptMaker | None = None
     """Makes the attempts in place of the turn loop."""
     note: Note = note_nothing
-    """Told what each attempt, and each group, waits for."""
+    """Called with what each attempt, and each group, waits for."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     """Each attempt is made inside this context; an asyncio.Semaphore bounds how many are made at once."""
 
@@ -64,9 +64,9 @@ class Roller:
         sampling: Sampling = AS_THE_MODEL_SAYS,
         done: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
-        """`attempts` trajectories per problem, all at once. An attempt's randomness follows from
-        (seed, problem.id, index); for a problem that is listed several times, also from its number among these. `done`
-        is called with each group as it is verified."""
+        """`attempts` trajectories per problem, all at once. An attempt's randomness follows from (seed, problem.id,
+        index); for a problem that is listed several times, also from its number among these. `done` is called with each
+        group once it is verified."""
         return await verified_groups(
             problems,
             lambda problem, index, identity: self.attempt(problem, index, replace(sampling, seed=seed_for(*identity))),
@@ -81,7 +81,7 @@ class Roller:
         self, open_group: OpenGroup, limit: StepLimit | None, *, sampling: Sampling, attempts: int
     ) -> OpenGroup:
         """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open.
-        attempts: of a group that has none yet."""
+        attempts: how many, for a group that has none yet."""
         problem, there = open_group.group.problem, open_group.group.trajectories
         attempts = len(there) or attempts
 
@@ -137,12 +137,12 @@ async def verified_groups(
     note: Note,
     done: Callable[[Group], None],
 ) -> list[Group]:
-    """`attempts` at each problem, all at once; a group is verified as its last sibling ends, and given to `done`."""
+    """`attempts` at each problem, all at once; a group is verified when its last sibling ends, and passed to `done`."""
 
     async def group(problem: Problem, identity: tuple[int | str, ...]) -> Group:
-        made = await verified_group(problem, attempt, verifier, attempts, identity, note)
-        done(made)
-        return made
+        finished = await verified_group(problem, attempt, verifier, attempts, identity, note)
+        done(finished)
+        return finished
 
     return await all_or_none(
         group(problem, (seed, problem.id, *again)) for problem, again in zip(problems, _repeats(problems), strict=True)
@@ -152,7 +152,7 @@ async def verified_groups(
 async def verified_group(
     problem: Problem, attempt: Attempt, verifier: Verifier, attempts: int, identity: tuple[int | str, ...], note: Note
 ) -> Group:
-    """`attempts` at a problem, verified as the last of them ends; not yet verified where some are set aside."""
+    """`attempts` at a problem, verified when the last of them ends; not yet verified if some are set aside."""
     drawn = await all_or_none(attempt(problem, index, (*identity, index)) for index in range(attempts))
     if any(trajectory.stop is Stop.SET_ASIDE for trajectory in drawn):
         return Group(problem=problem, trajectories=tuple(drawn))
@@ -165,7 +165,7 @@ async def verified_group(
 
 
 async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """The same attempts at a problem with their outcomes, all from one call; those that have one keep it."""
+    """The same attempts with outcomes, all from one call; attempts that already have an outcome keep it."""
     whole = [one for one in drawn if one.stop is not Stop.ENVIRONMENT_FAILED and one.outcome is None]
     found: Sequence[Outcome | VerifierUnavailable]
     try:
@@ -177,18 +177,18 @@ async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Traject
 
 
 def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
-    """What tells problems with the same id apart: nothing for the first of them, `again1` for the second."""
-    seen: Counter[str] = Counter()
+    """Suffixes that distinguish problems with the same id: nothing for the first, `again1` for the second."""
+    counts: Counter[str] = Counter()
     found: list[tuple[str, ...]] = []
     for problem in problems:
-        before = seen[problem.id]
+        before = counts[problem.id]
         found.append((f"again{before}",) if before else ())
-        seen[problem.id] += 1
+        counts[problem.id] += 1
     return found
 
 
 def _with(trajectory: Trajectory, outcome: Outcome | VerifierUnavailable | None) -> Trajectory:
-    """An outage is a fault of ours and never an outcome."""
+    """With an outcome; an outage of the verifier ends the attempt as ENVIRONMENT_FAILED and is never an outcome."""
     if isinstance(outcome, VerifierUnavailable):
         return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=str(outcome))
     return replace(trajectory, outcome=outcome)

@@ -1,7 +1,7 @@
-"""One attempt at one problem, with tools: parses what the model wrote, runs its calls, words the replies.
+"""One attempt at one problem, with tools: parses the model's text, runs its calls, formats the replies.
 
-Here live the limits (turns, tokens, calls per turn). What the model does wrong becomes a ToolResult; only a failed
-service leaves this file as an exception."""
+The limits (turns, tokens, calls per turn) are kept here. A mistake of the model becomes a ToolResult; only a failed
+service raises an exception."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ class AttemptLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What all attempts share: how text becomes tokens, and which tools there are."""
+    """Shared by all attempts: how text becomes tokens, and the tools."""
 
     codec: Codec
     template: Template
     tools: Sequence[Tool]
-    """Those that keep nothing between calls: one of each serves all attempts."""
+    """Stateless tools: one instance of each serves all attempts."""
     feedback: Callable[[ToolResult], str]
-    """Words a tool result for the model."""
+    """Turns a tool result into text for the model."""
     own_tools: Callable[[], Sequence[AttemptTool]] = lambda: ()
-    """Makes those that each attempt has of its own."""
+    """Creates the tools that each attempt has of its own."""
 
     def ids(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        """What stands around completions, as tokens."""
+        """The text around completions, as tokens."""
         return tuple(self.codec.encode_segments(segments, self.template.reserved))
 
     def by_name(self, own: Sequence[AttemptTool]) -> Mapping[str, Tool]:
-        """The tools of an attempt with `own` ones, by all names that they answer to."""
+        """All tools of an attempt, `own` ones included, by every name they can be called by."""
         return {name: tool for tool in (*self.tools, *own) for name in (*tool.spec.aliases, tool.spec.name)}
 
     def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
         return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
 
     def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
-        """A reply to a completion."""
+        """The tokens of a reply to a completion."""
         return self.after_tokens(completion.token_ids, segments)
 
-    def after_tokens(self, said: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
-        """The same, to tokens that end with a completion's. Where they end with another token than the template's stop
-        marker (an end-of-sequence token of the model) the marker comes first, so that the conversation stays well
+    def after_tokens(self, written: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The same, after tokens that end with a completion. If their last token is not the template's stop marker (but
+        an end-of-sequence token of the model), the marker is inserted first, so that the conversation stays well
         formed."""
-        ended = tuple(said[-1:]) == self.ids([ours(self.template.stop)])
+        ended = tuple(written[-1:]) == self.ids([ours(self.template.stop)])
         return self.ids(segments if ended else (ours(self.template.stop), *segments))
 
 
@@ -94,8 +94,8 @@ class ToolEnvironment:
         return self._limits.max_response_tokens - self._used_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """Raises Unavailable when a tool could not be run, EngineUnavailable when the completion was aborted: that says
-        nothing about the model."""
+        """Raises Unavailable when a tool could not be run, EngineUnavailable when the completion was aborted: neither
+        is the model's mistake."""
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         self._turns += 1
@@ -117,7 +117,7 @@ class ToolEnvironment:
         return Reply(calls=tuple(calls), results=results, reply_ids=ids)
 
     async def again(self, turns: Sequence[Turn]) -> None:
-        """Calls of the attempt's own tools are run again, for what they left behind."""
+        """Run the calls of the attempt's own tools again, to restore their state."""
         for turn in turns:
             self._turns += 1
             self._calls += len(turn.calls)

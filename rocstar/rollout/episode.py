@@ -1,8 +1,8 @@
 """The turn loop: engine, environment, engine, environment, until the attempt ends.
 
-A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED, carries
-the fault in words, and the resampler drops it. Nothing is tried again here: an engine that is a
-fleet (fleet.py) and the tools do that themselves."""
+A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED with a description of the
+failure, and the resampler drops it. Nothing is tried again here: an engine that is a fleet (fleet.py) and the tools do
+that themselves."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ async def run_episode(
     before: Trajectory | None = None,
     most: int | None = None,
 ) -> Trajectory:
-    """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
+    """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by the environment's remaining budget;
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
     However it ends, the environment and the engine's session are closed.
 
-    begun: tokens of an attempt that is continued, its last reply included; they are the prompt of the trajectory.
-    before: the attempt as it was set aside; it goes on. most: tokens that it may sample in all before it is set aside.
+    begun: tokens of an attempt to continue, its last reply included; they are the trajectory's prompt. before: the
+    attempt to go on with, as it was set aside. most: tokens that it may sample in all before it is set aside.
     """
     started = time.monotonic()
     prompt_ids = environment.opening() if begun is None else begun
     ids = list(before.token_ids if before else prompt_ids)
     turns = list(before.turns if before else ())
-    part = turns.pop().completion if turns and not turns[-1].reply_ids else None  # of a turn that goes on
+    part = turns.pop().completion if turns and not turns[-1].reply_ids else None  # of an unfinished turn
     stop, fault = None, None
     try:
         if before:
@@ -73,15 +73,15 @@ async def run_episode(
             completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
             if part:
                 completion, ids, part = joined(part, completion), ids[: len(ids) - len(part.token_ids)], None
-            asked = time.monotonic()
-            turns.append(Turn(completion=completion, engine_seconds=asked - sent))
+            received = time.monotonic()
+            turns.append(Turn(completion=completion, engine_seconds=received - sent))
             written = len(completion.token_ids)
             if completion.finish is Finish.LENGTH and most == sampled + written and written < room:
                 stop = Stop.SET_ASIDE
                 break
             note(session_id, "a tool")
             reply = await environment.reply(completion)
-            turns[-1] = answered(turns[-1], reply, time.monotonic() - asked)
+            turns[-1] = answered(turns[-1], reply, time.monotonic() - received)
             ids += [*completion.token_ids, *reply.reply_ids]
             stop = reply.stop
     except Unavailable as error:
@@ -103,7 +103,7 @@ async def run_episode(
 
 
 def answered(turn: Turn, reply: Reply, tool_seconds: float) -> Turn:
-    """A turn with what came back for its completion."""
+    """A turn with the reply to its completion."""
     return replace(turn, calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids, tool_seconds=tool_seconds)
 
 

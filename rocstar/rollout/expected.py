@@ -1,7 +1,7 @@
-"""How long a trajectory will still be, learned from those that have ended and from those that have not yet.
+"""Estimates how many tokens a trajectory still has ahead, from trajectories that have ended and those under way.
 
 A life table: of the trajectories that reached a length, the share that ended there. Trajectories under way count for
-the lengths that they have reached, because those that have ended are the short ones.
+the lengths that they have reached, because those that ended first are the short ones.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import accumulate
 from typing import Protocol
 
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
-PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
+PRIOR_ENDS = 4.0  # ends assumed before any is observed, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
 
 
 class Expectation(Protocol):
-    """What a scheduler wants to know. Lengths are response tokens, replies included."""
+    """Length estimates for a scheduler. Lengths are response tokens, replies included."""
 
     def begin(self, limit: int) -> None:
-        """A trajectory begins that may come to so many tokens."""
+        """A trajectory begins that may have at most `limit` tokens."""
         ...
 
     def end(self, response: int) -> None: ...
@@ -31,7 +31,7 @@ class Expectation(Protocol):
         ...
 
     def reads(self, session_id: str, response: float, prompt: int) -> float:
-        """The work that is still to come: cached tokens to be read."""
+        """Its remaining work: cached tokens to be read."""
         ...
 
     def length(self, session_id: str, response: float, share: float) -> float:
@@ -46,7 +46,7 @@ class LifeTable:
         """Rows of the table per token."""
         self._ended = [0.0] * LENGTHS
         self._cut = 0.0
-        """Ended by the limit."""
+        """How many the limit ended."""
         self._hazard = [0.0] * (LENGTHS + 1)
         """[i]: ends expected of one trajectory before length i / rows."""
         self._rests: list[tuple[float, float]] = []

@@ -1,13 +1,13 @@
-"""Several engines behind one Engine: runs turns where a scheduler says, and knows which engines are well.
+"""Several engines behind one Engine: runs turns where a scheduler assigns them, and tracks which engines are healthy.
 
     generate -> Ask -> Scheduler.assign -> the turn runs on that engine -> its completion
 
 This is the one place where a turn is tried again. When an engine fails, hangs or returns something impossible, its
-turns start anew on another one, from the same token ids and seeds: engines that promise the same tokens return them.
-An engine that fails is *taken out* and tried with a probe now and then, with the newest weights, until it is *back*.
+turns restart on another one, from the same token ids and seeds: deterministic engines return the same tokens. A failed
+engine is *taken out* and probed from time to time, with the newest weights, until it is *back*.
 
-Not here: which engine does what (scheduler.py), what is wrong with a completion (turns.py), starting and closing
-engines (their maker does that).
+Not here: assigning turns (scheduler.py), checking completions (turns.py), starting and closing engines (their creator
+does that).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.rollout.turns import FleetMember, FleetSession, FleetTurn, complaint
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
-FAILURES = 3  # in a row, before an engine is taken out: a request may cause one of them, hardly three
-TRIES = 10  # of one turn; so many failures are no chance: the turn itself must break engines
+FAILURES = 3  # in a row, before an engine is taken out: one may be the request's fault, hardly three
+TRIES = 10  # of one turn; so many failures are not chance: the turn itself must break engines
 TICK_SECONDS = 1.0  # between two looks at the engines; much shorter than any patience, much longer than a look takes
 FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
 LONGEST_PAUSE = 15.0
 DOUBLINGS = 10
 PROBE = Sampling(max_new_tokens=1)
-PROBE_IDS = (0,)  # the one id that every tokenizer has
+PROBE_IDS = (0,)  # an id that every tokenizer has
 
 
 class Tell(Protocol):
@@ -42,14 +42,14 @@ class Tell(Protocol):
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
-def tell_nobody(event: str, **details: Any) -> None:
+def ignore_event(event: str, **details: Any) -> None:
     """A Tell that records nothing, for a fleet without a run."""
 
 
 class Fleet:
-    """Engine over named engines. `patience_seconds`: an engine that has turns to do and shows no progress for so long
-    is taken out, and so is one that takes longer for new weights; turns that no engine does for so long end with
-    EngineUnavailable. vocab_size: ids lie below it; None where it is not known.
+    """Engine over named engines. `patience_seconds`: an engine that has turns and makes no progress for so long is
+    taken out, and so is one that takes longer to load new weights; turns that no engine takes for so long end with
+    EngineUnavailable. vocab_size: ids are below it; None if unknown.
 
     Patience is counted in looks, not by the clock: while a learner keeps the event loop busy there are no looks."""
 
@@ -60,7 +60,7 @@ class Fleet:
         *,
         vocab_size: int | None = None,
         patience_seconds: float = 120.0,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
     ) -> None:
         self._members = {
             name: FleetMember(name=name, engine=engine, version=engine.load().policy_version)
@@ -89,7 +89,7 @@ class Fleet:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Raises EngineUnavailable when no engine could do it, ConfigError for a request that makes no sense."""
+        """Raises EngineUnavailable when no engine could do it, ConfigError for an invalid request."""
         turn = self._turn(tuple(token_ids), sampling, request_id, session_id)
         self._turns[request_id] = turn
         turn.session.turns.append(turn)
@@ -123,8 +123,8 @@ class Fleet:
         )
 
     async def load_weights(self, weights: Weights) -> None:
-        """Give the weights to all engines at once. One that fails is taken out and gets them before it is back. Raises
-        EngineUnavailable when no engine has them within the patience."""
+        """Load the weights on all engines at once. An engine that fails is taken out and gets them before it is back.
+        Raises EngineUnavailable when no engine has them within the patience."""
         self._weights, self._version = weights, weights.version
         self._awake.set()
         up = [member for member in self._members.values() if member.up]
@@ -139,12 +139,12 @@ class Fleet:
         return all(member.up for member in self._members.values())
 
     def keep(self, weights: Weights) -> None:
-        """The same weights as the newest, for engines that come back."""
+        """Set the newest weights, for engines that come back, without loading them now."""
         self._weights = weights
 
     async def sleep(self) -> None:
-        """Leave the GPUs to learners until `load_weights`; turns wait for that. An engine that does not sleep is ended
-        and taken out; one that is just begun anew is waited for."""
+        """Leave the GPUs to learners until `load_weights`; turns wait for that. An engine that does not sleep is
+        stopped and taken out; for one that is being restarted this waits."""
         self._awake.clear()
         await asyncio.gather(*(self._send_to_sleep(member) for member in self._members.values()))
 
@@ -170,7 +170,7 @@ class Fleet:
             self._start(_close_session(self._members[name].engine, session_id))
         self._assign_soon()
 
-    # -- what it knows ------------------------------------------------------------------------------------------------
+    # -- counts -------------------------------------------------------------------------------------------------------
 
     def take_counts(self) -> dict[str, float]:
         """`engine/*` metrics: what happened since the last call."""
@@ -186,7 +186,7 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        """Turns under way end with EngineUnavailable. The engines are not closed."""
+        """End turns under way with EngineUnavailable. The engines are not closed."""
         for turn in list(self._turns.values()):
             self._settle(turn, EngineUnavailable("the fleet was closed"))
         tasks = list(self._tasks)
@@ -237,7 +237,7 @@ class Fleet:
     def _begin(self, turn: FleetTurn, member: FleetMember) -> None:
         turn.tries += 1
         turn.member = member
-        if not member.turns:  # what it did before is no progress with this turn
+        if not member.turns:  # earlier work is not progress on this turn
             member.seen, member.looks = member.progress(), 0
         member.turns.add(turn)
         turn.session.engines.add(member.name)
@@ -256,12 +256,12 @@ class Fleet:
         except Exception as error:
             found = error
         if turn.task is not asyncio.current_task():
-            return  # the turn was taken from this engine, which answered all the same
+            return  # the turn was taken from this engine, which answered anyway
         if isinstance(found, Completion):
             self._judge(turn, member, found, (version, self._version))
         elif isinstance(found, EngineUnavailable):
             self._fail(turn, member, str(found))
-        else:  # the request makes no sense, or a bug: the caller must hear of it
+        else:  # an invalid request, or a bug: the caller must get the exception
             self._settle(turn, found)
 
     def _judge(self, turn: FleetTurn, member: FleetMember, completion: Completion, versions: tuple[int, int]) -> None:
@@ -269,14 +269,14 @@ class Fleet:
         if wrong:
             self._take_out(member, f"it returned {wrong}")
         elif completion.finish is Finish.ABORTED and not turn.ending:
-            self._fail(turn, member, "it ended a turn that nobody had ended")
+            self._fail(turn, member, "it aborted a turn that was not aborted here")
         else:
             member.failures = 0
             member.answered += 1
             self._settle(turn, completion)
 
     def _fail(self, turn: FleetTurn, member: FleetMember, reason: str) -> None:
-        """An engine could not do a turn."""
+        """Handle the failure of an engine to do a turn."""
         member.failures += 1
         if member.failures >= FAILURES:
             self._take_out(member, reason)
@@ -306,7 +306,7 @@ class Fleet:
             turn.answer.set_exception(result)
 
     def _end(self, turn: FleetTurn, tokens: int = 0) -> None:
-        """Forget a turn, whatever its state; the next of its session is asked."""
+        """Forget a turn, whatever its state, and submit the next turn of its session."""
         self._turns.pop(turn.ask.request_id, None)
         if turn.member is not None:
             turn.member.turns.discard(turn)
@@ -345,7 +345,7 @@ class Fleet:
             await self._awake.wait()
             member.probes += 1
             member.tries += 1
-            if member.up:  # new weights have shown that it is well
+            if member.up:  # loading new weights has shown that it is healthy
                 return
             try:
                 async with member.starting:
@@ -359,12 +359,12 @@ class Fleet:
                 self._bring_back(member)
 
     async def _probe(self, member: FleetMember) -> None:
-        """Restart the engine if it can be restarted, give it the newest weights, and let it write a token with them.
-        Raises EngineUnavailable."""
+        """Restart the engine if it can be restarted, load the newest weights, and sample a token with them. Raises
+        EngineUnavailable."""
         engine, version = member.engine, None
         if isinstance(engine, RestartableEngine):
             await engine.restart(lambda: self._weights)
-        while version != self._version:  # new weights may come at any time, and are no fault of the engine
+        while version != self._version:  # new weights may come at any time, which is not the engine's failure
             version = await self._bring_up_to_date(engine)
             name = f"probe/{member.name}/{time.monotonic_ns()}"
             completion = await self._within(
@@ -376,7 +376,7 @@ class Fleet:
                 raise EngineUnavailable(f"it answered a probe with {wrong}")
 
     async def _bring_up_to_date(self, engine: Engine) -> int:
-        """Give an engine the newest weights unless it has them; returns their version. Raises EngineUnavailable."""
+        """Load the newest weights on an engine unless it has them; returns their version. Raises EngineUnavailable."""
         while (version := engine.load().policy_version) != self._version:
             if self._weights is None:
                 raise EngineUnavailable(f"it has weights {version} of {self._version}")
@@ -405,10 +405,10 @@ class Fleet:
         return True
 
     async def _load(self, engine: Engine, weights: Weights) -> None:
-        """Raises EngineUnavailable unless the engine says that it has them."""
+        """Raises EngineUnavailable unless the engine reports their version."""
         await self._within(engine.load_weights(weights), "took no weights")
         if (found := engine.load().policy_version) != weights.version:
-            raise EngineUnavailable(f"it says it has weights {found} after it was given {weights.version}")
+            raise EngineUnavailable(f"it reports weights {found} after it was given {weights.version}")
 
     async def _send_to_sleep(self, member: FleetMember) -> None:
         async with member.starting:
@@ -426,7 +426,7 @@ class Fleet:
             raise EngineUnavailable(f"no engine took weights {weights.version}: {self._reasons()}") from None
 
     async def _within(self, work: Coroutine[Any, Any, Any], failing: str) -> Any:
-        """Within the patience. Raises EngineUnavailable."""
+        """Await work within the patience. Raises EngineUnavailable."""
         try:
             async with asyncio.timeout(self._patience):
                 return await work
@@ -448,9 +448,9 @@ class Fleet:
             self._watching = False
 
     def _look_at(self, member: FleetMember) -> None:
-        seen, before = member.progress(), member.seen
-        member.seen = seen
-        member.looks = member.looks + 1 if member.turns and seen == before else 0
+        progress, before = member.progress(), member.seen
+        member.seen = progress
+        member.looks = member.looks + 1 if member.turns and progress == before else 0
         if self._is_too_long(member.looks):
             self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
@@ -458,7 +458,7 @@ class Fleet:
         at_work = {member for member in self._members.values() if member.up and member.turns}
         standing = {member for member in at_work if member.progress() == member.seen}
         if not standing:
-            return frozenset()  # as nearly always: a load is asked for at every request of an agent
+            return frozenset()  # the usual case, kept cheap: every request of an agent reads the load
         return frozenset(
             request_id
             for request_id, turn in self._turns.items()
@@ -466,8 +466,8 @@ class Fleet:
         )
 
     def _look_at_waiting(self) -> None:
-        """End all turns, with the reasons, when no engine has taken any for too long. While the tool of a trajectory
-        runs, a scheduler may keep the trajectory's room on an engine, so that does not count as an outage."""
+        """End all turns, with the reasons, when no engine has taken any for too long. A scheduler may reserve room on
+        an engine for a trajectory whose tool runs, so that time does not count as an outage."""
         up = [member for member in self._members.values() if member.up]
         at_tools = any(not session.turns for session in self._sessions.values())
         idle = not any(member.turns for member in up) and not (up and at_tools)
@@ -481,8 +481,8 @@ class Fleet:
         return looks * TICK_SECONDS >= self._patience
 
     def _reasons(self) -> str:
-        said = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())
-        return "; ".join(said)
+        reasons = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())
+        return "; ".join(reasons)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,4 +1,4 @@
-"""The seam of a scheduler: which engine continues which trajectory, and when.
+"""The interface of a scheduler, which decides which engine continues which trajectory, and when.
 
 Pure: facts and the time come in, assignments go out; no clock, no I/O, no await. The fleet carries the assignments out
 over real engines, the simulator over modelled ones. One turn of one trajectory, in the order of the calls:
@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Promise: every ask is assigned once, unless its engine is lost, and none waits for ever while an engine is there
+    """Promise: every ask is assigned once, unless its engine is lost, and none waits without end while an engine exists
     that could hold it."""
 
     def ask(self, ask: Ask, now: float) -> None: ...
@@ -50,8 +50,8 @@ class Scheduler(Protocol):
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         """What may start now on the engines that are up, by name. `now`: seconds of a clock that never goes back.
 
-        An engine that is left out is away for now: what it caches is still there. Cheap where nothing has changed, so
-        it may be called after every other call."""
+        An engine that is missing is away for now, and its cache is kept. Cheap if nothing has changed, so it may be
+        called after every other call."""
         ...
 
     def answered(self, request_id: str, tokens: int, now: float) -> None:

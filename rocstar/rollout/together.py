@@ -1,4 +1,4 @@
-"""Work that is done together, or not at all."""
+"""Concurrent work that succeeds or fails as a whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. Where one fails, or the caller is cancelled, the others are cancelled and seen out. Not a
-    TaskGroup: the caller wants the plain exception."""
+    """All results, in order. If one fails, or the caller is cancelled, the others are cancelled and awaited. Not a
+    TaskGroup, which would wrap the exception in a group."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

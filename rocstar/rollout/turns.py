@@ -1,7 +1,7 @@
-"""What a fleet keeps of each trajectory, turn and engine, and what it complains of in a completion.
+"""The fleet's records of trajectories, turns and engines, and its checks of completions.
 
-An engine whose answers cannot be what it sampled is taken out by the fleet before anything is learnt from them. Not
-here: what a fleet does (fleet.py)."""
+The fleet takes out an engine whose completions are impossible, before anything is learnt from them. Not here: the fleet
+itself (fleet.py)."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class FleetTurn:
     session: FleetSession
     answer: asyncio.Future[Completion]
     tries: int = 0
-    """How often it was given to an engine."""
+    """How often it was started on an engine."""
     member: FleetMember | None = None
     """The engine that works on it; None while it waits."""
     task: asyncio.Task[None] | None = None
     previous: str | None = None
     """The engine it was taken from."""
     ending: bool = False
-    """It was aborted."""
+    """Whether it was aborted."""
 
     @property
     def request_id(self) -> str:
-        """As engines know it: a name of its own for each try, so that the end of one is not taken for another's."""
+        """The id sent to engines: a different one for each try, so that the end of one is not taken for another's."""
         return self.ask.request_id if self.tries <= 1 else f"{self.ask.request_id}/try{self.tries}"
 
 
@@ -60,7 +60,7 @@ class FleetMember:
     name: str
     engine: Engine
     version: int
-    """Version of the weights that it was last seen to have."""
+    """The version of weights it last reported."""
     up: bool = True
     reason: str = ""
     """Why it was taken out, or why the last probe failed."""
@@ -78,7 +78,7 @@ class FleetMember:
     tries: int = 0
     """Probes since it was taken out."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is begun anew, and while it is sent to sleep."""
+    """Held while it is restarted, and while it is put to sleep."""
     lost_at: float = 0.0
     """When it was last taken out; seconds of `time.monotonic`."""
 
@@ -90,8 +90,8 @@ class FleetMember:
 def complaint(
     completion: Completion, sampling: Sampling, *, vocab_size: int | None, versions: tuple[int, int]
 ) -> str | None:
-    """The first impossible thing in it, in words; None where there is none. `versions`: the oldest and the newest
-    policy version that may have written a token. vocab_size: ids lie below it; None where it is not known."""
+    """Describes the first impossible thing in a completion; None if there is none. `versions`: the oldest and the
+    newest policy version that may have written a token. vocab_size: ids are below it; None if unknown."""
     return next(_complaints(completion, sampling, vocab_size, versions), None)
 
 
@@ -109,10 +109,10 @@ def _complaints(
     if wrong is not None:
         yield f"a logprob of {wrong}"
     if completion.finish is Finish.STOP and (not ids or ids[-1] not in sampling.stop_token_ids):
-        yield "an end at a stop token that is none"
+        yield "an end at a stop token that is not one"
     wrote = [span.version for span in completion.version_spans]
     if sum(span.tokens for span in completion.version_spans) != len(ids):
         yield f"{len(ids)} tokens, of which {sum(span.tokens for span in completion.version_spans)} have a version"
     if wrote != sorted(wrote) or any(not versions[0] <= version <= versions[1] for version in wrote):
-        asked = " to ".join(map(str, dict.fromkeys(versions)))
-        yield f"tokens of policy version {', '.join(map(str, wrote))} where {asked} was asked"
+        requested = " to ".join(map(str, dict.fromkeys(versions)))
+        yield f"tokens of policy version {', '.join(map(str, wrote))} where {requested} was requested"

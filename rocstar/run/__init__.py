@@ -1,1 +1,1 @@
-"""The wiring behind `train.py`: parts made from a recipe, what a run learns, checkpoints, accounts of CPU."""
+"""The wiring behind `train.py`: parts built from a recipe, tasks, checkpoints, CPU accounting."""

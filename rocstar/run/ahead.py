@@ -1,14 +1,14 @@
-"""The attempts of a stage's steps, those of later steps begun while earlier ones are still to be learnt from.
+"""The attempts of a stage's steps; those of later steps begin before earlier ones have been learnt from.
 
     ahead = 1      take 0            learn 0          take 1        learn 1
     under way      0 1               1                1 2           2
 
 Step s begins when step s - ahead - 1 has been learnt from and its weights are published, never before. So the weights
 that write its tokens are at most `ahead` steps older than those that learn from them. No attempt is dropped for its
-age, and a step learns from all of its attempts, so slow ones are not left out.
-Attempts under way go on under new weights as these are published (docs/fleet.md).
+age, and a step learns from all of its attempts, including slow ones. Attempts under way continue under new weights once
+these are published (docs/fleet.md).
 
-`RolloutProgress` shows how far the attempts are that a step waits for.
+`RolloutProgress` shows the progress of the attempts that a step waits for.
 
 Not here: what an attempt is (rollout/), which problems a step takes (pools.py)."""
 
@@ -32,7 +32,7 @@ Waiting = Callable[[int], AbstractContextManager[None]]
 
 class StepsAhead:
     """`roll` makes the attempts of a step, by its number in the stage; steps from `end` on do not exist. `waiting` is
-    entered while a step's attempts are waited for. Attempts that are under way end with the context."""
+    entered while the run waits for a step's attempts. Attempts under way end with the context."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class StepsAhead:
         self._idle_since = 0.0
 
     async def take(self, step: int) -> RolledStep:
-        """The attempts at each problem of `step`. Call it when the step before it has been learnt from and its weights
-        are published."""
+        """The attempts at each problem of `step`. Call it when the step before has been learnt from and its weights are
+        published."""
         for later in range(step, min(step + self._ahead + 1, self._end)):
             if later not in self._begun:
                 self._begun[later] = task = asyncio.create_task(self._roll(later))
@@ -62,7 +62,7 @@ class StepsAhead:
 
     @property
     def under_way(self) -> bool:
-        """Whether attempts of steps that were not taken yet are being made."""
+        """Whether attempts of steps not yet taken are running."""
         return any(not task.done() for task in self._begun.values())
 
     def worked_since(self, moment: float) -> float:
@@ -74,7 +74,7 @@ class StepsAhead:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """None of the attempts under way was recorded yet."""
+        """Cancel the attempts under way, none of which is recorded yet."""
         tasks = list(self._begun.values())
         for task in tasks:
             task.cancel()
@@ -92,19 +92,19 @@ class Attempts:
         self.done = self.calls = 0
 
     def counted(self, roller: Roller) -> Roller:
-        """The same, whose attempts are counted here as they end, with their calls."""
+        """The roller, with its attempts and their calls counted here as they end."""
         return CountedRoller(count=self, **{field.name: getattr(roller, field.name) for field in fields(roller)})
 
-    def told(self, seconds: float, tokens: int, expected: float | None) -> str:
-        """How far they are, in words, after so many seconds, in which engines wrote so many tokens. expected: seconds
-        that the step before took; None for the first."""
+    def summary(self, seconds: float, tokens: int, expected: float | None) -> str:
+        """Describes their progress after so many seconds, in which engines wrote so many tokens. expected: seconds that
+        the step before took; None for the first."""
         left = None if expected is None else (expected - seconds, expected - seconds)
         pace = f"{tokens / max(seconds, 1e-9):.0f} tokens/s"
         return f"{self.done} of {self.total} attempts done, {pace}, {self.calls} calls run{time_left(left)}"
 
 
 class RolloutProgress:
-    """Shows how far the attempts of a step are while the run waits for them."""
+    """Shows the progress of a step's attempts while the run waits for them."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -118,13 +118,13 @@ class RolloutProgress:
 
     @contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """Show how far the attempts of a step are while this context is open."""
+        """Show the progress of a step's attempts within this context."""
         began, before = time.monotonic(), self._watch.asked()
 
         def far(seconds: float) -> str:
             now, attempts = self._watch.asked(), self._attempts.get(step)
             written = now.produced_tokens - before.produced_tokens if now and before else 0
-            return attempts.told(seconds, max(0, written), self._seconds) if attempts else ""
+            return attempts.summary(seconds, max(0, written), self._seconds) if attempts else ""
 
         with self._watch.telling(far):
             yield
@@ -146,15 +146,15 @@ class CountedRoller(Roller):
         before: Trajectory | None = None,
         most: int | None = None,
     ) -> Trajectory:
-        self.count.total += before is not None  # beside the part that was done
-        made = await Roller.attempt(self, problem, index, sampling, before, most)
+        self.count.total += before is not None  # besides the part that was done
+        trajectory = await Roller.attempt(self, problem, index, sampling, before, most)
         self.count.done += 1
-        self.count.calls += len(made.results) - (len(before.results) if before else 0)
-        return made
+        self.count.calls += len(trajectory.results) - (len(before.results) if before else 0)
+        return trajectory
 
 
-def update_told(seconds: float, done: int, total: int) -> str:
-    """How far an update is, in words, that has learnt from `done` of its `total` tokens; empty before the first."""
+def update_summary(seconds: float, done: int, total: int) -> str:
+    """Describes an update that has learnt from `done` of its `total` tokens; empty before the first."""
     if not 0 < done <= total or seconds <= 0:
         return ""
     left = seconds * (total - done) / done

@@ -1,6 +1,6 @@
-"""What a person should know of an RL stage while it goes on: signs of collapse, and signs that the reward is won
-without solving the problem. Pure: metrics of the stage in, alarms out. Thresholds and form are ours; what the paper
-reports of its failures (§4.3.1, §5.3) names most of what is looked for.
+"""Alarms of an RL stage: signs of collapse, and signs that the reward is won without solving the problem. Pure: metrics
+of the stage in, alarms out. Thresholds and form are ours; most alarms are for failures that the paper reports (§4.3.1,
+§5.3).
 
 Each alarm looks at the mean over the last WINDOW steps, so that one odd step raises none."""
 
@@ -15,14 +15,14 @@ from statistics import NormalDist, fmean
 from rocstar.run.stages import Row, window_mean, window_means
 
 WINDOW = 5  # steps
-LONG_WINDOW = 20  # where steps have few attempts, only many of them tell a fall from chance
-RIGHT = "verdict/right"  # rewards of one's own may be of any scale
+LONG_WINDOW = 20  # steps; with few attempts a step, only many steps distinguish a fall from chance
+RIGHT = "verdict/right"  # custom rewards may be of any scale
 FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
-LOST_STEPS, LOST_RIGHT = 3, 30  # without a right attempt, where so many were to be expected
-MANY_CALLS = 20  # all of which fail in one step
-LEAST_FALL = 0.04  # of the share of right attempts, where steps hardly differ
-CHANCE = 0.001  # that no cause but chance lets the share fall so far at a given step of a stage
-QUIET_STEPS = 20  # without an alarm, after which it is raised anew
+LOST_STEPS, LOST_RIGHT = 3, 30  # steps without a right attempt, where so many were expected
+MANY_CALLS = 20  # if all fail in one step, that is no chance
+LEAST_FALL = 0.04  # of the share of right attempts, even if steps hardly differ
+CHANCE = 0.001  # probability of a false alarm after a given step
+QUIET_STEPS = 20  # an alarm that was absent for so long is reported again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Alarm:
     name: str
     """One word or two, for events.jsonl."""
     evidence: str
-    """What was seen, with figures."""
+    """The observation, with figures."""
     action: str
     """What to do about it."""
 
@@ -46,7 +46,7 @@ class Level:
     action: str
     least: float
     tools_only: bool = False
-    """Not looked at where attempts have no tools."""
+    """Ignored if attempts have no tools."""
 
     def alarm(self, rows: Sequence[Row], tools: bool, window: int = WINDOW) -> Alarm | None:
         mean = window_mean(rows, self.metric, window)
@@ -157,12 +157,12 @@ FOLLOW = {
     "all cut": ("truncation", "no tool", "hardly any right", "reward collapse"),
     "reward collapse": ("no tool", "hardly any right"),
 }
-"""What else there is to see where an alarm holds, and is not told beside its cause."""
+"""Alarms that are consequences of another one, and are not reported beside it."""
 
 
 def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> list[Alarm]:
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
-    steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
+    steps: of the stage; one shorter than WINDOW is judged as a whole, for levels only."""
     looked_at = [
         _all_cut(rows, tools),
         _all_calls_fail(rows, tools),
@@ -176,7 +176,8 @@ def alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> l
 
 
 def new_alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) -> list[Alarm]:
-    """Those of `alarms` that did not hold after any of the QUIET_STEPS before: one that comes and goes is one alarm."""
+    """The alarms that hold now and held after none of the QUIET_STEPS before, so one that comes and goes is reported
+    once."""
     found = {alarm.name: alarm for alarm in alarms(rows, tools=tools, steps=steps)}
     for back in range(1, min(QUIET_STEPS, len(rows) - 1) + 1):
         if not found:
@@ -187,8 +188,8 @@ def new_alarms(rows: Sequence[Row], *, tools: bool = True, steps: int = WINDOW) 
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
-    """Alarms at once: a single step in which no attempt ended is not chance. Some may be right where an agent gave an
-    answer back, or `rollout.truncated` is graded."""
+    """Alarms at once: a single step in which no attempt ended is not chance. Some may be right if an agent returned an
+    answer, or `rollout.truncated` is graded."""
     if not rows or rows[-1].get("len/truncated") != 1.0 or rows[-1].get(RIGHT):
         return None
     calls = tools and rows[-1].get("tool/none_share") != 1.0
@@ -209,7 +210,7 @@ def _all_calls_fail(rows: Sequence[Row], tools: bool) -> Alarm | None:
 
 
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
-    """Graded rewards may teach where nothing is right yet; one that fell is a collapse."""
+    """Graded rewards may teach before any attempt is right; a reward that fell is a collapse."""
     right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
     if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
         return None
@@ -226,7 +227,7 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
-    """One that loses everything is told before WINDOW steps: at a rate a hundred times too high one update does it."""
+    """A total loss is reported before WINDOW steps: one update at a hundred times the right learning rate causes it."""
     usual = fmean([share for share in window_means(rows, RIGHT, 1) if share] or [0.0])
     last = rows[-LOST_STEPS:]
     expected = usual * sum(row.get("roc/attempts") or 0.0 for row in last)
@@ -252,11 +253,11 @@ def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
 
 
 def _fall_by_chance(rows: Sequence[Row], window: int) -> float:
-    """By how much the share of right attempts of one window of steps may lie below that of an earlier one without a
-    cause, however many windows there are: a step differs from the next by chance, most of it in its problems."""
+    """How far chance alone may bring the share of right attempts in one window of steps below that of an earlier one,
+    over all pairs of windows. The noise of a step is estimated from how much each step differs from the next."""
     shares = list(window_means(rows, RIGHT, 1))
-    noise = fmean(abs(later - earlier) for earlier, later in pairwise(shares)) * sqrt(pi) / 2  # as if it were normal
-    noise *= 1 + 1 / (len(shares) - 1)  # of few steps it is hardly known
+    noise = fmean(abs(later - earlier) for earlier, later in pairwise(shares)) * sqrt(pi) / 2  # of normal noise
+    noise *= 1 + 1 / (len(shares) - 1)  # few steps estimate it badly
     windows = len(shares) - window + 1
     pairs = max(1.0, windows * (windows - 1) / 2)
     return NormalDist().inv_cdf(1 - CHANCE / pairs) * noise * sqrt(2 / window)

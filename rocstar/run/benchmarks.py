@@ -1,7 +1,7 @@
 """Benchmarks that a recipe names (`[[evaluate.benchmark]]`), read and checked before a run begins. Loads no torch.
 
-Each is asked under its own protocol with the recipe's changes, the same in every stage, so that its figures can be
-compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), and when one is asked (`run.py`)."""
+Each is evaluated under its own protocol with the recipe's changes, the same in every stage, so that its figures can be
+compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), and when it is evaluated (`run.py`)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rocstar.record.show import OF_HELD_OUT
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
         "rollout.top_k", "rollout.truncated", "rollout.feedback", "evaluate.verifier")  # fmt: skip
-"""How keys begin that an evaluation between steps obeys; engines, template and sandbox are the run's."""
+"""Prefixes of keys that an evaluation between steps obeys; engines, template and sandbox are the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBenchmark:
-    """A benchmark that a recipe names, with the settings in force while it is asked."""
+    """A benchmark that a recipe names, with the settings in force during its evaluation."""
 
     source: ProblemSet
     recipe: Recipe
-    """Settings in force while it is asked."""
+    """Settings in force during its evaluation."""
     protocol: Protocol
 
     @property
@@ -42,7 +42,7 @@ class NamedBenchmark:
 
     @property
     def parts(self) -> AttemptParts:
-        """What its settings mean for attempts."""
+        """The parts of attempts that its settings define."""
         return AttemptParts(self.recipe)
 
     def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
@@ -62,15 +62,15 @@ class NamedBenchmark:
 
 
 def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
-    """Raises ConfigError and DataError for whatever would stop one from being asked."""
-    made = [_read(recipe, section) for section in recipe.evaluate.benchmark]
-    for name, count in Counter([*OF_HELD_OUT, *(benchmark.name for benchmark in made)]).items():
+    """Raises ConfigError and DataError for anything that would prevent an evaluation."""
+    found = [_read(recipe, section) for section in recipe.evaluate.benchmark]
+    for name, count in Counter([*OF_HELD_OUT, *(benchmark.name for benchmark in found)]).items():
         if count > 1:
             raise ConfigError(
                 f"evaluate.benchmark names {name!r} twice, or as this run's own evaluations are named "
                 f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
             )
-    return made
+    return found
 
 
 def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
@@ -96,8 +96,8 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         top_k=in_force.rollout.top_k,
         seed=in_force.run.seed,
     )
-    if told := recipe.copies(protocol.attempts, protocol.temperature):
-        raise ConfigError(f"benchmark {source.title}: {told}")
+    if copies := recipe.copies(protocol.attempts, protocol.temperature):
+        raise ConfigError(f"benchmark {source.title}: {copies}")
     return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
 
 
@@ -111,4 +111,4 @@ def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
             )
     for setting in own:
         if source.kind.leaves_unread(setting.partition("=")[0].strip()):
-            raise ConfigError(f"{setting!r} says nothing to benchmark {source.title}, which has its own; leave it out")
+            raise ConfigError(f"{setting!r} has no effect on benchmark {source.title}, which has its own; leave it out")

@@ -1,11 +1,11 @@
-"""How far a run is, in memory and on disk: model, learner state and position, renamed into place as one folder.
+"""A run's progress in memory and on disk: model, learner state and position, renamed into place as one folder.
 
 checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
-                   model.lora_rank adapter/ of PEFT's format, and model.safetensors at a stage's end alone
+                   model.lora_rank adapter/ of PEFT's format, and model.safetensors only at a stage's end
     learner/       fp32 weights that are trained and optimizer state
-    state.json     Progress; of `carried` whether there is any; `bytes` and `hashes` of each file of the two folders
-    carried.json   what the last step left to the next one, with rollout.carry_over
+    state.json     Progress; of `carried` only whether it exists; `bytes` and `hashes` of each file of the two folders
+    carried.json   what the last step carried over to the next, with rollout.carry_over
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ CARRIED = TypeAdapter(Carried)
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Everything else that a step depends on follows from the recipe and the weights."""
+    """A run's progress. All else that a step depends on follows from the recipe and the weights."""
 
     stage: int = 0
     """Number of the stage under way, 0 is the first."""
     stage_step: int = 0
-    """Steps of it that are done."""
+    """Steps done in this stage."""
     step: int = 0
-    """Steps of the run that are done."""
+    """Steps done in the run."""
     policy_version: int = 0
     """Optimizer updates so far."""
     stage_complete: bool = False
-    """The stage under way has done all its steps."""
+    """Whether the stage under way has done all its steps."""
     carried: Carried = field(default_factory=Carried)
-    """What its last step left to the next one."""
+    """What its last step carried over to the next."""
 
 
 class Checkpoints:
     """The progress of a run, and when its checkpoints are written."""
 
     def __init__(self, folder: RunFolder, settings: RunSection, progress: Progress, newest: Path | None) -> None:
-        """newest: the checkpoint of `progress`, which learner state is restored from; None at the run's beginning."""
+        """newest: the checkpoint of `progress`, the source of learner state; None at the run's beginning."""
         self._folder, self._settings = folder, settings
         self.progress, self.newest = progress, newest
         self._written_at = time.monotonic()
@@ -70,7 +70,7 @@ class Checkpoints:
         self._written_at = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether enough time has passed, and writing takes no larger share of it than `checkpoint_cost`."""
+        """Whether enough time has passed, and writing takes at most the share `checkpoint_cost` of it."""
         passed = time.monotonic() - self._written_at
         cheap = self._writing_seconds <= self._settings.checkpoint_cost * passed
         return passed >= self._settings.checkpoint_seconds and cheap
@@ -103,21 +103,21 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
-    """The newest whole checkpoint; None when there is none yet. Raises DataError."""
+    """The newest complete checkpoint; None if there is none. Raises DataError."""
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
             state, carried = read_json(path / "state.json"), path / "carried.json"
             refuse_changed(path)
-            carries = state.get("carried", carried.is_file())  # older ones do not say it
+            carries = state.get("carried", carried.is_file())  # absent in older checkpoints
             done = {name: state[name] for name in state if name not in ("bytes", "hashes")}
             return Progress(**done | {"carried": _read_carried(carried) if carries else Carried()}), path
     return None
 
 
 def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
-    """The same groups at the stage's own problems: what a loader knows of one, such as a date, JSON makes a text of,
-    and a reward function would be given that after a kill alone."""
+    """The same groups with the stage's own problems: JSON turned a loader's fields, such as a date, into text, which a
+    reward function would otherwise get only after a kill."""
     known = {_dumped(problem): problem for problem in problems}
     groups = (
         replace(one, group=replace(one.group, problem=known.get(_dumped(one.group.problem), one.group.problem)))
@@ -127,7 +127,7 @@ def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
 
 
 def _dumped(value: Carried | Problem) -> str:
-    return json.dumps(asdict(value), default=str)  # holds lone surrogates, which a model can write
+    return json.dumps(asdict(value), default=str)  # keeps lone surrogates, which a model can write
 
 
 def _read_carried(file: Path) -> Carried:
@@ -136,7 +136,7 @@ def _read_carried(file: Path) -> Carried:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise DataError(
-            f"{file} holds the attempts that its step left to the next one and cannot be read ({why}); "
+            f"{file} holds the attempts that its step carried over to the next and cannot be read ({why}); "
             f"{put_back(file.parent)}"
         ) from None
 
@@ -145,6 +145,6 @@ def prune(folder: RunFolder, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints and the last one of each stage."""
     for step in folder.checkpoint_steps()[:-keep]:
         path = folder.checkpoint(step)
-        state = path / "state.json"  # absent where a kill came while this very loop was deleting
+        state = path / "state.json"  # absent if this loop was killed while deleting
         if not state.is_file() or not json.loads(state.read_text())["stage_complete"]:
             shutil.rmtree(path)

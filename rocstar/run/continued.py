@@ -1,10 +1,9 @@
 """A run that goes on from a checkpoint, itself (`--resume`) or as a copy (`--branch`): which settings may change there,
-and the record of it. The stage under way may have more steps and other settings, later ones may be anything, and new
-ones may be added; what is over stays as it was made.
+and the record of it. The stage under way may get more steps and other settings, later stages may change in any way, and
+new ones may be added; finished stages stay unchanged.
 
-run.json keeps `changes`, a row `{step, setting, was, now}` for each setting that holds from a step on, and for what
-else figures depend on where it was another one from a step on. Settings that only say where a run computes are not
-among them: they hold for one start."""
+run.json keeps `changes`, a row `{step, setting, was, now}` for each setting, or other influence on figures, that
+changed at a step. Settings that only place the computation are not among them: they hold for one start."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from rocstar.support.screen import plural
 
 PLACES = ("cluster.", "engine.", "run.stall_")
 THREADS = "run.threads"
-"""May change as well; the change is recorded, because figures after it differ."""
+"""May change too; recorded, because later figures depend on it."""
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
-"""Keys that cannot change once a stage has begun: what it learns from, and whose optimizer state it goes on with."""
+"""Keys that cannot change once a stage has begun: its data, and the origin of its optimizer state."""
 REFERENCE = "learning.kl_coefficient"
-"""Fixed where it is 0: the weights at the stage's beginning, which it measures from, were not kept."""
+"""Fixed if 0: the reference weights of the stage's beginning were not kept."""
 Change = dict[str, Any]
 
 
@@ -37,21 +36,21 @@ class Continued:
 
     recipe: Recipe
     changes: Sequence[Change]
-    """All of the run until here, the new ones last."""
+    """All changes of the run so far, the new ones last."""
     goes_on: bool
-    """Whether the new changes ask for more than the run was to do."""
+    """Whether the new changes extend the run."""
     begun: frozenset[str]
-    """Stages that have begun; the problems chosen for others are chosen anew, by the weights that come to be then."""
+    """Stages that have begun; for the others problems are chosen again, by the weights at their beginning."""
     anew: frozenset[str]
-    """Stages that have not begun and whose settings changed; what was made for them is no longer valid."""
+    """Stages that have not begun and whose settings changed; files prepared for them are invalid."""
     unmade: frozenset[str] | None
-    """SFT stages whose rows are to be made; None where nothing is made yet."""
+    """SFT stages whose rows must be made; None if none exist yet."""
 
 
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
     """How `run` goes on after the checkpoint of `step` (None: there is none) under the settings given to `flag`. own: a
-    further setting that `flag` takes. Raises ConfigError for those that cannot change there, and for a run of a newer
-    rocstar; DataError."""
+    further setting that `flag` takes. Raises ConfigError for settings that cannot change there, and for a run of a
+    newer rocstar; DataError."""
     if run.newer:
         raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
     was = resolved_from_json(run.resolved)
@@ -83,24 +82,24 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     )
 
 
-def record(run: RunFolder, made: Continued) -> None:
+def record(run: RunFolder, continued: Continued) -> None:
     """Record how the run goes on from here. Raises ConfigError while another process writes the run, OSError."""
     with run.locked():
         run.summary.unlink(missing_ok=True)
-        pools = (file for file in run.path.glob("pools/*") if file.stem not in made.begun)
-        for file in (*map(run.sft_rows, made.anew), *pools):
+        pools = (file for file in run.path.glob("pools/*") if file.stem not in continued.begun)
+        for file in (*map(run.sft_rows, continued.anew), *pools):
             file.unlink(missing_ok=True)
         if run.problems.exists():
             noted = read_json(run.problems)
-            write_json(run.problems, {name: noted[name] for name in noted if name not in made.anew})
-        # The settings last: a kill before them leaves a run that is asked to change once more.
-        write_json(run.path / "run.json", {**run.identity, "changes": list(made.changes), "settings": {}})
-        write_json(run.resolved, made.recipe.resolved())
+            write_json(run.problems, {name: noted[name] for name in noted if name not in continued.anew})
+        # The settings last: after a kill before them, the change can be requested again.
+        write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": {}})
+        write_json(run.resolved, continued.recipe.resolved())
 
 
 def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:
-    """Keep in run.json what figures depend on besides settings and problems; what of it changed after `step` and was
-    not put back since: what was made there is made again."""
+    """Keep in run.json what figures depend on besides settings and problems; returns the names that changed after
+    `step` and were not restored, since later steps are made again."""
     identity = run.identity
     was = dict(flat({name: identity.get(name) or {} for name in now}))
     fresh = [
@@ -110,12 +109,12 @@ def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list
     ]
     merged = _merged([*run.changes, *fresh])
     write_json(run.path / "run.json", {**identity, **now, "changes": merged})
-    kept = {row["setting"] for row in merged if row["step"] == step}
-    return [row["setting"] for row in fresh if row["setting"] in kept]
+    current = {row["setting"] for row in merged if row["step"] == step}
+    return [row["setting"] for row in fresh if row["setting"] in current]
 
 
 def made_again(run: RunFolder, step: int) -> str:
-    """Which steps after the checkpoint of `step` (0: there is none) were made once, in words; empty where none were."""
+    """Describes the steps after the checkpoint of `step` (0: there is none) that are repeated; empty if none are."""
     last = max((row["step"] for row in read_journal(run.metrics)), default=0)
     if last <= step:
         return ""
@@ -136,8 +135,8 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
             yield {"step": step, "setting": key, "was": before.get(key), "now": after.get(key)}
     for stage in now.stage:
         if stage.name not in known:
-            told = f"{stage.kind}, {plural(stage.steps, 'step')}"
-            yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": told}
+            summary = f"{stage.kind}, {plural(stage.steps, 'step')}"
+            yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": summary}
 
 
 def _other_threads(run: RunFolder, was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
@@ -151,7 +150,7 @@ def _stage_of(setting: str) -> str:
 
 
 def _merged(rows: Sequence[Change]) -> list[Change]:
-    """Several changes of a setting at one step are one."""
+    """Merge several changes of a setting at one step."""
     merged: dict[tuple[int, str], Change] = {}
     for row in rows:
         key = row["step"], row["setting"]

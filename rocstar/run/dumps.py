@@ -1,15 +1,15 @@
-"""Rollouts that TRL's GRPOTrainer or verl wrote down, as groups of ours, and what is learnt from them here beside what
-the trainer logged.
+"""Reads rollouts saved by TRL's GRPOTrainer or verl as groups, and compares what is learnt from them here with the
+trainer's log.
 
     TRL   OUTPUT_DIR/completions/completions_00007.parquet (log_completions=True), texts and advantages; log_history of
           a trainer_state.json, loss, gradient norm and lengths
     verl  ROLLOUT_DATA_DIR/7.jsonl (trainer.rollout_data_dir), texts without special tokens and scores; its metrics, as
           its file logger or its console wrote them, loss, gradient norm and lengths
 
-Both write text, not token ids. It becomes tokens by the tokenizer and the chat template of the model that wrote it, and
-the lengths that the trainer logged say which rows had no end token, and whether all came out as many tokens as were
-drawn; what does not is refused. Neither tells which tokens a tool wrote, so transcripts with tools are refused, and
-neither has the engine's log-probabilities, so are settings that ask for them. Source: ours."""
+Both write text, not token ids. The model's own tokenizer and chat template turn it into tokens; the logged lengths show
+which rows had no end token, and whether token counts match those sampled, else the dump is refused. Neither records
+which tokens a tool wrote, so transcripts with tools are refused, nor the engine's log-probabilities, so settings that
+need them are refused too. Source: ours."""
 
 from __future__ import annotations
 
@@ -60,28 +60,29 @@ from rocstar.types import (
 )
 
 DEFAULTS = {"TRL": LearningSection(clip_high=0.2, dual_clip=0.0), "verl": LearningSection(clip_high=0.2)}
-"""Settings that nobody gives are the trainer's own defaults."""
+"""The trainer's own defaults, for settings that are not given."""
 TAKEN = ("learning.", "rollout.temperature=", "model.dtype=", "model.device=")
 UNTOLD = ("learning.importance_", "learning.attempt_ratio_", "learning.off_policy_kl")
-"""What asks for the engine's log-probabilities."""
+"""Settings that need the engine's log-probabilities."""
 COMPUTED = ("learning.advantage", "learning.normalize_by_std")
-"""What makes advantages, which TRL's dump has already."""
+"""Settings of advantages, which TRL's dump already holds."""
 is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
-"""Whether a figure is the trainer's, which computes in fp32: 1e-6 of the larger one, or 1e-6 where that is below 1."""
+"""Whether a figure equals the trainer's, computed in fp32: within 1e-6 of the larger one, or 1e-6 if that is below
+1."""
 KL_OF_TRL = "with use_bias_correction_kl, its default, TRL's KL term has the same loss and another gradient than here"
 SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered conversation
 TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
 LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio"))
 ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])")
 SAMPLED_UID = re.compile(r"(.*)_(\d+)_(\d+)")  # SAMPLE_ROLLOUT_OUTPUT
-LARGEST = 1e300  # of what is taken for a number
+LARGEST = 1e300  # of numbers that are accepted
 FIGURES = ("loss", "grad_norm")
-"""What is compared with the log; the norm is that before the gradient is clipped."""
+"""Figures compared with the log; the norm is that before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """A step's rollouts as another trainer wrote them down."""
+    """A step's rollouts as another trainer saved them."""
 
     trainer: str
     """TRL or verl."""
@@ -89,16 +90,16 @@ class Dump:
     """The trainer's count, from 1."""
     groups: Sequence[Group]
     advantages: Sequence[float] | None
-    """Of the groups' attempts in order, where the dump has them."""
+    """Advantages of the groups' attempts in order, if the dump has them."""
     logged: Mapping[str, float]
     """Those of FIGURES that the log has."""
     notes: Sequence[str]
-    """What no field of the dump tells, and was taken for granted."""
+    """Assumptions about facts that the dump does not record."""
 
 
 def read_dump(place: Path, model: Path, *, step: int | None = None, log: Path | None = None) -> Dump:
-    """place: the file, or the folder that has it; step: which one, of a folder. model: the one that wrote the step.
-    log: trainer_state.json of TRL, by default those beside the dump, or verl's metrics. Raises ConfigError, DataError,
+    """place: the file, or its folder; step: which one, of a folder. model: the one that wrote the step. log:
+    trainer_state.json of TRL, by default those beside the dump, or verl's metrics. Raises ConfigError, DataError,
     OSError."""
     if not (model / "config.json").is_file():
         raise ConfigError(f"--model {model} is no model folder: it has no config.json; give a Hugging Face folder")
@@ -115,9 +116,8 @@ def read_dump(place: Path, model: Path, *, step: int | None = None, log: Path | 
 
 
 def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference: Path | None) -> dict[str, Any]:
-    """What each set of settings makes of the step, as `rocstar replay --json` tells it, and the first one's loss and
-    gradient norm beside the logged ones; `differs` names those that are not `is_close`. Raises
-    ConfigError."""
+    """The results of the step under each set of settings, as in `rocstar replay --json`, and the first one's loss and
+    gradient norm beside the logged ones; `differs` names those that are not `is_close`. Raises ConfigError."""
     made = _tried(dump, model, variants, reference)
     own = next(made)
     again = {name: own.metrics[f"learn/{name}"] for name in FIGURES}
@@ -130,7 +130,7 @@ def learnt(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
         "differs": [name for name, value in dump.logged.items() if not is_close(again[name], value)],
         "notes": [one for one in dump.notes if reference or one != KL_OF_TRL],
         "tried": [
-            {**one.told(own.gradient), "gradient_norm": one.metrics["learn/grad_norm"]}
+            {**one.summary(own.gradient), "gradient_norm": one.metrics["learn/grad_norm"]}
             for one in itertools.chain([own], made)
         ],
         "tokens": own.heaviest(Codec.load(model).decode),
@@ -149,19 +149,19 @@ def _tried(dump: Dump, model: Path, variants: Sequence[Sequence[str]], reference
     everything = [Resampled(group=group, choices=chosen) for group, chosen in pairs]
     for settings, recipe in zip(variants, recipes, strict=True):
         learning = recipe.learning
-        begun = load_model(reference or model)
-        known = begun.get_output_embeddings().weight.shape[0]  # both trainers take the softmax over all rows
-        policy = Policy(begun, Codec.load(model), template_named("paper"), recipe.model, known=known)
+        initial_model = load_model(reference or model)
+        known = initial_model.get_output_embeddings().weight.shape[0]  # both trainers take the softmax over all rows
+        policy = Policy(initial_model, Codec.load(model), template_named("paper"), recipe.model, known=known)
         learner = GrpoLearner(policy, learning, temperature=recipe.rollout.temperature)
         if reference:
             policy.model.load_state_dict(load_model(model).state_dict())
         rows = rows_of(everything, advantage_of(learning), over_batch=learning.over_batch)
         if dump.advantages is not None:
             rows = tuple(replace(row, advantage=own) for row, own in zip(rows, dump.advantages, strict=True))
-        made = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
-        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(made.add, learner))
-        made.metrics = mean_of_updates(updates)
-        yield made
+        result = Tried(settings=", ".join(settings) or f"{dump.trainer}'s defaults", groups=dump.groups)
+        updates, _ = learn_rows(learning, learner, rows, dump.step, partial(result.add, learner))
+        result.metrics = mean_of_updates(updates)
+        yield result
 
 
 def _recipe(trainer: str, settings: Sequence[str]) -> Recipe:
@@ -232,14 +232,14 @@ class _Reader:
         return Dump(trainer="TRL", step=step, groups=groups, advantages=advantages, logged=logged, notes=notes)
 
     def _trl_log(self, step: int) -> tuple[Mapping[str, Any], float]:
-        """What log_history has of the step, and its count of tokens before it."""
+        """The step's row of log_history, and the count of tokens before it."""
         home = self._file.parent.parent
         history: dict[int, Mapping[str, Any]] = {}
         beside = [*home.glob("checkpoint-*/trainer_state.json"), *home.glob("trainer_state.json")]
         for place in [self._log] if self._log else beside:
             rows = read_json(place).get("log_history")
-            told = [_given(one) for one in rows] if isinstance(rows, list) else []
-            history |= {one["step"]: one for one in told if "step" in one and one.keys() & {"loss", "num_tokens"}}
+            logged = [_given(one) for one in rows] if isinstance(rows, list) else []
+            history |= {one["step"]: one for one in logged if "step" in one and one.keys() & {"loss", "num_tokens"}}
         if step not in history or (step > 1 and step - 1 not in history):
             raise DataError(
                 f"no trainer_state.json in {home} has steps {max(1, step - 1)} and {step} one by one; train with "
@@ -279,22 +279,22 @@ class _Reader:
         lines = _text(self._file).removesuffix("\n").split("\n")
         rows = [self._json(row, line) for row, line in enumerate(lines)]
         step = self._one_step(rows)
-        told = self._verl_log(step)
-        if (turns := told.get("num_turns/max")) != 2:
+        step_log = self._verl_log(step)
+        if (turns := step_log.get("num_turns/max")) != 2:
             only = "only 2, a question and an answer, is read, since no field tells which tokens a tool wrote"
             there = "missing" if turns is None else turns
             raise DataError(f"{self._log}: num_turns/max of step {step} is {there}; {only}")
         inputs, outputs = (self._column(rows, name, str) for name in ("input", "output"))
         known = {text: self._verl_prompt(inputs.index(text), text) for text in dict.fromkeys(inputs)}
         prompt_ids = [known[text] for text in inputs]
-        self._compare("input", _lengths(prompt_ids), self._figures(told, [f"prompt{one}" for one in LENGTHS[:3]]))
-        lengths = self._figures(told, [f"response{name}" for name in LENGTHS])
+        self._compare("input", _lengths(prompt_ids), self._figures(step_log, [f"prompt{one}" for one in LENGTHS[:3]]))
+        lengths = self._figures(step_log, [f"response{name}" for name in LENGTHS])
         ids = self._tokens("output", outputs, lengths)
         mean, most, least = _lengths(ids)
         at_limit = fmean(len(one) == most for one in ids) if lengths["response_length/clip_ratio"] else 0.0
         self._compare("output", [mean, most, least, at_limit], lengths)
         scores = self._column(rows, "score", float, int)
-        self._compare("score", [fmean(scores)], self._figures(told, ["critic/rewards/mean"]))
+        self._compare("score", [fmean(scores)], self._figures(step_log, ["critic/rewards/mean"]))
         cut = [one[-1] not in self._ends for one in ids]
         uids = [str(row.get("uid", "")) for row in rows]
         parts = [SAMPLED_UID.fullmatch(uid) for uid in uids]
@@ -303,7 +303,7 @@ class _Reader:
         names = [part[1] if part else uid for part, uid in zip(parts, uids, strict=True)]
         members = self._members([f"{name} {text}" for name, text in zip(names, inputs, strict=True)])
         groups, notes = [_group(some, inputs, prompt_ids, ids, cut, scores) for some in members], self._notes()
-        logged = self._logged(told, "actor/")
+        logged = self._logged(step_log, "actor/")
         return Dump(trainer="verl", step=step, groups=groups, advantages=None, logged=logged, notes=notes)
 
     def _json(self, row: int, line: str) -> Mapping[str, Any]:
@@ -318,26 +318,26 @@ class _Reader:
     def _verl_log(self, step: int) -> Mapping[str, Any]:
         if self._log is None:
             raise ConfigError(
-                f"which rows of {self._file} had an end token is told only by verl's metrics; give with --log what its "
+                f"only verl's metrics show which rows of {self._file} had an end token; give with --log what its "
                 "file logger (trainer.logger) or its console wrote"
             )
         text = _text(self._log)
         if text.startswith("{"):
-            told = [row["data"] for row in read_journal(self._log, {"step": int, "data": dict}) if row["step"] == step]
+            found = [row["data"] for row in read_journal(self._log, {"step": int, "data": dict}) if row["step"] == step]
         else:
             lines = [line for line in text.splitlines() if f"step:{step} - " in line]
-            told = [{name: float(value) for name, value in ON_CONSOLE.findall(line)} for line in lines]
-        if told:
-            return dict(told[-1])
+            found = [{name: float(value) for name, value in ON_CONSOLE.findall(line)} for line in lines]
+        if found:
+            return dict(found[-1])
         raise DataError(f"{self._log} has no step {step}; give the metrics of the run that wrote {self._file}")
 
     def _verl_prompt(self, row: int, text: str) -> list[int]:
-        """Of the one conversation, of a user or of system and user, that reads so without its special tokens."""
+        """Tokens of the only conversation, of a user or of system and user, with this text without special tokens."""
         found = set()
         for messages in ({"user": USER}, {"system": SYSTEM, "user": USER}):
             try:
                 shown = re.escape(self._read(self._rendered(_messages(messages))))
-            except DataError:  # a template may know no system
+            except DataError:  # a template may not support a system message
                 continue
             for some in ("(.*)", "(.*?)"):
                 parts = re.fullmatch(shown.replace(SYSTEM, some).replace(USER, some), text, re.DOTALL)
@@ -366,7 +366,7 @@ class _Reader:
         """Raises DataError."""
         try:
             shown = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-        except Exception as error:  # of the template's own too
+        except Exception as error:  # templates raise their own types
             raise DataError(f"the model's chat template refuses it ({error})") from error
         return list(shown["input_ids"])
 
@@ -381,19 +381,19 @@ class _Reader:
         return ids
 
     def _tokens(self, field: str, texts: Sequence[str], lengths: Mapping[str, float]) -> list[list[int]]:
-        """Each with the end token, but for those that fill the limit without it. lengths: mean, most, least, and share
-        of the rows at the limit."""
+        """Each with the end token, except those that fill the limit without it. lengths: mean, most, least, and share
+        of rows at the limit."""
         _, most, _, share = lengths.values()
-        made = []
+        rows = []
         for row, text in enumerate(texts):
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             if self._read(ids) != text or len(ids) > most:
                 drawn = f"those drawn, of which no row has more than {most:g}"
                 raise self._refused(row, field, f"its text becomes {len(ids)} tokens, which are not {drawn}")
-            made.append(ids if share and len(ids) == most else [*ids, self._ends[0]])
-            if not made[-1]:
+            rows.append(ids if share and len(ids) == most else [*ids, self._ends[0]])
+            if not rows[-1]:
                 raise self._refused(row, field, "it has no token")
-        return made
+        return rows
 
     def _figures(self, logged: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
         for name in names:
@@ -401,9 +401,9 @@ class _Reader:
                 raise DataError(f"{self._log or self._file.parent.parent}: {name} of the step is {logged.get(name)!r}")
         return {name: float(logged[name]) for name in names}
 
-    def _logged(self, told: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-        there = {f"{prefix}{name}": name for name in FIGURES if f"{prefix}{name}" in told}
-        return {there[name]: value for name, value in self._figures(told, list(there)).items()}
+    def _logged(self, step_log: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+        there = {f"{prefix}{name}": name for name in FIGURES if f"{prefix}{name}" in step_log}
+        return {there[name]: value for name, value in self._figures(step_log, list(there)).items()}
 
     def _compare(self, field: str, found: Sequence[float], logged: Mapping[str, float]) -> None:
         for own, (name, value) in zip(found, logged.items(), strict=True):
@@ -414,7 +414,7 @@ class _Reader:
                 )
 
     def _members(self, names: Sequence[str]) -> list[list[int]]:
-        """Rows of each group. names: what siblings share."""
+        """Rows of each group. names: a value that siblings share."""
         members: dict[str, list[int]] = {}
         for row, name in enumerate(names):
             members.setdefault(name, []).append(row)
@@ -444,7 +444,7 @@ def _group(
     problem = Problem(id=problem_id(question), question=question, answer="")
     attempts = []
     for index, row in enumerate(rows):
-        unknown = (math.nan,) * len(ids[row])  # nobody wrote them down
+        unknown = (math.nan,) * len(ids[row])  # not recorded
         finish, end = (Finish.LENGTH, Stop.MAX_TOKENS) if cut[row] else (Finish.STOP, Stop.ANSWERED)
         turn = Turn(completion=Completion(token_ids=tuple(ids[row]), logprobs=unknown, finish=finish))
         prompt, outcome = tuple(prompt_ids[row]), None if scores is None else _outcome(scores[row])
@@ -464,7 +464,7 @@ def _lengths(ids: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _given(message: Any) -> dict[str, Any]:
-    """Without the keys that only other rows' messages have."""
+    """Without the null keys that parquet adds from other rows' messages."""
     return {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else {}
 
 
@@ -476,7 +476,7 @@ def _text(file: Path) -> str:
 
 
 def _is_sound(value: Any) -> bool:
-    """Whether a number is one that can be computed with, and a text one that can be written."""
+    """Whether a number is finite and not too large, and text can be encoded."""
     if isinstance(value, str):
         return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
     return not isinstance(value, bool) and (not isinstance(value, float | int) or abs(value) < LARGEST)

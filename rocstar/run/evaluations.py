@@ -1,5 +1,5 @@
-"""Evaluations of a run: when each is due, and that it is made once. A killed one goes on where its journal ends
-(`evaluation/recall.py`): its weights come back bit by bit, because a run is saved before it evaluates."""
+"""Evaluations of a run: each is made once, when it is due. A killed one resumes where its journal ends
+(`evaluation/recall.py`), under identical weights, because a run is saved before it evaluates."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 async def evaluate(run: Run, name: str, rollout: StageRolloutSection | None = None) -> None:
-    """Evaluate on the held-out problems and on each benchmark, unless that was done at this step. rollout: the limits;
-    None: those of the last stage, so that `before` and `after` compare."""
+    """Evaluate on the held-out problems and on each benchmark, unless done at this step. rollout: the limits; None:
+    those of the last stage, so that `before` and `after` compare."""
     await _on_held_out(run, name, rollout or run.recipe.rollouts[-1])
     for benchmark in run.material.benchmarks:
         folder = run.folder.evaluation(benchmark.name, run.progress.step)
@@ -34,8 +34,8 @@ async def evaluate(run: Run, name: str, rollout: StageRolloutSection | None = No
 
 
 def tell_unlike(run: Run) -> None:
-    """Warn where the run's last screen shows `before` and `after` side by side and they were asked under other limits:
-    a run that goes on may change or add its last stage."""
+    """Warn if `before` and `after`, which the run's last screen compares, were evaluated under different limits: a
+    continued run may change or add its last stage."""
     setups = {name: result.get("setup", {}) for name, _, result in run.folder.evaluations()}  # the last of each name
     if not {"before", "after"} <= setups.keys():
         return
@@ -97,7 +97,7 @@ async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> No
 
 
 def _where(run: Run) -> dict[str, Any]:
-    """Whose weights are evaluated, after how many steps, and what computes them."""
+    """The run and step whose weights are evaluated, and the device."""
     return {"model": run.folder.name, "step": run.progress.step, "engine": run.policy.computes}
 
 
@@ -109,7 +109,7 @@ async def _ask(
     protocol: Protocol,
     setup: Mapping[str, Any],
 ) -> None:
-    """Raises RunHalted past the fault budget; what was asked is kept, and a resumed run asks for the rest."""
+    """Raises RunHalted past the fault budget; answers are kept, and a resumed run asks only the rest."""
     with Recall(folder, name_of(setup, folder.parent.name)) as recall:
         with run.meter.phase("evaluation"):
             await run.publish()

@@ -1,6 +1,6 @@
-"""What a run works on, read and checked before a run folder exists: problems, rows to imitate, the pretrained model's
-tokenizer and limits. Loads no torch and starts nothing but MCP servers, for the list of their tools, so `--dry-run`
-finds what a run would stumble over."""
+"""The inputs of a run, read and checked before a run folder exists: problems, demonstrations, the pretrained model's
+tokenizer and limits. Loads no torch and starts only MCP servers, for the list of their tools, so `--dry-run` finds what
+would stop a run."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ from rocstar.support.screen import plural
 from rocstar.types import Problem, SftRow
 
 TOKENIZER_ROWS = 3000
-"""Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
+"""Demonstrations that a fresh tokenizer is trained on; more make no relevant difference."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
-SHOWN_CHARACTERS = 8  # of those that a tokenizer loses
+SHOWN_CHARACTERS = 8  # shown, of those that a tokenizer loses
 SHORTEST = {
     "boxed": "\\boxed{0}",
     "boxed_strict": "<answer>\\boxed{0}</answer>",
     "boxed_text": "\\boxed{0}",
     "rocstar.adapters.reasoning_gym:score": "\\boxed{0}",
 }
-"""An answer that takes as little room as any, by `evaluate.verifier`."""
+"""The shortest possible answer, by `evaluate.verifier`."""
 BYTES, ACROSS_WORDS = 4, 8
-"""Bytes of text in a token; ACROSS_WORDS where merges may cross spaces, on texts that repeat phrases."""
+"""Bytes of text in a token; ACROSS_WORDS if merges may cross spaces, on texts that repeat phrases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,39 +76,38 @@ class Pretrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that a run reads before it opens."""
+    """Everything a run reads before it opens."""
 
     recipe: Recipe
     task: Task
     """The task of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
     heldout: Sequence[Problem]
     problems: Mapping[str, Sequence[Problem]]
-    """Problems of each RL stage; none of them is held out."""
+    """Problems of each RL stage, held-out ones excluded."""
     layouts: Mapping[str, Sequence[Layout] | None]
-    """What each SFT stage imitates, before it is tokens; None for its task's own demonstrations, which may be tens of
-    thousands and are made when the run opens. Empty where the run folder has the tokens already."""
+    """Demonstrations of each SFT stage, before tokenization; None for the task's own, which may be tens of thousands
+    and are made when the run opens. Empty if the run folder already has the tokens."""
     pretrained: Pretrained | None
     """The model that the run starts from; None for random weights."""
     template: Template
-    """How conversations are written."""
+    """The format of conversations."""
     benchmarks: Sequence[NamedBenchmark] = ()
-    """Benchmarks that are asked besides the held-out problems."""
+    """Benchmarks evaluated besides the held-out problems."""
     placement: Placement = NOWHERE
     """Which process takes which GPU."""
     memory: HostMemory | None = None
-    """Memory that the run takes of this machine; None on GPUs, and for a model whose shape is not known."""
+    """Memory of this machine that the run needs; None on GPUs, and for a model of unknown shape."""
     notes: Sequence[str] = ()
-    """What a person should know: the steps that epochs come to, the problems that `data.max_prompt_tokens` leaves out.
-    These are left out of a model of random weights when the run has opened: before that, nobody but a fresh tokenizer
-    knows how long prompts are."""
+    """Messages for the user: the steps that epochs amount to, the problems that `data.max_prompt_tokens` excludes. With
+    random weights these are excluded once the run has opened: only the fresh tokenizer can count a prompt's tokens."""
 
     def with_steps(self, recipe: Recipe) -> Recipe:
-        """Another reading of the run's recipe with the steps that epochs come to."""
+        """Another reading of the run's recipe, with epochs converted to steps."""
         return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
 
     @property
     def parts(self) -> AttemptParts:
-        """What the recipe means for attempts."""
+        """The parts of attempts that the recipe defines."""
         return AttemptParts(self.recipe)
 
     @property
@@ -117,14 +116,13 @@ class Material:
         return [problem for some in (*self.problems.values(), self.heldout) for problem in some]
 
     def conversation(self, codec: Codec) -> Conversation:
-        """How attempts talk; its tools run nothing."""
+        """The conversation of attempts, with tools that run nothing."""
         return self.parts.conversation(codec, self.template, with_tools=self.recipe.has_tools)
 
 
 def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
-    """`rows`: SFT stages whose rows to imitate are needed; None: all, and with them a tokenizer. Raises ConfigError and
-    DataError for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not
-    there."""
+    """`rows`: SFT stages whose rows to imitate are needed; None: all, and a tokenizer. Raises ConfigError and DataError
+    for any problem that shows without loading a model, ModuleNotFoundError if Ray is requested and missing."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     parts = AttemptParts(recipe)
     parts.check()
@@ -154,8 +152,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.facts.folder if pretrained else None)
-    layouts, seen = _layouts(recipe, template, rows)
-    recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
+    layouts, layout_notes = _layouts(recipe, template, rows)
+    recipe, notes = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
@@ -170,10 +168,10 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*seen, *told, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving)],
+        notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving)],
     )
     if recipe.model.device == "cuda":
-        from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
+        from rocstar.learning.models import device_of  # loads torch, only for this question
 
         device_of(recipe.model)
     if pretrained:
@@ -181,14 +179,14 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
-        told = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
+        notes = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
         shown_rows = {
             name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
-        told += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
-        material = replace(material, notes=[*material.notes, *told])
+        notes += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
+        material = replace(material, notes=[*material.notes, *notes])
         read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
@@ -219,15 +217,15 @@ def pool_sizes(recipe: Recipe) -> dict[str, int]:
 
 
 def with_epochs(recipe: Recipe) -> Recipe:
-    """The recipe with the steps that epochs come to. Raises DataError where rows cannot be read, ConfigError."""
+    """The recipe with epochs converted to steps. Raises DataError if rows cannot be read, ConfigError."""
     files = {stage.name: stage.sft.rows_file for stage in recipe.sft_stages if stage.epochs}
     tool = recipe.rollout.tool_name
     return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
-    """What a step takes where there are fewer problems than it asks for, or none to refill it with; None where there
-    are enough."""
+    """Describes a step if there are fewer problems than it needs, or none to refill it with; None if there are
+    enough."""
     rollout = stage.rollout
     if there >= rollout.problems_per_step + (rollout.refill > 0):
         return None
@@ -240,27 +238,27 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 
 def fingerprint(material: Material) -> dict[str, str]:
-    """Of the problems of each stage, of those held out and of benchmarks a hash of ids and answers, in order, which is
-    all that older runs have, and after it one of what else a reward may read, and of how a benchmark is asked. A task
-    of the user's own has the first alone: it may make the rest anew each time, such as the name of a folder."""
+    """For the problems of each stage, the held-out ones and benchmarks: a hash of ids and answers, in order, which is
+    all that older runs have, then one of the other fields that a reward may read and of a benchmark's protocol. A
+    user's own task has only the first: other fields, such as the name of a folder, may change at each start."""
     recipe = material.recipe
     parts = {HELD_OUT: recipe.data, **{stage.name: stage.data for stage in recipe.rl_stages}}
     own = {name for name, data in parts.items() if is_reference(data.source)}
     sources = {f"benchmark {benchmark.name}": benchmark.source for benchmark in material.benchmarks}
-    asked = {name: source.problems for name, source in sources.items()}
+    benchmark_problems = {name: source.problems for name, source in sources.items()}
     found = {}
-    for name, problems in {**material.problems, HELD_OUT: material.heldout, **asked}.items():
+    for name, problems in {**material.problems, HELD_OUT: material.heldout, **benchmark_problems}.items():
         more = [[p.question, p.source, dict(p.metadata)] for p in problems]
-        # A setting that a later version knows does not make it another protocol.
-        told = sources[name].protocol.model_dump(exclude_defaults=True) if name in sources else None
-        kinds = json.dumps([more, told], skipkeys=True, default=lambda value: type(value).__name__)
+        # Defaults are excluded, so a setting added by a later version does not change the protocol.
+        protocol = sources[name].protocol.model_dump(exclude_defaults=True) if name in sources else None
+        kinds = json.dumps([more, protocol], skipkeys=True, default=lambda value: type(value).__name__)
         texts = [json.dumps([[p.id, p.answer] for p in problems]), kinds][: 1 if name in own else 2]
         found[name] = "".join(hashlib.sha256(text.encode()).hexdigest() for text in texts)
     return found
 
 
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
-    """The task that a `[data]` section asks for, the base's or a stage's."""
+    """The task of a `[data]` section, the base's or a stage's."""
     return make_task(
         part.data,
         tool_name=recipe.rollout.tool_name,
@@ -271,33 +269,32 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
 
 
 def atoms_of(task: Task, template: ChatMl, tool_name: str) -> tuple[str, ...]:
-    """What the tokenizer of random weights keeps whole besides the template's markers."""
+    """Texts that a fresh tokenizer keeps as single tokens, besides the template's markers."""
     return (*task.atoms, *fixed_phrases(template, tool_name))
 
 
 def without_long_prompts(material: Material, codec: Codec) -> Material:
-    """The material without the problems that `data.max_prompt_tokens` leaves out. Raises ConfigError where it leaves
-    nothing."""
+    """The material without the problems that `data.max_prompt_tokens` excludes. Raises ConfigError if none are left."""
     conversation, environment = material.conversation(codec), material.parts.environment
     stages = material.recipe.rl_stages
     parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
-    kept, notes = [], list(material.notes)
+    problem_sets, notes = [], list(material.notes)
     for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
         most = data.max_prompt_tokens
-        fits, told = (problems, "") if most is None else within(problems, most, conversation, environment)
-        kept.append(fits)
-        if told:
-            notes.append(f"{name}: data.max_prompt_tokens leaves out {told}")
-        if told and not fits:
+        fits, excluded = (problems, "") if most is None else within(problems, most, conversation, environment)
+        problem_sets.append(fits)
+        if excluded:
+            notes.append(f"{name}: data.max_prompt_tokens leaves out {excluded}")
+        if excluded and not fits:
             raise ConfigError(f"{notes[-1]}, so nothing is left; raise it")
-    named = dict(zip((stage.name for stage in stages), kept, strict=False))
-    return replace(material, problems=named, heldout=kept[-1], notes=list(dict.fromkeys(notes)))
+    named = dict(zip((stage.name for stage in stages), problem_sets, strict=False))
+    return replace(material, problems=named, heldout=problem_sets[-1], notes=list(dict.fromkeys(notes)))
 
 
 def cramped(material: Material, codec: Codec | None) -> list[str]:
-    """Stages in which no attempt can call a tool and answer, in words. Raises ConfigError for one in which none can
-    answer. Without a tokenizer an answer may be a single token."""
-    recipe, template, told = material.recipe, material.template, []
+    """Describes stages in which no attempt has room to call a tool and answer. Raises ConfigError for a stage without
+    room to answer. Without a tokenizer an answer counts as one token."""
+    recipe, template, warnings = material.recipe, material.template, []
     answer = SHORTEST.get(recipe.evaluate.verifier)
     for stage in recipe.rl_stages if answer else ():
         most, end = stage.rollout.max_response_tokens, int(stage.rollout.truncated == "wrong")
@@ -310,12 +307,12 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
             call = text_of(template.calls.render(spec.name, dict.fromkeys(spec.parameters.get("required", ()), "")))
             least += len(codec.encode(call + template.stop + text_of(template.reply([""]))))
             if most < least:
-                told.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
-    return told
+                warnings.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
+    return warnings
 
 
 def unwritten(material: Material, codec: Codec) -> Iterator[str]:
-    """Problems and demonstrations with characters that the tokenizer drops or takes for its unknown token, in words."""
+    """Describes problems and demonstrations with characters that the tokenizer drops or maps to its unknown token."""
     shown = {f"demonstrations of stage {name}": layouts for name, layouts in material.layouts.items() if layouts}
     texts = {name: ["".join(piece.text for piece in layout) for layout in layouts] for name, layouts in shown.items()}
     texts["problems"] = [problem.question + problem.answer for problem in material.questions]
@@ -327,20 +324,20 @@ def unwritten(material: Material, codec: Codec) -> Iterator[str]:
             yield (
                 f"warning: the tokenizer has no token for {plural(len(lost), 'character')} of the {name} "
                 f"({first}{more}), which {hold} of {len(of_name)} hold; the model never sees them: write them "
-                "otherwise, or take another model"
+                "differently, or take another model"
             )
 
 
 def _is_written(letter: str, codec: Codec) -> bool:
-    """Whether a character comes back from the tokens; spaces and signs that nobody sees may change."""
+    """Whether a character survives encoding and decoding; spaces and invisible characters may change."""
     if letter not in "\n\t" and unicodedata.category(letter)[0] in "CZ":
         return True
-    said = codec.decode(codec.encode(letter))
-    return unicodedata.normalize("NFKC", letter).casefold() in unicodedata.normalize("NFKC", said).casefold()
+    decoded = codec.decode(codec.encode(letter))
+    return unicodedata.normalize("NFKC", letter).casefold() in unicodedata.normalize("NFKC", decoded).casefold()
 
 
 def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
-    """Demonstrations that the first RL stage would cut: who imitates them is cut, too, and wrong."""
+    """Describes demonstrations longer than the limit of the first RL stage: attempts that imitate them would be cut."""
     if first is None or first.rollout.truncated != "wrong":
         return
     most = first.rollout.max_response_tokens
@@ -355,8 +352,8 @@ def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftR
 
 
 def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[ToolSpec]) -> list[str]:
-    """Calls in demonstrations that the run's tools do not take, in words; rows that list tools of their own are
-    others'. Who shows failed calls on purpose may go on."""
+    """Describes calls in demonstrations that the run's tools would reject; rows that list their own tools are exempt. A
+    warning only, since failed calls may be shown on purpose."""
     tools, refused = {spec.name: spec for spec in specs}, []
     for row, chat in enumerate(conversations, 1):
         try:
@@ -364,12 +361,12 @@ def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[To
                 check_call(call.name, call.arguments, tools)
         except Refused as found:
             refused.append(f"conversation {row}: {found.detail}")
-    told = f"{len(refused)} of {plural(len(conversations), 'demonstration')} call what the run's tools do not take"
-    return [f"stage {stage}: {told}, first {refused[0]}"] if refused else []
+    share = f"{len(refused)} of {plural(len(conversations), 'demonstration')} call what the run's tools do not take"
+    return [f"stage {stage}: {share}, first {refused[0]}"] if refused else []
 
 
 def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
-    """How the tokens of older weights are corrected where the recipe leaves it to us."""
+    """Describes the default correction for tokens of older weights, if the recipe does not set one."""
     for stage in stages:
         most, cap = stage.rollout.stale_steps, stage.learning.importance_cap
         if most and cap == STALE_CAP:
@@ -380,7 +377,7 @@ def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
 
 
 def _unasked(material: Material) -> Iterator[str]:
-    """Whether RL begins with a model that nobody has shown or told how answers are written."""
+    """Warns if RL begins with a model that was neither shown nor asked for the form of answers."""
     first, verifier = next(iter(material.recipe.stage), None), material.recipe.evaluate.verifier
     if isinstance(first, RlStage) and verifier in SHORTEST and "boxed" not in (first_prompt(material) or ""):
         yield (
@@ -393,7 +390,7 @@ def _unasked(material: Material) -> Iterator[str]:
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
     problems = {problem.id: problem for problem in (*material.heldout, *material.questions)}
-    own = 1  # imitation alone: no cap applies
+    own = 1  # SFT only: no cap applies
     if problems:
         own = positions_needed(
             problems.values(),
@@ -403,13 +400,13 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
             environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
         )
-    asked = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
-    return max([own, *asked])
+    needed = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
+    return max([own, *needed])
 
 
 def first_prompt(material: Material) -> str | None:
-    """What the model will read first, markers included: the prompt of the first problem to learn from, else to be
-    asked. None where there is no problem, and for an environment of one's own whose tokenizer is not there yet."""
+    """The first prompt the model will read, markers included: of the first training problem, else of the first to
+    evaluate. None without problems, and for a custom environment whose tokenizer does not exist yet."""
     recipe, pretrained, parts = material.recipe, material.pretrained, material.parts
     problem = next(iter(material.questions), None)
     if problem is None or (pretrained is None and recipe.rollout.environment is not None):
@@ -421,11 +418,11 @@ def first_prompt(material: Material) -> str | None:
 
 
 def _positions_at_first(material: Material) -> int:
-    """Tokens that the longest attempt takes at least, in a run whose tokenizer is not there yet. Where a token a byte
-    of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
+    """A lower bound on the tokens of the longest attempt, in a run without a tokenizer yet. If one token per byte of
+    its prompt would be too many, the tokenizer is trained to count. Raises ConfigError if the model holds less."""
     recipe = material.recipe
-    asked = (benchmark.recipe.rollout for benchmark in material.benchmarks)
-    longest = _longest_response([*recipe.rollouts, *asked])
+    rollouts = (benchmark.recipe.rollout for benchmark in material.benchmarks)
+    longest = _longest_response([*recipe.rollouts, *rollouts])
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
     benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.questions, *benchmarks]
@@ -440,12 +437,12 @@ def _positions_at_first(material: Material) -> int:
 
 
 def _codec_at_first(material: Material) -> Codec:
-    """The tokenizer that a run of random weights will open with."""
+    """The tokenizer that a run with random weights will open with."""
     return fresh_codec(material, layouts_at_first(material, material.recipe.sft_stages[0]))
 
 
 def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
-    """A tokenizer trained on these."""
+    """A tokenizer trained on these layouts."""
     recipe, template = material.recipe, template_named(material.recipe.rollout.template)
     return train_bpe(
         ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
@@ -457,7 +454,7 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
 
 
 def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
-    """What the stage imitates, made now where its task makes it."""
+    """The stage's demonstrations, generated now if they come from its task."""
     found, recipe = material.layouts[stage.name], material.recipe
     return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
@@ -465,7 +462,7 @@ def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
 def _layouts(
     recipe: Recipe, template: Template, names: Set[str] | None
 ) -> tuple[dict[str, list[Layout] | None], list[str]]:
-    """What each SFT stage imitates, and what a person should know of it."""
+    """Each SFT stage's demonstrations, and messages for the user about them."""
     found: dict[str, list[Layout] | None] = {}
     notes: list[str] = []
     for stage in recipe.sft_stages:
@@ -512,8 +509,8 @@ def _memory(
     folder: Path | None,
     read: Mapping[str, Sequence[int]],
 ) -> HostMemory | None:
-    """What the run takes here. positions: of the longest attempt. read: tokens of demonstrations. Raises ConfigError
-    for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
+    """Memory that the run needs here. positions: of the longest attempt. read: tokens of demonstrations. Raises
+    ConfigError if it exceeds the available memory. Machines of a Ray cluster may differ from this one."""
     recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
     shape = known_shape(recipe.model, folder)
     rollout = recipe.rollout
@@ -533,8 +530,8 @@ def _memory(
 
 
 def _lengths(material: Material, stage: SftStage) -> list[int]:
-    """Tokens of the stage's demonstrations, about, where there is no tokenizer yet: by bytes of text. Of a task's own a
-    step's are made, for all of them, unless it gives all that it has at once."""
+    """Estimated tokens of the stage's demonstrations, by bytes of text, without a tokenizer. For a task's own
+    demonstrations, those of one step stand for all, unless the task returns everything at once."""
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
         one = stage.model_copy(update={"steps": 1})
@@ -545,12 +542,12 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
 
 
 def _unfit(recipe: Recipe) -> Iterator[str]:
-    """What of the recipe does not fit this machine or itself, in words."""
+    """Describes conflicts of the recipe with this machine or with itself."""
     cluster = recipe.cluster
     for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
-        # Only the topmost package is looked for: to look further would import it.
+        # Only the top-level package is looked up: a deeper lookup would import it.
         if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
-            yield f"sandbox.preload names {name!r}, which is no module here; install it or take it out"
+            yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
     if idle := recipe.idle_learners(cluster.learners):
         yield f"{idle}; lower cluster.learners"
     if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
@@ -566,7 +563,7 @@ def _unfit(recipe: Recipe) -> Iterator[str]:
 def _refuse_long_caps(
     positions: int, rollouts: Sequence[StageRolloutSection], benchmarks: Sequence[NamedBenchmark]
 ) -> None:
-    """Check the caps for a model of random weights, which has no tokenizer yet; lengths of prompts are known later."""
+    """Check the caps for a model with random weights, which has no tokenizer yet; prompt lengths are checked later."""
     caps = {"rollout.max_response_tokens": _longest_response(rollouts)}
     caps |= {
         f"rollout.max_response_tokens of benchmark {benchmark.name}": benchmark.recipe.rollout.max_response_tokens

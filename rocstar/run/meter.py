@@ -1,5 +1,5 @@
-"""Seconds of a run by phase: wall time, CPU seconds of this process, and those of other processes apart. Also reports
-each phase as it begins and ends."""
+"""Seconds of a run by phase: wall time, CPU seconds of this process, and of other processes separately. Also reports
+the beginning and end of each phase."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Meter:
             self._wall[name] += time.monotonic() - began
 
     def watch(self, name: str, seconds: Callable[[], float]) -> None:
-        """Count other processes too; `seconds` is what they have used so far."""
+        """Count other processes too; `seconds` returns their CPU time so far."""
         self._others[name] = seconds
 
     def take(self) -> dict[str, float]:

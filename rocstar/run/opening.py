@@ -1,7 +1,7 @@
-"""Opens a run at its start or where its newest checkpoint left it: model, learner ranks, grader, engines.
+"""Opens a run at its start or at its newest checkpoint: model, learner ranks, grader, engines.
 
 A model that starts from random weights gets a tokenizer trained on the demonstrations of its first stage; it is saved
-beside every checkpoint, because a tokenizer trained again from a changed generator would silently give other ids."""
+beside every checkpoint, because training it again after a change of the generator would silently produce other ids."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from rocstar.types import seed_for
 async def opened_run(
     material: Material, folder: RunFolder, screen: Screen, machines: Machines, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
-    """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
+    """A run at its start or at its newest checkpoint; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
         _same_inputs(material, folder)
         watch = Watch()
@@ -78,21 +78,21 @@ async def opened_run(
             parts = [*imitates, *["tokenizer"] * (material.pretrained is None), "model"]
             screen.stage("cold start" if imitates else "start", ", ".join(parts))
         with meter.phase("cold start"):
-            made = opening(material, folder, checkpoints.newest)
+            opened_model = opening(material, folder, checkpoints.newest)
         if material.pretrained is None:
-            material = without_long_prompts(material, made.codec)
-            lacking = [*cramped(material, made.codec), *unwritten(material, made.codec)]
+            material = without_long_prompts(material, opened_model.codec)
+            lacking = [*cramped(material, opened_model.codec), *unwritten(material, opened_model.codec)]
             material = replace(material, notes=[*material.notes, *lacking])
-        for told in material.notes:
-            screen.note(told)
+        for note in material.notes:
+            screen.note(note)
         recipe = material.recipe
-        positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
+        positions = positions_of(material, opened_model.codec, int(opened_model.model.config.max_position_embeddings))
         ranks = machines.start_ranks()
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
-        embedded = None if recipe.engine else _embedded(material, made, positions, ranks.local_rank)
+        embedded = None if recipe.engine else _embedded(material, opened_model, positions, ranks.local_rank)
         seed = seed_for(recipe.run.seed, "adapters")
-        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks, seed=seed)
+        policy = Policy(opened_model.model, opened_model.codec, material.template, recipe.model, ranks=ranks, seed=seed)
         if checkpoints.newest is not None:
             policy.restore(checkpoints.newest)
             policy.version = checkpoints.progress.policy_version
@@ -104,16 +104,16 @@ async def opened_run(
         start = "resumed" if resume else "begun"
         tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.argument}"
-        # before the engines, so that their start and end are watched too
+        # before the engines, so that their start and end are watched
         closing.enter_context(
             Watching(watch, recipe.run, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
         )
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {EMBEDDED: embedded} if embedded else {}
         if embedded is None and not (material.heldout or material.questions or material.benchmarks):
-            screen.note("imitation alone asks no engine, so none of [[engine]] is started")
+            screen.note("SFT stages need no engine, so no [[engine]] is started")
         elif embedded is None:
-            disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
+            disk = folder.path.resolve() / "weights"  # in memory only if all engines can read it
             near = machines.engines_share_memory
             merges = near and len(recipe.servers) == len(recipe.engine)  # a server that we start reads the model here
             sent = recipe.cluster.weights == "sent"
@@ -164,29 +164,29 @@ def _tell_isolation(sandbox: SandboxClient, tracker: RunTracker, screen: Screen)
     tracker.event("sandbox", isolation=info.isolation, failed_probes=list(info.failed_probes))
     if info.isolation < Isolation.L3:
         screen.note(
-            f"programs of the model run at isolation {info.isolation}; docs/sandbox.md says what they can reach"
+            f"programs of the model run at isolation {info.isolation}; docs/sandbox.md lists what they can reach"
         )
 
 
 def _same_inputs(material: Material, folder: RunFolder) -> None:
-    """Note what a run learns from; refuse to go on with something else. (A branch notes the stages that had begun.)"""
+    """Record hashes of a run's inputs; refuse to resume with changed ones. (A branch records those of begun stages.)"""
     found, model = fingerprint(material), material.pretrained
-    held = identity_of(model.facts.folder) if model else {}
+    identity = identity_of(model.facts.folder) if model else {}
     if folder.checkpoint_steps() and not material.recipe.model.lora_rank:
-        held.pop("weights", None)  # the checkpoint has its own
-    found |= {f"{part} of model.path": mark for part, mark in held.items()}
+        identity.pop("weights", None)  # the checkpoint has its own
+    found |= {f"{part} of model.path": mark for part, mark in identity.items()}
     noted = read_json(folder.problems) if folder.problems.exists() else {}
     changed = [name for name in found if not found[name].startswith(noted.get(name, ""))]
     if changed:
         raise ConfigError(
-            f"what run {folder.name} began with is something else by now ({', '.join(changed)}); put its files back as "
-            "they were, or start a new run"
+            f"inputs of run {folder.name} have changed since it began ({', '.join(changed)}); restore its files, "
+            "or start a new run"
         )
     write_json(folder.problems, {**noted, **found})
 
 
 def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, screen: Screen, step: int) -> None:
-    """Keep what else figures depend on, and tell what of it is not what it was where the run computed last."""
+    """Record what else figures depend on, and report what of it changed since the run last computed."""
     recipe = material.recipe
     now = {
         "versions": versions(),
@@ -197,8 +197,8 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
     }
     if changed := note_surroundings(folder, now, step):
         screen.note(
-            f"{', '.join(changed)}: not what it was when the run computed last, so its figures after step {step} are "
-            "not those of a run that went on unchanged; for those stop it, put that back and resume it again"
+            f"{', '.join(changed)}: changed since the run last computed, so its figures after step {step} are "
+            "not those of an unchanged run; to get those stop it, restore that and resume it again"
         )
 
 
@@ -209,12 +209,12 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
         screen.note(f"going on after step {progress.step}{made_again(folder, progress.step)}")
         folder.rewind(progress.step)
         for change in folder.changes:
-            # What else changed is told once it is known whether it was put back.
+            # Other changes are reported once it is known whether they were reverted.
             if change["step"] == progress.step and change["setting"].startswith(("stage.", THREADS)):
                 screen.note(changed_setting(change))
     if progress.carried.groups:
-        begun = material.recipe.stage[progress.stage].name
-        progress.carried = with_problems(progress.carried, material.problems[begun])
+        current_stage = material.recipe.stage[progress.stage].name
+        progress.carried = with_problems(progress.carried, material.problems[current_stage])
     if progress.stage_complete:
         stage = material.recipe.stage[progress.stage]
         if is_reopened(folder, stage.name, progress.step):
@@ -235,8 +235,8 @@ class OpenedModel:
 
 
 def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
-    """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the model that its
-    adapters are of, where it has some. Raises ConfigError."""
+    """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the base model of its
+    adapters, if it has any. Raises ConfigError."""
     folder = checkpoint / "model"
     if base:
         refuse_other_base(folder / ADAPTER_FOLDER, base)
@@ -250,31 +250,31 @@ def opening(material: Material, folder: RunFolder, checkpoint: Path | None = Non
     stages = (stage for stage in recipe.sft_stages if stage.name in material.layouts)
     layouts = {stage.name: layouts_at_first(material, stage) for stage in stages}
     if checkpoint is not None:
-        made = opened(checkpoint, pretrained.facts.folder if pretrained and recipe.model.lora_rank else None)
+        opened_model = opened(checkpoint, pretrained.facts.folder if pretrained and recipe.model.lora_rank else None)
     elif pretrained is not None:
-        made = OpenedModel(model=load_model(pretrained.facts.folder), codec=pretrained.codec)
+        opened_model = OpenedModel(model=load_model(pretrained.facts.folder), codec=pretrained.codec)
     else:
         codec = fresh_codec(material, next(iter(layouts.values()), ()))
         shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
-        made = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
-    positions = int(made.model.config.max_position_embeddings)
+        opened_model = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
+    positions = int(opened_model.model.config.max_position_embeddings)
     for name, shown in layouts.items():
-        rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
+        rows = rows_of_layouts(name, shown, opened_model.codec, material.template, positions)
         write_sft_rows(folder.sft_rows(name), rows)
-    return made
+    return opened_model
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
-def _embedded(material: Material, made: OpenedModel, positions: int, local_rank: int) -> TorchEngine:
-    """An engine over a copy of the model: the learner's own is sharded and changes under way."""
+def _embedded(material: Material, loaded: OpenedModel, positions: int, local_rank: int) -> TorchEngine:
+    """An engine over a copy of the model: the learner's own is sharded and changes during updates."""
     section, rollout = material.recipe.model, material.recipe.rollout
     device = device_of(section, local_rank)
     dtype = compute_dtype(section, device)
-    model = lowered(copy.deepcopy(made.model), dtype, fp32_head=section.fp32_head).to(device)
+    model = lowered(copy.deepcopy(loaded.model), dtype, fp32_head=section.fp32_head).to(device)
     rows, tokens = rollout.engine_rows, material.placement[EMBEDDED].kv_tokens or rollout.kv_tokens
-    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
+    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=loaded.codec.vocab_size)
 
 
 def _processes(
@@ -303,11 +303,11 @@ def _processes(
     return named_engines(recipe.engine, settings, logs, machines.start_server, material.placement)
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- reports -----------------------------------------------------------------------------------------------------------
 
 
 def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
-    """Tell a stall on the screen, in events.jsonl, and with the stacks in a file. Called by the watching thread."""
+    """Report a stall on the screen, in events.jsonl, and with the stacks in a file. Called by the watching thread."""
     file = folder.next_log("stall")
     write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
     tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
@@ -315,7 +315,7 @@ def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: S
 
 
 def _teller(tracker: RunTracker, screen: Screen) -> Tell:
-    """Writes events of engines into the run folder, and those that a person should know on the screen."""
+    """Writes events of engines to the run folder, and important ones to the screen."""
 
     def tell(event: str, **details: Any) -> None:
         tracker.event(event, **details)

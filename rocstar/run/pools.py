@@ -1,8 +1,8 @@
 """Which problems a stage learns from, and which of them a step takes.
 
 Stage 3 of the paper keeps only problems that the latest policy does not solve in all of 8 attempts (§4.3). The choice
-is made once, when the stage begins. What is found of each problem is written into `pools/<stage>.jsonl` as it is found:
-a killed run asks only for the rest, and no more attempts are in memory than those under way."""
+is made once, when the stage begins. The result of each problem is written to `pools/<stage>.jsonl` at once: a killed
+run asks only the rest, and memory holds only the attempts under way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Problem, Stop, seed_for
 
 NEEDS = {"id": str, "attempts": int, "right": int, "reused": int}
-"""What a row of a pool's journal holds."""
+"""Fields of a row of a pool's journal."""
 
 
 async def stage_pool(
@@ -43,9 +43,9 @@ async def stage_pool(
     fault_budget: float,
     said: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
-    """The stage's problems, in order. version: of the policy, which decides what recorded attempts count
-    (`data.drop_solved_age`). said: told how many of how many problems were asked. Raises RunHalted when a larger share
-    of problems than `fault_budget` could not be asked, and OSError when what is found cannot be written."""
+    """The stage's problems, in order. version: of the policy; decides which recorded attempts count
+    (`data.drop_solved_age`). said: called with (problems asked, all problems). Raises RunHalted when a larger share of
+    problems than `fault_budget` could not be asked, and OSError when a result cannot be written."""
     attempts = stage.data.drop_solved_attempts
     if attempts is None:
         return list(problems)
@@ -58,10 +58,10 @@ async def stage_pool(
         at_once = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem // attempts
         known = {row["id"] for row in read_journal(journal, NEEDS)}
         left = [problem for problem in problems if problem.id not in known]
-        asked = itertools.count(len(problems) - len(left) + 1)
+        numbers = itertools.count(len(problems) - len(left) + 1)
 
         def count() -> None:
-            said(next(asked), len(problems))
+            said(next(numbers), len(problems))
 
         with Journal(journal) as found:
             seeded = seed_for(seed, "pool", stage.name)
@@ -80,7 +80,7 @@ async def stage_pool(
 
 
 def _drawn(problems: Sequence[Problem], count: int | None, seed: int) -> Sequence[Problem]:
-    """So many of them, in order."""
+    """At most `count` of them, in order."""
     if count is None or count >= len(problems):
         return problems
     return [problems[place] for place in sorted(random.Random(seed).sample(range(len(problems)), count))]
@@ -95,8 +95,8 @@ async def _ask(
     at_once: int,
     count: Callable[[], None],
 ) -> None:
-    """Write a row for each problem as its attempts end; none for one that met a fault of ours. `count` is called with
-    each that has ended."""
+    """Write a row for each problem when its attempts end; none after a service failure. `count` is called for each
+    ended problem."""
     room = asyncio.Semaphore(at_once)
 
     async def ask(problem: Problem) -> None:
@@ -127,16 +127,16 @@ async def _ask(
 def _summary(
     problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], *, attempts: int, version: int
 ) -> dict[str, Any]:
-    kept = _unsolved(problems, rows)
+    unsolved = _unsolved(problems, rows)
     solved_of = Counter(f"{row['right']}/{row['attempts']}" for row in rows)
     return {
         "attempts": attempts,
         "policy_version": version,
         "asked": len(problems),
-        "solved": len(problems) - len(kept),
+        "solved": len(problems) - len(unsolved),
         "reused_attempts": sum(row["reused"] for row in rows),
         "right_of_attempts": dict(sorted(solved_of.items())),
-        "kept_sha256": hashlib.sha256(json.dumps([problem.id for problem in kept]).encode()).hexdigest(),
+        "kept_sha256": hashlib.sha256(json.dumps([problem.id for problem in unsolved]).encode()).hexdigest(),
     }
 
 
@@ -146,7 +146,7 @@ def _unsolved(problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _right(group: Group) -> int:
-    """Attempts found RIGHT; a fault or a missing verdict is no proof of mastery."""
+    """Number of RIGHT attempts; a failure or a missing verdict does not count as right."""
     return sum(map(is_right, group.trajectories))
 
 
@@ -156,8 +156,8 @@ def is_solved(group: Group) -> bool:
 
 
 def problems_of_step(pool: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
-    """`count` different problems for one step of a stage (0 is the first), from epochs in seeded orders; all of the
-    pool when it has no more. An epoch leaves out a remainder shorter than a step; the next one orders all anew."""
+    """`count` different problems for one step of a stage (0 is the first), from epochs in seeded orders; the whole pool
+    if it has no more. An epoch drops a remainder shorter than a step; the next one reorders all."""
     count = min(count, len(pool))
     epoch, place = divmod(step, len(pool) // count)
     order = list(pool)
@@ -174,17 +174,17 @@ async def refilled(
     rounds: int,
     seed: int,
 ) -> list[Group]:
-    """A step's groups and, behind them, those that `roll` makes in place of the ones that teach nothing, then in place
-    of those among them that do not either, in so many rounds at most. Problems are drawn from those of the pool that
-    the step has not had, by (seed, round), so other steps keep theirs; a pool that has no more ends it."""
-    made = newest = list(groups)
+    """A step's groups, followed by those that `roll` makes to replace groups without a signal, then to replace
+    replacements without one, in a limited number of rounds. Problems come from the pool without those the step has had,
+    by (seed, round), so other steps keep theirs; an exhausted pool ends it."""
+    all_groups = newest = list(groups)
     for number in range(rounds):
-        there = {group.problem.id for group in made}
+        there = {group.problem.id for group in all_groups}
         left = [problem for problem in pool if problem.id not in there]
         idle = sum(not teaches(group) for group in newest)
         further = random.Random(seed_for(seed, "refill", number)).sample(left, min(idle, len(left)))
         if not further:
             break
         newest = list(await roll(further))
-        made = made + newest
-    return made
+        all_groups = all_groups + newest
+    return all_groups

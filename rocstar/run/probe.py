@@ -1,6 +1,6 @@
-"""Programs and answers whose result is known, sent through the run's own sandbox and grader: before the first RL step,
-and every `run.probe_seconds` between steps. A service that gives wrong answers would otherwise look like a policy that
-gets worse. Source: ours."""
+"""Programs and answers with known results, sent through the run's own sandbox and grader: before the first RL step, and
+every `run.probe_seconds` between steps. A service that gives wrong answers would otherwise look like a policy that gets
+worse. Source: ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAMS = (
     ("print(6 * 7)\n2 ** 10", Status.OK, "42\n", "1024"),
     ("print(input())\nraise ValueError", Status.CODE_ERROR, "said\n", None),
 )
-"""Code, and what its result must be: status, standard output, value of the last expression."""
+"""Code and its expected result: status, standard output, value of the last expression."""
 ANSWERS = (
     ("1/2", "0.5", Verdict.RIGHT),
     ("42", "41", Verdict.WRONG),
@@ -34,15 +34,15 @@ class Prober:
         self._asked_at = -math.inf
 
     async def probe_when_due(self) -> None:
-        """Raises RunHalted where the sandbox or the grader gives a wrong result."""
+        """Raises RunHalted if the sandbox or the grader gives a wrong result."""
         if time.monotonic() - self._asked_at >= self._seconds:
             await probe(self._python, self._grader)
             self._asked_at = time.monotonic()
 
 
 async def probe(python: Tool, grader: Grader) -> None:
-    """Raises RunHalted where a result is not what it must be, SandboxUnavailable or VerifierUnavailable where there is
-    none. python: the tool that runs a program by itself."""
+    """Raises RunHalted for an unexpected result, SandboxUnavailable or VerifierUnavailable if there is none. python:
+    the tool that runs a program by itself."""
     for code, *wanted in PROGRAMS:
         call = ToolCall(id="probe", tool=python.spec.name, arguments={"code": code, "input": "said\n"}, raw="")
         result = await python.run(call)
@@ -52,11 +52,11 @@ async def probe(python: Tool, grader: Grader) -> None:
         _refuse_other(f"the grader compared {answer!r} with {gold!r}", verdict, grade.verdict)
 
 
-def _refuse_other(what: str, wanted: object, got: object, said: str = "") -> None:
-    if got != wanted:
-        last = said.strip().rpartition("\n")[2]
-        told = f" and said {last!r}" if last else ""
+def _refuse_other(what: str, expected: object, got: object, stderr: str = "") -> None:
+    if got != expected:
+        last = stderr.strip().rpartition("\n")[2]
+        error = f" and said {last!r}" if last else ""
         raise RunHalted(
-            f"{what} and gave {got}{told} instead of {wanted}; no attempt can be judged like this, so mend that "
+            f"{what} and gave {got}{error} instead of {expected}; no attempt can be judged like this, so repair that "
             "service and go on with: rocstar train --resume RUN"
         )

@@ -1,9 +1,8 @@
-"""Where engines in other processes find a run's weights: a Hugging Face folder for each version, in memory where that
-has room (/dev/shm), else in the run folder. Or they are sent (`cluster.weights`), and the folder holds their
-config.json alone.
+"""Publishes a run's weights for engines in other processes: a Hugging Face folder for each version, in memory if it has
+room (/dev/shm), else in the run folder. Or weights are sent (`cluster.weights`), and the folder holds only config.json.
 
-The newest two versions are kept, since an engine may still read the older. What a killed run left in memory is removed
-by the next one: a folder belongs to a living run exactly while a process holds its lock, which the kernel releases when
+The newest two versions are kept, since an engine may still read the older. Memory left behind by a killed run is freed
+by the next one: a folder belongs to a live run exactly while a process holds its lock, which the kernel releases when
 that process ends."""
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
 PREFIX = "rocstar-weights-"
-ROOM = 2.0  # times the weights that memory must have free: for them, and as much again for everything else
+ROOM = 2.0  # times the size of the weights must be free in memory: for them, and as much again for everything else
 
 
 class PublishedWeights:
@@ -44,10 +43,10 @@ class PublishedWeights:
         channel: Channel | None = None,
         break_off: Callable[[], None] = lambda: None,
     ) -> None:
-        """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on
-        other machines read the weights. merged: False where each engine merges adapters itself, into the model that it
-        reads from where the run read it; what engines start on, the first that is published, is merged. channel: all
-        after the first are sent through it. break_off: see `in_thread`."""
+        """disk: the folder used if memory has no room; created when needed. memory: None if engines on other machines
+        read the weights. merged: False if each engine merges adapters itself, into the base model read from the same
+        path; the first published weights, which engines start on, are always merged. channel: all after the first are
+        sent through it. break_off: see `in_thread`."""
         self._disk, self._merged = disk, merged
         self._channel, self._break_off, self._turn = channel, break_off, asyncio.Lock()
         self._memory: Path | None = None
@@ -57,11 +56,11 @@ class PublishedWeights:
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0
-        """That the last `publish` took."""
+        """Seconds of the last `publish`."""
 
     def publish(self, policy: Policy, *, sent: bool = True) -> Weights:
-        """sent: where there is a channel. Raises OSError where neither memory nor disk has room, RunHalted for weights
-        that are not finite."""
+        """sent: use the channel, if any. Raises OSError if neither memory nor disk has room, RunHalted for weights that
+        are not finite."""
         began = time.monotonic()
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
@@ -77,7 +76,7 @@ class PublishedWeights:
 
     @property
     def bytes(self) -> int:
-        """Of the newest weights, as they were written, or sent to each engine."""
+        """Size of the newest weights, as written, or as sent to each engine."""
         written = sum(file.stat().st_size for file in self._kept[-1].glob("*.safetensors"))
         return written or (self._channel.sent_bytes if self._channel else 0)
 
@@ -106,7 +105,7 @@ class PublishedWeights:
             self._lock = None
 
     def _place(self, size: int) -> Path:
-        """The folder for so many bytes."""
+        """A folder with room for so many bytes."""
         if self._memory is not None:
             free = min(shutil.disk_usage(self._memory).free, host_bytes())
             if free >= ROOM * size:
@@ -117,7 +116,7 @@ class PublishedWeights:
 def _locked_folder(parent: Path) -> tuple[Path, int]:
     """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed."""
     for left in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or another run's
+        with suppress(OSError):  # of another user, or another run
             lock = _lock(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)

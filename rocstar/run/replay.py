@@ -1,8 +1,8 @@
-"""A step of RL once more, from what the run folder holds: its attempts, and the newest checkpoint before it. No engine
-and no sandbox takes part. Steps between the checkpoint and the asked one are learnt from again on the way.
+"""Repeats the learning of an RL step from the run folder: its attempts, and the newest checkpoint before it. Needs no
+engine and no sandbox. Steps between the checkpoint and the requested one are repeated on the way.
 
-With the run's own settings everything must come out to the bit: rewards, choice, advantages, log-probabilities, metrics
-and, where a checkpoint was kept, weights. With others it is what would have been learnt from the same attempts at the
+With the run's own settings every result must be bit-identical: rewards, choice, advantages, log-probabilities, metrics
+and, if a checkpoint was kept, weights. With others it shows what would have been learnt from the same attempts at the
 same weights. Source: ours."""
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ COMPARED = {
 """Columns of an attempt that follow from its text, the settings and the weights."""
 TRIED = ("learning.", "resample.")
 NEVER = ("learning.optimizer", "learning.kl_coefficient")
-"""What a step takes over from steps before: another optimizer's moments, a reference that was never kept."""
+"""Settings that depend on earlier steps: another optimizer's moments, a reference that was never kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedStep:
-    """A step as the run made it, and as it came out again."""
+    """A comparison of a step as the run made it with its repetition."""
 
     step: int
     differs: Mapping[str, str]
-    """What did not come out as it was recorded, and how."""
+    """Differences from the record, by name."""
     metrics: int
     """Metrics that were compared."""
     weights: bool
-    """Whether there is a checkpoint of the step, whose weights were compared as well."""
+    """Whether the step has a checkpoint, whose weights were compared too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Steps of one RL stage that follow each other, the first of them after a checkpoint."""
+    """Consecutive steps of one RL stage, the first directly after a checkpoint."""
 
     run: RunFolder
     recipe: Recipe
@@ -74,12 +74,12 @@ class Span:
     stage_begun: int
     """The step before the stage's first one."""
     begun: int
-    """The step before the first one of these, whose checkpoint the run keeps; 0 for the run's beginning."""
+    """The step before the first of these, whose checkpoint the run keeps; 0 for the run's beginning."""
     last: int
     recorded: Mapping[int, Mapping[str, Any]]
     """The run's rows of metrics, by step."""
     learners: int
-    """How many processes learned these steps together; another number sums in another order."""
+    """Number of learner processes of these steps; another number sums in another order."""
 
     @property
     def steps(self) -> range:
@@ -91,8 +91,7 @@ class Span:
 
 
 def spans_of(run: RunFolder) -> list[Span]:
-    """One for each RL stage, from its first step on that can be replayed, to its last one. Raises ConfigError,
-    DataError."""
+    """One for each RL stage, from its first step that can be replayed to its last. Raises ConfigError, DataError."""
     recorded = _recorded(run)
     last = {row["stage"]: step for step, row in recorded.items()}
     stages = [stage.name for stage in resolved_from_json(run.resolved).rl_stages if stage.name in last]
@@ -102,7 +101,7 @@ def spans_of(run: RunFolder) -> list[Span]:
 
 
 def span_of(run: RunFolder, step: int) -> Span:
-    """The steps from the newest checkpoint before this one to it. Raises ConfigError, DataError."""
+    """The steps from the newest checkpoint before `step` up to it. Raises ConfigError, DataError."""
     return _span(run, _recorded(run), step, max)
 
 
@@ -113,7 +112,7 @@ def _recorded(run: RunFolder) -> dict[int, Mapping[str, Any]]:
 def _span(
     run: RunFolder, recorded: Mapping[int, Mapping[str, Any]], last: int, choose: Callable[[list[int]], int]
 ) -> Span:
-    """choose: one of the checkpoints' steps."""
+    """choose: picks one of the checkpoints' steps."""
     recipe = resolved_from_json(run.resolved)
     if last not in recorded:
         there = f"its steps go to {max(recorded)}" if recorded else "it has made none"
@@ -127,11 +126,11 @@ def _span(
     if not kept and (stage_begun or recipe.model.path is None):
         raise DataError(
             f"run {run.name} keeps no checkpoint of steps {stage_begun} to {last - 1}, one of which step {last} is "
-            "replayed from; run.keep_checkpoints says how many stay besides those at the end of a stage"
+            "replayed from; run.keep_checkpoints sets how many stay besides those at the end of a stage"
         )
     begun = choose(kept) if kept else 0
     own = f"stage.{stage.name}."
-    length = f"{own}steps", f"{own}end."  # of the stage, which no step depends on
+    length = f"{own}steps", f"{own}end."  # settings of the stage that no step depends on
     for change in run.changes:
         setting = change["setting"]
         mine = setting == THREADS or (setting.startswith(own) and not setting.startswith(length))
@@ -153,11 +152,11 @@ def _span(
     )
 
 
-def _learners(run: RunFolder, asked: int, steps: range) -> int:
-    """How many processes learned the steps together: each was made since the newest of the run's starts before it.
-    asked: by the recipe, where no start tells. Raises ConfigError where they were several numbers."""
+def _learners(run: RunFolder, default: int, steps: range) -> int:
+    """The number of learner processes of the steps, from the newest start of the run before each. default: by the
+    recipe, if no start records it. Raises ConfigError if the number changed."""
     starts = [row for row in read_journal(run.events) if row["event"] in ("begun", "resumed") and "learners" in row]
-    found = {step: next((row["learners"] for row in reversed(starts) if row["step"] < step), asked) for step in steps}
+    found = {step: next((row["learners"] for row in reversed(starts) if row["step"] < step), default) for step in steps}
     if len(set(found.values())) > 1:
         other = next(step for step in steps if found[step] != found[steps[-1]])
         raise ConfigError(
@@ -168,17 +167,17 @@ def _learners(run: RunFolder, asked: int, steps: range) -> int:
 
 
 def write_bundle(span: Span, target: Path) -> None:
-    """A run folder with no more than the replay needs, but for the model of `model.path`, which has to be at hand where
-    the replay begins with it or it has adapters. Raises ConfigError where `target` is there, OSError."""
+    """Write a run folder with only what the replay needs. The model of `model.path` is not included; it must be
+    available if the replay begins with it or it has adapters. Raises ConfigError if `target` exists, OSError."""
     if target.exists():
-        raise ConfigError(f"{target} is there already; give another name")
+        raise ConfigError(f"{target} already exists; give another name")
     target.mkdir(parents=True)
     run = span.run
     copy_metrics(run, RunFolder(target), span.last)
     parts = [run.resolved, *map(run.rollout_file, span.steps)]
     checkpoints = [step for step in run.checkpoint_steps() if span.begun <= step <= span.last]
-    shutil.copyfile(run.events, RunFolder(target).events)  # a copy, for the run may write more into its own
-    for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # which makes it a run
+    shutil.copyfile(run.events, RunFolder(target).events)  # a copy, since the run may append to its own
+    for part in (*parts, *map(run.checkpoint, checkpoints), run.path / "run.json"):  # run.json makes it a run folder
         share(part, target / part.relative_to(run.path))
 
 
@@ -186,7 +185,7 @@ class Replay:
     """A run's RL stage, learnt again from a checkpoint on. Close it."""
 
     def __init__(self, span: Span, variants: Sequence[Sequence[str]] = ()) -> None:
-        """variants: other settings, to learn from the last step with. Raises ConfigError, DataError, OSError."""
+        """variants: other settings to learn from the last step with. Raises ConfigError, DataError, OSError."""
         self.span, self.run, self.recipe, self.stage = span, span.run, span.recipe, span.stage
         self._variants = [(", ".join(settings), self._with(settings)) for settings in variants]
         use_threads(self.run.identity.get("threads", {}).get("count", 1))
@@ -202,24 +201,24 @@ class Replay:
         self._ranks.close()
 
     def step(self, step: int) -> ReplayedStep:
-        """Learn from a step again; they are to be asked for in order, without a gap."""
+        """Learn from a step again; call it for consecutive steps in order."""
         groups, version = self.groups(step), self.policy.version
         return self._compared(step, groups, self._learn(self.stage, self.learner, step, groups), version)
 
     def tried(self, step: int) -> Iterator[Tried]:
-        """What the step that is next would come to under the run's own settings and then under the others, each from
-        the same weights and moments. It is still next afterwards."""
+        """The results of the next step under the run's own settings and then under each of the others, all from the
+        same weights and moments. It is still the next step afterwards."""
         groups = self.groups(step)
-        with TemporaryDirectory(prefix="rocstar-replay-") as kept:
-            self.learner.save(Path(kept))
+        with TemporaryDirectory(prefix="rocstar-replay-") as saved:
+            self.learner.save(Path(saved))
             for settings, stage in (("as the run did", self.stage), *self._variants):
                 folders = self.recipe.run.modules
-                learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(kept), inside=True)
-                made = Tried(settings=settings, groups=groups)
-                learnt = self._learn(stage, learner, step, groups, partial(made.add, learner))
-                made.metrics = mean_of_updates(learnt.updates)
-                yield made
-            self.learner.restore(Path(kept))
+                learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(saved), inside=True)
+                result = Tried(settings=settings, groups=groups)
+                learnt = self._learn(stage, learner, step, groups, partial(result.add, learner))
+                result.metrics = mean_of_updates(learnt.updates)
+                yield result
+            self.learner.restore(Path(saved))
 
     def groups(self, step: int) -> list[Group]:
         """The step's attempts as they were recorded, in order. Raises DataError."""
@@ -238,13 +237,13 @@ class Replay:
             assert recipe.model.path is not None  # the span and the recipe ask for it
             base = find_model(recipe.model.path)
         if checkpoint is not None:
-            made = opened(checkpoint, base)
+            loaded = opened(checkpoint, base)
         else:
             assert base is not None
-            made = OpenedModel(model=load_model(base), codec=Codec.load(base))
+            loaded = OpenedModel(model=load_model(base), codec=Codec.load(base))
         self.template = AttemptParts(recipe).template(checkpoint / "model" if checkpoint else base)
         seed = seed_for(recipe.run.seed, "adapters")
-        self.policy = Policy(made.model, made.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
+        self.policy = Policy(loaded.model, loaded.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
         if checkpoint:
             self.policy.restore(checkpoint)
             self.policy.version = read_json(checkpoint / "state.json")["policy_version"]
@@ -275,15 +274,15 @@ class Replay:
         row = self.span.recorded[step]
         for name in (name for name, value in metrics.items() if row.get(name) != value):
             differs[name] = f"{metrics[name]!r}, recorded {row.get(name)!r}"
-        kept = step in self.run.checkpoint_steps()
-        if kept and (distance := self.policy.distance(self.run.checkpoint(step))):
+        has_checkpoint = step in self.run.checkpoint_steps()
+        if has_checkpoint and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
-        return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=kept)
+        return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=has_checkpoint)
 
     @property
     def _decides(self) -> bool:
-        """Whether the verifier is asked again: one of the user's own may cost money, or say something else now. What an
-        agent gave back stands in no attempt."""
+        """Whether the verifier runs again: a user's own may cost money, or answer differently now. An answer that an
+        agent returned is not recorded in its attempt."""
         return not (is_reference(self.recipe.evaluate.verifier) or self.recipe.rollout.agent)
 
     def _other_outcomes(self, groups: Sequence[Group]) -> int:

@@ -1,7 +1,7 @@
-"""What one RL step says of itself: numbers for metrics.jsonl, records for the rollout file.
+"""The report of one RL step: numbers for metrics.jsonl, records for the rollout file.
 
-`suspicion` counts how often right attempts look as if the reward was won without solving the problem; what is too often
-is said in `alarms.py`. It looks at texts, so only at the first SAMPLE right attempts of a step. Source: ours."""
+`suspicion` counts how often right attempts look as if the reward was won without solving the problem; the thresholds
+are in `alarms.py`. It reads texts, so only of the first SAMPLE right attempts of a step. Source: ours."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Tra
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
 BADLY_ENDED = (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)
-DROPPED = "dropped."  # how the values of reasons begin that drop an attempt
+DROPPED = "dropped."  # prefix of the reasons that drop an attempt
 SAMPLE = 256  # attempts: a share is then known to about three points either way
 LITERAL = r"""(?:[-+]?[\d._]+(?:e[-+]?\d+)?|"[^"\n]*"|'[^'\n]*')"""
 CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|$)\s*)+", re.IGNORECASE)
-"""A program that is nothing but constants, printed or as its last value."""
+"""A program of constants only, printed or as its last value."""
 NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
-"""Not the second one of 7-10 with its minus."""
+"""Does not read the second number of 7-10 with its minus."""
 Decode = Callable[[Sequence[int]], str]
 ShareAndFirst = tuple[float, str | None]
-"""Share of a step's attempts, and what the first of them says."""
+"""Share of a step's attempts, and the first one's message."""
 
 
 def reason_to_halt(faults: ShareAndFirst, failures: ShareAndFirst, budget: float) -> str | None:
-    """Why a run does not go on from a step's attempts: too many ended by faults of ours, or all agents failed. What
-    `faults_of` and `failed_agents` found."""
-    (share, first), (failed, said) = faults, failures
+    """Why a run halts after a step's attempts: too many ended by service failures, or all agents failed. Arguments:
+    from `faults_of` and `failed_agents`."""
+    (share, first), (failed, message) = faults, failures
     if failed == 1.0:
-        return f"rollout.agent failed in every attempt; the first says: {said}"
+        return f"rollout.agent failed in every attempt; the first says: {message}"
     if share <= budget:
         return None
     return (
@@ -51,15 +51,15 @@ def reason_to_halt(faults: ShareAndFirst, failures: ShareAndFirst, budget: float
 
 
 def faults_of(groups: Sequence[Group]) -> ShareAndFirst:
-    """Share of a step's attempts that say nothing about the model: ended by a fault of ours, or left undecided by the
-    verifier, which only a reference or the verifier's own clock may cause; and what the first of them says."""
+    """Share of a step's attempts that are no evidence about the model: ended by a service failure, or left undecided by
+    the verifier, which only a reference or the verifier's own timeout may cause; and the first one's message."""
     attempts = [(group.problem, t) for group in groups for t in group.trajectories]
     failed = [fault for problem, trajectory in attempts if (fault := _fault_of(problem, trajectory))]
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
 
 
 def failed_agents(groups: Sequence[Group]) -> ShareAndFirst:
-    """Share of a step's attempts whose agent ended with an error or out of time; what the first of them says."""
+    """Share of a step's attempts whose agent ended with an error or out of time; and the first one's message."""
     attempts = [t for group in groups for t in group.trajectories]
     failed = [t.fault for t in attempts if t.stop in BADLY_ENDED]
     return len(failed) / max(1, len(attempts)), next(iter(failed), None)
@@ -81,7 +81,8 @@ def _fault_of(problem: Problem, trajectory: Trajectory) -> str | None:
 
 def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version: int | None = None) -> dict[str, float]:
     """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter. version: of the weights
-    that learnt from them: tokens of others differ by what was learnt since too; None where they wrote all of it."""
+    that learnt from them; tokens of older weights are reported separately, since they also differ by what was learnt
+    since. None if those weights wrote all tokens."""
     attempts = max(len(r.group.trajectories) for r in groups)
     decided_PR = [[o for t in r.group.trajectories if (o := t.outcome) and o.verdict in DECIDED] for r in groups]
     summary = summarise([r.group for r in groups], attempts)
@@ -116,14 +117,14 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
 
 
 def mean_of_updates(updates: Sequence[Update]) -> dict[str, float]:
-    """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
+    """Metrics of a step's updates, averaged; empty if there was nothing to learn from."""
     names = updates[0].metrics if updates else ()
     means = {f"learn/{name}": sum(update.metrics[name] for update in updates) / len(updates) for name in names}
     return {"learn/updates": float(len(updates)), **means}
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
-    """Mean total penalty of right attempts, drawn, kept and dropped: what RoC's choice changes."""
+    """Mean total penalty of right attempts, drawn, kept and dropped, which shows the effect of RoC."""
     right = [choice for r in groups for choice in r.choices if is_right(r.group.trajectories[choice.index])]
     return {
         "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
@@ -133,8 +134,8 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
 
 
 def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
-    """How much older than the weights of `version`, which learnt from them, those were that wrote a step's tokens;
-    nothing for a stage that is strictly on-policy. overlap: seconds. Raises ContractBroken past the stage's bound."""
+    """How much older the weights that wrote a step's tokens were than those of `version`, which learnt from them; empty
+    for a strictly on-policy stage. overlap: seconds. Raises ContractBroken past the stage's bound."""
     most, per_step = stage.rollout.stale_steps, stage.learning.updates_per_step
     if not most:
         return {}
@@ -156,7 +157,7 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
 
 
 def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
-    """What a step has left to the next one, and what it has made in place of groups that teach nothing; nothing for a
+    """Counts of attempts carried over to the next step, and of groups that replace ones without a signal; empty for a
     stage that does neither."""
     found: dict[str, float] = {}
     if stage.rollout.carry_over:
@@ -169,15 +170,15 @@ def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How much of the attempts' time was their tools'; nothing where no time was measured."""
-    made = [trajectory for group in groups for trajectory in group.trajectories]
-    whole = sum(one.seconds for one in made)
-    return {"tool/seconds_share": sum(one.tool_seconds for one in made) / whole} if whole else {}
+    """Share of the attempts' time spent in tools; empty if no time was measured."""
+    attempts = [trajectory for group in groups for trajectory in group.trajectories]
+    whole = sum(one.seconds for one in attempts)
+    return {"tool/seconds_share": sum(one.tool_seconds for one in attempts) / whole} if whole else {}
 
 
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How a step's agents ended, and what their attempts are made of. A conversation is a branch where it begins with
-    one that was there, answers included, else it was begun anew."""
+    """How a step's agents ended, and the conversations of their attempts. A conversation is a branch if it begins with
+    an earlier one, answers included, else it is a new one."""
     failed, _ = failed_agents(groups)
     found = [trajectory.conversations for group in groups for trajectory in group.trajectories]
     return {
@@ -195,14 +196,14 @@ def _is_branch(part: Trajectory, parts: Sequence[Trajectory]) -> bool:
 def _by_age(
     version: int, groups: Sequence[Resampled], rows: Sequence[BatchRow]
 ) -> tuple[list[BatchRow], list[BatchRow]]:
-    """Rows with the tokens alone that `version` wrote, and rows with those of older weights. An engine computes what it
-    writes after an exchange of weights from the new ones alone."""
+    """Rows restricted to tokens that `version` wrote, and rows restricted to those of older weights. After an exchange
+    of weights an engine computes from the new ones alone."""
     fresh: list[BatchRow] = []
     stale: list[BatchRow] = []
     for row in rows:
         number, place, part = row.origin
-        told = groups[number].group.trajectories[place].conversations[part]
-        completions = [turn.completion for turn in told.turns]
+        conversation = groups[number].group.trajectories[place].conversations[part]
+        completions = [turn.completion for turn in conversation.turns]
         spans = [s for c in completions for s in c.version_spans or (VersionSpan(version, len(c.token_ids)),)]
         if all(span.version == version for span in spans):
             fresh.append(row)
@@ -253,7 +254,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def suspicion(groups: Sequence[Resampled], decode: Decode) -> dict[str, float]:
     """Shares among right attempts: `suspect/constant_print` (of those with calls), `suspect/unfounded_answer` and
-    `suspect/several_boxes`; what no attempt tells is left out."""
+    `suspect/several_boxes`; a share of no attempts is omitted."""
     right = list(islice((one for r in groups for one in r.group.trajectories if is_right(one)), SAMPLE))
     shares = {
         "suspect/constant_print": [prints_constants(attempt) for attempt in right if attempt.num_calls],
@@ -264,14 +265,14 @@ def suspicion(groups: Sequence[Resampled], decode: Decode) -> dict[str, float]:
 
 
 def prints_constants(attempt: Trajectory) -> bool:
-    """Whether no call of it computes anything."""
+    """Whether none of its calls computes anything."""
     codes = [str(call.arguments.get("code", "")) for turn in attempt.turns for call in turn.calls]
     return all(CONSTANT.fullmatch(code) for code in codes)
 
 
 def is_unfounded(attempt: Trajectory, decode: Decode) -> bool:
-    """Whether its answer stands neither in a tool's output nor in the text outside of boxes, or only with the other
-    sign: a model learns to print 7-10 and to answer 3."""
+    """Whether its answer is neither in a tool's output nor in the text outside of boxes, or only with the other sign: a
+    model learns to print 7-10 and to answer 3."""
     answer = attempt.outcome.extracted if attempt.outcome else None
     if not answer:
         return False
@@ -290,18 +291,18 @@ def _has_other_sign(answer: str, text: str) -> bool:
 
 
 def gives_several_answers(attempt: Trajectory, decode: Decode) -> bool:
-    """Whether its last turn has boxes with other texts than its answer. A list of joined boxes is one answer."""
+    """Whether its last turn has boxes with texts other than its answer. A list of joined boxes is one answer."""
     text = decode(attempt.turns[-1].completion.token_ids)
     answer = boxed_answer(text) or ""
     return any(text[start:end].strip() not in answer for _, start, end in boxes(text))
 
 
 def _without_boxes(text: str) -> str:
-    kept, end_of_last = [], 0
+    pieces, end_of_last = [], 0
     for start, _, end in sorted(boxes(text)):
-        kept.append(text[end_of_last : max(start, end_of_last)])
+        pieces.append(text[end_of_last : max(start, end_of_last)])
         end_of_last = max(end_of_last, end + 1)
-    return " ".join([*kept, text[end_of_last:]])
+    return " ".join([*pieces, text[end_of_last:]])
 
 
 def _plain(text: str) -> str:

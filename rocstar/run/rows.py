@@ -1,5 +1,5 @@
-"""Demonstrations as token rows: of a task, or of a file, both as a rollout would lay them out. They are kept in the run
-folder, so that a resumed run learns from the very same ones. Loads no torch.
+"""Demonstrations of a task or a file as token rows, laid out as a rollout would. They are kept in the run folder, so
+that a resumed run learns from the same ones. Loads no torch.
 
 Demonstrations of a task and rows from a file take one path: both are conversations (`rocstar.data.sft`)."""
 
@@ -25,22 +25,22 @@ from rocstar.support.screen import plural
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 Layout = Sequence[Piece]
-"""A conversation in pieces, before it is tokens."""
+"""A conversation in pieces, before tokenization."""
 
 
 def layouts_of(
     recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
 ) -> list[Layout]:
-    """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
+    """Demonstrations of an SFT stage: the conversations of its file, else its task's own."""
     parts = AttemptParts(recipe)
     feedback = parts.feedback
     if conversations is None:
-        made = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
-        shown = [from_demonstration(demo, feedback) for demo in made]
+        demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
+        shown = [from_demonstration(demo, feedback) for demo in demonstrations]
     else:
         shown = [_as_shown(conversation, feedback) for conversation in conversations]
     # A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
-    # and preamble speak of problems and boxes, which would be wrong there.
+    # and preamble mention problems and boxes, which would be wrong there.
     return [
         list(pieces(one, template, parts.specs) if one.tools is None else pieces(one, template.chat(), one.tools))
         for one in shown
@@ -60,8 +60,7 @@ def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, templat
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
-    """The rows that `write_sft_rows` wrote when the run opened. Raises DataError when the file is missing or holds
-    something else."""
+    """The rows that `write_sft_rows` wrote when the run opened. Raises DataError if the file is missing or invalid."""
     import pyarrow
 
     path = RunFolder(run).sft_rows(stage)
@@ -69,12 +68,13 @@ def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
         table = read_table(path).to_pydict()
         pairs = zip(table["token_ids"], table["loss_mask"], strict=True)
     except (OSError, KeyError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{path} does not hold the run's SFT rows ({error}); start the run anew") from None
+        raise DataError(f"{path} does not hold the run's SFT rows ({error}); start a new run") from None
     return [SftRow(token_ids=tuple(ids), loss_mask=tuple(mask)) for ids, mask in pairs]
 
 
 def write_sft_rows(path: Path, rows: Sequence[SftRow]) -> None:
-    """Columns token_ids (list of int32) and loss_mask (list of bool), rows as their source has them. Raises OSError."""
+    """Columns token_ids (list of int32) and loss_mask (list of bool), rows in the order of their source. Raises
+    OSError."""
     import pyarrow
 
     path.parent.mkdir(exist_ok=True)
@@ -85,31 +85,31 @@ def write_sft_rows(path: Path, rows: Sequence[SftRow]) -> None:
 
 
 def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[str]]:
-    """The recipe with the steps that epochs come to, and these in words. rows: by SFT stage, of those that are known.
-    The last step fills up from the next epoch, so no row is seen less often than asked for. Raises ConfigError for a
+    """The recipe with epochs converted to steps, and a description of these. rows: numbers by SFT stage, where known.
+    The last step is filled from the next epoch, so no row is used less often than requested. Raises ConfigError for a
     warm-up that is longer."""
-    told, stages = [], []
+    notes, stages = [], []
     for stage in recipe.stage:
         if isinstance(stage, SftStage) and stage.epochs and stage.name in rows:
             there, batch = rows[stage.name], stage.sft.batch_rows
             steps = ceil(stage.epochs * there / min(batch, there))
-            told.append(
+            notes.append(
                 f"stage {stage.name}: epochs {stage.epochs:g} of {plural(there, 'row')}, {batch} a step, are "
                 f"{plural(steps, 'step')}"
             )
             if stage.sft.warmup_steps > steps:
                 raise ConfigError(
-                    f"{told[-1]}, fewer than its sft.warmup_steps {stage.sft.warmup_steps}; lower those or raise epochs"
+                    f"{notes[-1]}, fewer than its sft.warmup_steps {stage.sft.warmup_steps}; lower that or raise epochs"
                 )
             stage = stage.model_copy(update={"steps": steps, "epochs": 0})
         stages.append(stage)
-    return recipe.model_copy(update={"stage": stages}), told
+    return recipe.model_copy(update={"stage": stages}), notes
 
 
 def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:
-    """`count` rows for one step (0 is the first); all of them where there are fewer. Epochs follow one another, each
-    with every row once, in an order that follows from (seed, epoch); a step may take the end of one and the beginning
-    of the next. Source: ours; the paper says 3 epochs and no order."""
+    """`count` rows for one step (0 is the first); all of them if there are fewer. Epochs follow one another, each with
+    every row once, in an order that follows from (seed, epoch); a step may take the end of one and the beginning of the
+    next. Source: ours; the paper says 3 epochs and no order."""
     count = min(count, len(rows))
     epoch, place = divmod(step * count, len(rows))
     order = _order(len(rows), seed, epoch)[place : place + count]
@@ -119,8 +119,8 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
 
 
 def _order(rows: int, seed: int, epoch: int) -> list[int]:
-    """All rows, shuffled. By numpy's frozen generator, because every step asks: it takes a tenth of the time of
-    Python's own."""
+    """All rows, shuffled by numpy's frozen generator: every step needs it, and it takes a tenth of the time of Python's
+    own."""
     import numpy
 
     order: list[int] = numpy.random.RandomState(seed_for(seed, "epoch", epoch) % 2**32).permutation(rows).tolist()
@@ -128,8 +128,8 @@ def _order(rows: int, seed: int, epoch: int) -> list[int]:
 
 
 def _as_shown(conversation: Chat, feedback: Callable[[ToolResult], str]) -> Chat:
-    """A demonstration of the run's own task shows tool results as a rollout would, cut where it would cut them; a row
-    that brings its own tools is shown as it is."""
+    """A demonstration of the run's own task with tool results formatted and cut as in a rollout; a row that brings its
+    own tools is unchanged."""
     if conversation.tools is not None:
         return conversation
     messages = (

@@ -1,4 +1,4 @@
-"""A run under way: its parts, how far it is, and what it records.
+"""A run under way: its parts, its progress, and its records.
 
 Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), and what a step does (`rocstar/train.py`).
 """
@@ -40,21 +40,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What all stages share. Only `checkpoints` changes as the run goes on."""
+    """State shared by all stages. Only `checkpoints` changes during the run."""
 
     material: Material
     policy: Policy
     engine: Fleet
     published: PublishedWeights | None
-    """Where engines in other processes find the weights; None where there are none."""
+    """Publishes weights for engines in other processes; None if there are none."""
     sandbox: SandboxClient
     grader: Grader
     prober: Prober
-    """Sends sandbox and grader work with known results, now and then."""
+    """Regularly sends the sandbox and the grader work with known results."""
     checkpoints: Checkpoints
-    """How far the run is, and what of that is saved."""
+    """The run's progress, and its saved state."""
     calls: FinishedCalls | None
-    """Those of agents in steps that are not saved; None for attempts that no agent makes."""
+    """Finished calls of agents in unsaved steps; None for attempts without an agent."""
     folder: RunFolder
     tracker: RunTracker
     screen: Screen
@@ -73,7 +73,7 @@ class Run:
     # -- stages -----------------------------------------------------------------------------------------------------
 
     def stages_left(self) -> Iterator[Stage]:
-        """Stages that are not done; each is under way once it is yielded."""
+        """Stages that are not done; each begins when it is yielded."""
         done = self.progress.stage + self.progress.stage_complete
         for number, stage in enumerate(self.recipe.stage):
             if number < done:
@@ -92,12 +92,12 @@ class Run:
         return self.recipe.stage[self.progress.stage - 1] if self.progress.stage else None
 
     def announce(self, stage: Stage, detail: str) -> None:
-        """Tell that a stage begins."""
+        """Report the beginning of a stage."""
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.screen.stage(stage.name, detail)
 
     def skip(self, stage: RlStage, learner: Learner, reason: str) -> None:
-        """Leave a stage out that has nothing to learn from."""
+        """Skip a stage that has nothing to learn from."""
         self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
         self.tracker.event("stage_skipped", name=stage.name)
         self.save(learner, complete=True)
@@ -117,7 +117,7 @@ class Run:
         )
 
     async def turn_to_learners(self) -> None:
-        """Where engines and learners take turns on GPUs, engines sleep until weights are next published."""
+        """If engines and learners share GPUs in turns, put engines to sleep until weights are next published."""
         if self.material.placement.colocate:
             await self.engine.sleep()
 
@@ -133,14 +133,14 @@ class Run:
         if self.calls:
             self.calls.written_by(weights, step)
         await self.engine.load_weights(weights)
-        if weights.sender and self.published and not self.engine.is_whole:  # what comes back finds them in a folder
+        if weights.sender and self.published and not self.engine.is_whole:  # returning engines find them in a folder
             self.engine.keep(self.published.publish(self.policy, sent=False))
         if not self.published:
             return {}
         return {"weights/seconds": time.monotonic() - began, "weights/bytes": float(self.published.bytes)}
 
     def weights(self) -> Weights:
-        """The current ones, for engines: those that are lost find them in a folder. Raises OSError, RunHalted."""
+        """The current weights, for engines; engines that come back find them in a folder. Raises OSError, RunHalted."""
         if self.published is None:
             return self.policy.publish()
         return self.published.publish(self.policy, sent=self.engine.is_whole)
@@ -166,7 +166,7 @@ class Run:
                 self.calls.forget(None if complete else self.progress.step)
 
     def record(self, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
-        """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""
+        """Keep every attempt of the step under way. Raises RunHalted when too many ended by service failures."""
         step = self.progress.step + 1
         if self.recipe.run.save_rollouts:
             with self.meter.phase("record"):
@@ -176,18 +176,18 @@ class Run:
         share, first = faults = faults_of(groups)
         if first:
             self.tracker.event("faults", step=step, share=share, first=first)
-        failed, said = failures = failed_agents(groups)
-        if said:
-            self.tracker.event("agent_failures", step=step, share=failed, first=said)
+        failed, message = failures = failed_agents(groups)
+        if message:
+            self.tracker.event("agent_failures", step=step, share=failed, first=message)
         if why := reason_to_halt(faults, failures, self.recipe.run.fault_budget):
             raise RunHalted(f"step {step}: {why}")
 
     def tell_calls(self, step: int) -> None:
-        """Tell how many finished calls a step took from before the run was killed."""
+        """Report how many finished calls a step reused from before a kill."""
         if self.calls and (there := self.calls.engines[step].there):
             taken = self.calls.engines[step].taken
             self.tracker.event("calls_taken", step=step, taken=taken, there=there)
-            self.screen.note(f"step {step}: {taken} of the {plural(there, 'finished call')} that were there were taken")
+            self.screen.note(f"step {step}: {taken} of the {plural(there, 'finished call')} on record were reused")
 
     def finish(self) -> None:
         """Write the summary."""

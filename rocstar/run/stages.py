@@ -1,10 +1,10 @@
-"""When a stage is over before its steps are, judged by its own metrics: pure rules over rows of metrics.jsonl, and the
-means over the last steps that alarms look at too.
+"""Rules that end a stage early by its own metrics: pure functions of rows of metrics.jsonl, and window means, which
+alarms use too.
 
 The paper changed stages by hand (§4.3): from 1 to 2 when the share of truncated attempts was stable near 10% and the
 reward flat, from 2 to 3 when over 70% of the groups were solved by every attempt, and it stopped when the reward had
-saturated and began to fall. The rules here say the same in numbers, and a budget of tokens ends a stage too. Their form
-is ours.
+saturated and began to fall. The rules here express the same in numbers; a budget of tokens can end a stage too. Their
+form is ours.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REWARD, TRUNCATED, SOLVED, SAMPLED = "reward/mean", "len/truncated", "group/solv
 
 
 def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    """Why a stage with these steps is over, in words; None while it goes on. rows: its metrics, one a step."""
+    """Why a stage with these steps is over; None while it continues. rows: its metrics, one a step."""
     return _spent(rule, rows) or _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
 
 
 def expected_steps(rule: EndSection, steps: int, rows: Sequence[Row]) -> int:
-    """After how many of at most `steps` a stage is over if further ones have as many tokens as those until now."""
+    """How many of at most `steps` a stage will take if its steps keep their present number of tokens."""
     sampled, most = sum(row.get(SAMPLED) or 0 for row in rows), rule.sampled_tokens
     return min(steps, math.ceil(most * len(rows) / sampled)) if most and sampled else steps
 
@@ -65,9 +65,9 @@ def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
     last, before = (window_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
     if rule.reward_gain is None or last is None or before is None or last - before >= rule.reward_gain:
         return None
-    wanted = rule.truncated_share
+    target = rule.truncated_share
     shares = [window_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
-    if wanted is not None and not all(one is not None and abs(one - wanted) <= rule.truncated_band for one in shares):
+    if target is not None and not all(one is not None and abs(one - target) <= rule.truncated_band for one in shares):
         return None
     return (
         f"the mean reward of its last {plural(rule.window, 'step')}, {last:.3f}, is {last - before:+.3f} against the "
@@ -76,7 +76,7 @@ def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def window_mean(rows: Sequence[Row], name: str, window: int, back: int = 0) -> float | None:
-    """The mean over the `window` steps up to `back` before the last; None where there are fewer or one lacks the
+    """The mean over the `window` steps up to `back` before the last; None if there are fewer or one lacks the
     metric."""
     end = len(rows) - back
     values = [row.get(name) for row in rows[max(0, end - window) : max(0, end)]]

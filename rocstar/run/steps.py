@@ -1,4 +1,4 @@
-"""The steps of a stage, one after the other: what is recorded, judged and saved after each. What a step does is in
+"""The steps of a stage in order: what is recorded, judged and saved after each. The step itself is in
 `rocstar/train.py`."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StageSteps:
 
     def left(self) -> Iterator[int]:
         """Numbers of the steps that are not done; the stage's first step is 0. Raises KeyboardInterrupt after a step in
-        which the run was asked to stop, and was saved by `done`."""
+        which a stop was requested; `done` has saved the run by then."""
         run, progress = self._run, self._run.progress
         run.checkpoints.start_clock()
         while progress.stage_step < self._stage.steps and not progress.stage_complete:
@@ -44,13 +44,13 @@ class StageSteps:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """An evaluation before the step is no part of the step's time."""
+        """Within this context an evaluation does not count as the step's time."""
         before = time.monotonic()
         yield
         self._began += time.monotonic() - before
 
     def done(self, metrics: Mapping[str, float]) -> None:
-        """Record a step that is done; save now and then, at the stage's end and when asked to stop."""
+        """Record a finished step; save when due, at the stage's end and when a stop is requested."""
         with self._run.stopper.holding():
             self._done(metrics)
 
@@ -77,7 +77,7 @@ class StageSteps:
             run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
             if steps < stage.steps:
                 run.screen.note(f"{stage.name} is over after {steps} of at most {plural(stage.steps, 'step')}: {over}")
-        # Saved before an evaluation, which may take longer than a step: after a kill the run goes on with it.
+        # Saved before an evaluation, which may take longer than a step: after a kill the run resumes with it.
         evaluates = stage.rollouts and run.recipe.evaluate.is_due_after(progress.stage_step)
         if over or evaluates or run.checkpoints.is_due() or run.stopper.asked:
             run.save(self._learner, complete=over is not None)
@@ -102,13 +102,13 @@ class StageSteps:
         if run.progress.stage_step == stage.steps:
             return f"it has made its {plural(stage.steps, 'step')}"
         if run.folder.asks_to_end(stage.name):
-            return "a person asked for it"
+            return "a person requested it"
         return why_over(stage.end, self._rows)
 
 
 @contextmanager
 def steps_of(run: Run, stage: Stage, learner: Learner) -> Iterator[StageSteps]:
-    """The steps of a stage. While the context lasts, a Ctrl-C keeps those that are done."""
+    """The steps of a stage. Within this context a Ctrl-C keeps finished steps."""
     with run.stopper.finishing(run.is_half_changed):
         try:
             yield StageSteps(run, stage, learner)

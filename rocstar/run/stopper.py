@@ -1,12 +1,11 @@
 """Ctrl-C, or a scheduler's SIGTERM, during a run: attempts under way are given up, updates under way are finished.
 
-The weights between two updates of a step are those of no step, so a step that has changed them is finished first, and
-what the run is in the middle of writing down is written. Whatever else is under way can be made again and ends at once.
-A second signal ends the process.
+The weights between two updates of a step belong to no step, so a step that has changed them is finished first, and so
+is a record being written. All other work can be repeated and ends at once. A second signal ends the process.
 
-Python runs a handler only when the main thread is back from what it calls. An exchange with a learner rank that is
-stopped, not dead, does not come back for half an hour. So a thread hears of signals too (`support/signals.py`), and
-ends the ranks where a signal that should stop the run is not taken."""
+Python runs a handler only when the main thread returns from a C call. An exchange with a learner rank that is stopped,
+not dead, does not return for half an hour. So a thread also receives signals (`support/signals.py`), and ends the ranks
+if the main thread does not handle a signal that should stop the run."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ from typing import Any, TypeVar
 from rocstar.support.signals import END_SECONDS, end_at_once, heard
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_SECONDS = 2.0  # for the main thread to take a signal: longer than most calls of a step, short for a person
+PATIENCE_SECONDS = 2.0  # for the main thread to handle a signal: longer than most calls of a step, short for a person
 LOOK_SECONDS = 0.05
 
 T = TypeVar("T")
 
 
 class Stopper:
-    """What a signal does now."""
+    """Decides the effect of a signal."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        """`note` tells a person a sentence."""
+        """`note` shows a sentence to the user."""
         self._note = note
         self._held = 0
         self._came = self._taken = self._seen = 0
@@ -45,11 +44,11 @@ class Stopper:
         """Whether the run is to stop."""
         self._half_changed: Callable[[], bool] = lambda: False
         self.break_off: Callable[[], None] = lambda: None
-        """Makes the call that the main thread waits in fail; called by another thread."""
+        """Makes the main thread's blocking call fail; called by another thread."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt for a run that was stopped."""
+        """Handle signals within this context. Raises KeyboardInterrupt for a run that was stopped."""
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
             with heard(self._heard):
@@ -69,7 +68,7 @@ class Stopper:
 
     @contextmanager
     def finishing(self, half_changed: Callable[[], bool]) -> Iterator[None]:
-        """While the context lasts, a step whose updates have half changed the weights is finished first."""
+        """Within this context a step with some of its updates done is finished first."""
         self._half_changed = half_changed
         try:
             yield
@@ -78,7 +77,7 @@ class Stopper:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """What is done in this context is finished first."""
+        """Work within this context is finished first."""
         self._held += 1
         try:
             yield
@@ -87,7 +86,7 @@ class Stopper:
 
     @property
     def finishes(self) -> bool:
-        """Whether something is under way that must be finished."""
+        """Whether work is under way that must be finished."""
         return self._held > 0 or self._half_changed()
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -97,16 +96,16 @@ class Stopper:
             self._stop()
 
     def _stop(self) -> None:
-        """Interrupt the run where its own task is computing. Where it waits, cancel it: an exception out of one of
-        many attempts would leave the others behind."""
+        """Interrupt the run's own task if it is computing. If it waits, cancel it: an exception raised in one of many
+        attempts would leave the others running."""
         task = self._task
         if task is None or task.done() or asyncio.current_task(task.get_loop()) is task:
             raise KeyboardInterrupt
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _heard(self, number: int) -> None:
-        """Runs in a thread. Signals of one number that come while the main thread is away are taken as one, so what is
-        counted here is how many came, and whether any was taken since the last."""
+        """Runs in a thread. The main thread handles several pending signals of one number as one, so this counts how
+        many came, and whether any was handled since the last."""
         if number not in SIGNALS:
             return
         self._came += 1
@@ -115,14 +114,14 @@ class Stopper:
         elif not self._is_taken():
             self._note("waiting for the computation under way; press Ctrl-C again to stop at once")
             self._broken_off = True
-            os.kill(os.getpid(), number)  # two that were taken as one have only asked for a save
+            os.kill(os.getpid(), number)  # two signals handled as one have only requested a save
             self.break_off()
         self._seen = self._taken
         if self._came > 1 and not self._over.wait(END_SECONDS):
             end_at_once()
 
     def _is_taken(self) -> bool:
-        """Whether the main thread takes the signal in time, or is out of the run by then."""
+        """Whether the main thread handles the signal in time, or has left the run by then."""
         until = time.monotonic() + PATIENCE_SECONDS
         while self._taken == self._seen and time.monotonic() < until and not self._over.wait(LOOK_SECONDS):
             pass
@@ -132,13 +131,13 @@ class Stopper:
 async def in_thread(
     work: Callable[[], T], *, inside: AbstractContextManager[Any], break_off: Callable[[], None] = lambda: None
 ) -> T:
-    """Run `work` in thread `learner`, inside a context of that thread, while the event loop goes on.
+    """Run `work` in thread `learner`, inside a context of that thread, while the event loop continues.
 
     When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
     waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
     Python fail."""
     done = Future[T]()
-    done.set_running_or_notify_cancel()  # so that its result is taken also when nobody waits any more
+    done.set_running_or_notify_cancel()  # so that its result is set even if no caller waits any more
 
     def run() -> None:
         with suppress(SystemExit):  # of PyThreadState_SetAsyncExc

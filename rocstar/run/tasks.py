@@ -1,4 +1,4 @@
-"""What a run learns, made from a `[data]` section: arithmetic, problems of files, or a Task of the user's own."""
+"""The task of a run, built from a `[data]` section: arithmetic, problems of files, or a Task of the user's own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from rocstar.types import Demonstration, Problem, seed_for
 
 Options = TypeVar("Options", bound=BaseModel)
 T = TypeVar("T")
-SHOWN_CHARS = 80  # of what a task gave, in a message
+SHOWN_CHARS = 80  # of a task's return value, in a message
 
 
 class DrawnTask(Task):
-    """Problems that are drawn by a seed. The held-out ones are the same for every `run.seed`, so that runs can be
-    compared."""
+    """Problems drawn by a seed. The held-out ones are the same for every `run.seed`, so that runs can be compared."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         self._data = data
@@ -39,7 +38,7 @@ class DrawnTask(Task):
 
     @abstractmethod
     def drawn(self, count: int, seed: int, exclude: Set[str] = frozenset()) -> list[Problem]:
-        """So many different problems but those with an id of `exclude`; fewer where there are no more."""
+        """`count` different problems without the ids of `exclude`; fewer if there are no more."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         count = self._data.pool if isinstance(self._data, StageDataSection) else 0
@@ -62,27 +61,26 @@ class ArithmeticTask(DrawnTask):
 
 
 class FileTask(Task):
-    """Problems from files; a question that stands in them twice is one problem, with its last answer. It has no
-    demonstrations."""
+    """Problems from files; a repeated question is one problem, with its last answer. It has no demonstrations."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         self._data = data
         self._seed = seed
         self._count = heldout
         self.left_out: tuple[str, ...] = ()
-        """What the last call of `problems` left out because it is held out, or has another answer later."""
+        """Rows that the last call of `problems` left out: held-out ones, and those with another answer later."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         """Problems in the order of the files."""
         if not self._data.train_files:
             raise ConfigError("data.train_files is empty; give at least one JSONL, CSV or parquet file")
-        held = exclude | {problem.id for problem in self.heldout()}
+        excluded = exclude | {problem.id for problem in self.heldout()}
         rows = self._rows(self._data.train_files)
         there = {problem.id: problem for problem in rows}
-        kept = [problem for problem in there.values() if problem.id not in held]
+        found = [problem for problem in there.values() if problem.id not in excluded]
         other = sum(there[row.id].answer != row.answer for row in rows)
         counts = (
-            (len(there) - len(kept), len(there), "problem", "held out, and so not learnt from"),
+            (len(there) - len(found), len(there), "problem", "held out, and so not learnt from"),
             (other, len(rows), "row", "left out, because a later one has another answer to the same question"),
         )
         self.left_out = tuple(
@@ -90,7 +88,7 @@ class FileTask(Task):
             for left, every, what, why in counts
             if left
         )
-        return kept
+        return found
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` of the test files, in a seeded order."""
@@ -124,19 +122,19 @@ def make_task(
             "options"
         )
     keywords: dict[str, Any] = {"tool_name": tool_name, "seed": seed, "heldout": heldout}
-    made: Any = named(
+    task_class: Any = named(
         data.source, BUILT_IN, setting="data.source", takes=("data",), keywords=tuple(keywords), folders=folders
     )
     task: Task
     if data.source in BUILT_IN:
-        task = made(data, **keywords)
+        task = task_class(data, **keywords)
         return task
-    said = f"data.source = {data.source!r}"
-    with own_code(f"{said} failed", made):
-        task = made(data, **keywords)
+    source = f"data.source = {data.source!r}"
+    with own_code(f"{source} failed", task_class):
+        task = task_class(data, **keywords)
     for name in ("atoms", "problems", "heldout"):
         if not hasattr(task, name):
-            raise ConfigError(f"{said} has no {name}; make it a subclass of rocstar.protocols.Task, or add it")
+            raise ConfigError(f"{source} has no {name}; make it a subclass of rocstar.protocols.Task, or add it")
     return task
 
 
@@ -147,9 +145,9 @@ def heldout_problems(task: Task) -> list[Problem]:
 
 def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
     """`task.problems`, none of them held out and no id twice. Raises ConfigError when a Task breaks its promise."""
-    held = frozenset(problem.id for problem in heldout)
-    problems = _given(task, Problem, "problems", exclude=held)
-    leaked = [problem for problem in problems if problem.id in held]
+    heldout_ids = frozenset(problem.id for problem in heldout)
+    problems = _given(task, Problem, "problems", exclude=heldout_ids)
+    leaked = [problem for problem in problems if problem.id in heldout_ids]
     if leaked:
         raise ConfigError(
             f"{type(task).__name__}: {len(leaked)} problems to train on are held-out ones, the first is "
@@ -193,16 +191,16 @@ def checked_options(kind: type[Options], data: TaskSection) -> Options:
 
 
 def _given(task: Task, kind: type[T], method: str, *args: Any, **keywords: Any) -> list[T]:
-    """What a method of the task gives. Raises ConfigError where one of the user's own fails or gives something else."""
+    """The result of a method of the task. Raises ConfigError if a user's own method fails or returns anything else."""
     if type(task) in BUILT_IN.values():
         given: list[T] = getattr(task, method)(*args, **keywords)
         return given
-    said = f"data.source: {type(task).__name__}.{method}"
-    with own_code(f"{said} failed", type(task)):
+    method_name = f"data.source: {type(task).__name__}.{method}"
+    with own_code(f"{method_name} failed", type(task)):
         given = getattr(task, method)(*args, **keywords)
         if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
             shown = repr(given)[:SHOWN_CHARS]
-            raise ConfigError(f"{said} gave {shown}; let it return a list of {kind.__name__} of rocstar.types")
+            raise ConfigError(f"{method_name} returned {shown}; return a list of {kind.__name__} of rocstar.types")
         return list(given)
 
 

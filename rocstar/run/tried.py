@@ -1,5 +1,5 @@
-"""What one set of settings made of a run's step (`replay.py`), or of another trainer's (`dumps.py`), and which tokens
-carry its gradient."""
+"""The result of learning from a run's step (`replay.py`), or another trainer's (`dumps.py`), under one set of settings,
+and which tokens carry its gradient."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from rocstar.learning.learner import Gradient, GrpoLearner
 from rocstar.types import BatchRow, Group, Update
 
-FORKS = 0.2  # share of tokens of the highest entropy, as in arXiv 2506.01939
+FORKS = 0.2  # share of tokens of highest entropy, as in arXiv 2506.01939
 MOST_TOKENS, MOST_ATTEMPTS = 10, 8
-BEFORE = 8  # tokens that are shown before one
+BEFORE = 8  # tokens shown before one
 
 
 @dataclass(slots=True, kw_only=True)
 class Tried:
-    """What one set of settings made of a step."""
+    """The result of a step under one set of settings."""
 
     settings: str
     groups: Sequence[Group]
@@ -26,17 +26,17 @@ class Tried:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means over its updates."""
     gradient: Gradient = field(default_factory=dict)
-    """The sum of what its updates applied, clipped, by parameter."""
+    """The sum of its updates' clipped gradients, by parameter."""
     rows: list[tuple[BatchRow, Sequence[float]]] = field(default_factory=list)
-    """Rows of all its updates, with what each token had of the gradient."""
+    """Rows of all its updates, with each token's share of the gradient."""
 
     def add(self, learner: GrpoLearner, update: Update) -> None:
-        """An update that the learner has just made."""
+        """Add the learner's latest update."""
         more = {name: self.gradient.get(name, 0) + value for name, value in learner.gradient().items()}
         self.gradient = {**self.gradient, **more}
         self.rows += zip(update.rows, update.carried, strict=True)
 
-    def told(self, own: Gradient) -> dict[str, Any]:
+    def summary(self, own: Gradient) -> dict[str, Any]:
         """own: the gradient of the run's own settings."""
         tokens, (length, other) = self._tokens(), (math.sqrt(_product(one, one)) for one in (self.gradient, own))
         forks = sorted(tokens, key=lambda one: -one[1].entropies[one[2]])[: round(FORKS * len(tokens))]
@@ -85,7 +85,7 @@ class Tried:
         ]
 
     def _tokens(self) -> list[tuple[float, BatchRow, int]]:
-        """Tokens with a gradient: their share of all norms, their row and their place in it."""
+        """Tokens with a gradient: their share of the sum of norms, their row and their place in it."""
         total = self._total
         return [(norm / total, row, place) for row, norms in self.rows for place, norm in enumerate(norms) if norm > 0]
 
@@ -95,7 +95,7 @@ class Tried:
 
 
 def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
-    """row: of the file of attempts, from 0."""
+    """`row` counts rows of the file of attempts, from 0."""
     number, place, _ = row.origin
     one, before = groups[number].trajectories[place], sum(len(group.trajectories) for group in groups[:number])
     return {"problem_id": one.problem_id, "index": one.index, "row": before + place}
@@ -104,7 +104,7 @@ def _attempt(row: BatchRow, groups: Sequence[Group]) -> dict[str, Any]:
 def _before(row: BatchRow, groups: Sequence[Group]) -> int:
     """Tokens of its attempt's earlier conversations."""
     number, place, part = row.origin
-    return sum(len(told.token_ids) for told in groups[number].trajectories[place].conversations[:part])
+    return sum(len(conversation.token_ids) for conversation in groups[number].trajectories[place].conversations[:part])
 
 
 def _product(one: Gradient, other: Gradient) -> float:

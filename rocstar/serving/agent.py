@@ -1,4 +1,4 @@
-"""A model to talk to, and one answer of it, told piece by piece: the same turn loop, tools and limits as a
+"""A model to talk to, and one answer of it, streamed piece by piece: the same turn loop, tools and limits as a
 rollout's."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rocstar.types import (
     spans_of,
 )
 
-PIECE_TOKENS = 8  # written between two reports to whoever watches
+PIECE_TOKENS = 8  # tokens between two streamed pieces
 
 
 def checked(spec: ModelSpec) -> LocalModel:
@@ -57,7 +57,7 @@ async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> Asy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A tool call and what came of it; `told` is what the policy reads of it."""
+    """A tool call and its result; `told`: the text for the policy."""
 
     call: ToolCall
     result: ToolResult
@@ -75,7 +75,7 @@ def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tu
 
 
 def problem_of(question: str) -> Problem:
-    """A problem without a reference answer, which nobody grades."""
+    """A problem without a reference answer, which is not graded."""
     return Problem(id=problem_id(question), question=question, answer="")
 
 
@@ -87,10 +87,10 @@ def environment_for(roller: Roller, question: str, seed: int) -> Environment:
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
-    """The events of one answer, its trajectory last. A fault of ours is told in the `fault` of that.
+    """The events of one answer, its trajectory last. A service failure is reported in its `fault`.
 
     opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
-    early cancels what goes on."""
+    early cancels the rest."""
     events: asyncio.Queue[Event | None] = asyncio.Queue()
     task = asyncio.create_task(_attempt(roller, question, opened, sampling, events.put_nowait))
     task.add_done_callback(lambda _: events.put_nowait(None))
@@ -131,8 +131,8 @@ async def _attempt(
 class StreamedEngine(ForwardingEngine):
     """An engine that is asked for a few tokens at a time; its session keeps what it has computed in between.
 
-    Greedy completions are those of the engine itself. Sampled ones are others than it would give in one go, because a
-    token's randomness follows from where its request began; they are the same for the same `piece` and seed."""
+    Greedy completions are those of the engine itself. Sampled ones differ from those of a single request, because a
+    token's randomness depends on where its request began; they are the same for the same `piece` and seed."""
 
     def __init__(self, engine: Engine, *, piece: int, told: Callable[[Sequence[int]], None]) -> None:
         """piece: tokens asked for at a time. told: gets all tokens of the completion so far, after each piece."""
@@ -164,7 +164,7 @@ class StreamedEngine(ForwardingEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEnvironment:
-    """An environment whose replies are told, in a conversation that may have begun before."""
+    """An environment that reports its replies, in a conversation that may have begun before."""
 
     environment: Environment
     opened: tuple[int, ...] | None
@@ -196,8 +196,8 @@ def _joined(parts: Sequence[Completion]) -> Completion:
 
 
 class VisibleText:
-    """What a person reads of completions while they are written: the text outside tool calls, without the markers that
-    end a turn. Text that may become such a marker is held back."""
+    """The text of completions for people while it is written: outside tool calls, without the markers that end a turn.
+    Text that may become such a marker is held back."""
 
     def __init__(self, codec: Codec, template: Template) -> None:
         self._codec = codec
@@ -207,7 +207,7 @@ class VisibleText:
         self._shown = 0
 
     def fresh(self, token_ids: Sequence[int]) -> str:
-        """The text that can be shown now and was not before, given all tokens of the completion so far."""
+        """The newly showable text, given all tokens of the completion so far."""
         text = self._codec.decode(token_ids)
         ends = [found for marker in self._markers if (found := text.find(marker)) >= 0]
         end = min(ends, default=len(text) - _held(text, self._markers))
@@ -216,14 +216,14 @@ class VisibleText:
         return fresh
 
     def rest(self, token_ids: Sequence[int]) -> str:
-        """What was held back, once the completion is whole. What is given next belongs to another completion."""
+        """The text held back, once the completion is finished. The next tokens belong to another completion."""
         text = self._calls.strip(self._codec.decode(token_ids).removesuffix(self._stop))
         fresh, self._shown = text[self._shown :], 0
         return fresh
 
 
 def _held(text: str, markers: Sequence[str]) -> int:
-    """How many last characters may be the beginning of a marker, or of a character that is not whole yet."""
+    """How many last characters may begin a marker, or an incomplete character."""
     broken = len(text) - len(text.rstrip("\ufffd"))
     begun = (size for marker in markers for size in range(1, len(marker)) if text.endswith(marker[:size]))
     return max(broken, max(begun, default=0))

@@ -1,5 +1,5 @@
-"""OpenAI-compatible chat completions over an agent. Its tool calls are run here; a client sees what the agent wrote as
-`content`, and its programs with what they printed as `reasoning_content` and, as data, under `rocstar`.
+"""OpenAI-compatible chat completions over an agent. Its tool calls run here; a client gets the agent's text as
+`content`, and its programs with their output as `reasoning_content` and, as data, under `rocstar`.
 
     GET  /v1/models
     POST /v1/chat/completions    `stream` true or false
@@ -63,16 +63,16 @@ class Agent:
     """The model's name for clients."""
     roller: Roller
     specs: Sequence[ToolSpec]
-    """The agent's tools, as it is told of them."""
+    """The agent's tools, as shown to it."""
     positions: int
     """Tokens of the longest conversation, its answer included."""
     token: str | None
-    """What clients must send; None: nothing."""
+    """The token that clients must send; None: no token."""
 
 
 def serve(spec: ServeSpec, say: Callable[[str], None]) -> None:
-    """Serve a model folder or a run until SIGINT or SIGTERM. Raises ConfigError, among others for an address that
-    others reach while no token is set."""
+    """Serve a model folder or a run until SIGINT or SIGTERM. Raises ConfigError, also for a public address without a
+    token."""
     token = os.environ.get(TOKEN) or None
     if token is None and not is_loopback(spec.host):
         raise ConfigError(
@@ -134,7 +134,7 @@ async def _complete(agent: Agent, request: Request) -> Response:
 
 
 def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:
-    """The conversation as tokens. An environment of the recipe's own lays out its question itself."""
+    """The conversation as tokens. A custom environment of the recipe renders its question itself."""
     roller, messages = agent.roller, asked.messages.messages
     if roller.environment is ToolEnvironment:
         return history_ids(asked.messages, roller, agent.specs)
@@ -232,7 +232,7 @@ def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
 
 
 def _refusal(agent: Agent, request: Request) -> Response | None:
-    """Why it is refused: the token is missing, or a page of another site asks, which browsers allow on loopback."""
+    """Refuse a request without the token, or by a page of another site, which browsers allow on loopback."""
     if agent.token is not None and not hmac.compare_digest(key_in(request).encode(), agent.token.encode()):
         return refusal(401, "this server needs its token: send it as the API key", "authentication_error")
     if request.headers.get("origin"):

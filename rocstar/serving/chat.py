@@ -1,5 +1,5 @@
-"""`rocstar chat`: questions and answers at a terminal, each answer shown as it is written, tool calls with what came
-back. The conversation goes on token for token: nothing that was written is encoded again."""
+"""`rocstar chat`: questions and answers at a terminal; answers are streamed, tool calls shown with their results. The
+conversation continues token by token: no text is encoded again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def questions(talking: _Conversation, prompt: str | None, question: Callab
 
 
 class _Conversation:
-    """What was said so far, as tokens."""
+    """The conversation so far, as tokens."""
 
     def __init__(self, roller: Roller, specs: Sequence[ToolSpec], positions: int, spec: ChatSpec) -> None:
         self._roller, self._specs, self._positions, self._spec = roller, specs, positions, spec
@@ -85,10 +85,10 @@ class _Conversation:
                 f"which is more than {self._positions} in all; lower --max-tokens, or raise --context as far as the "
                 "model allows"
             )
-        told = _Told(question, self._spec.as_json)
+        writer = _AnswerWriter(question, self._spec.as_json)
         async with aclosing(answered(self._roller, question, ids, self._sampling)) as events:  # type: ignore[type-var]
             async for event in events:
-                told.take(event)
+                writer.take(event)
                 if isinstance(event, Trajectory) and not self._spec.fresh and event.fault is None:
                     self._last = event
 
@@ -103,7 +103,7 @@ class _Conversation:
         return environment_for(self._roller, question, 0).opening()
 
 
-class _Told:
+class _AnswerWriter:
     """Writes an answer to the screen as it comes, or keeps it for one JSON line at its end."""
 
     def __init__(self, question: str, as_json: bool) -> None:

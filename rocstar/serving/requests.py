@@ -1,4 +1,4 @@
-"""A chat completion request, read: what is obeyed, and a refusal in one sentence for everything else that is asked."""
+"""Parses a chat completion request: supported fields are obeyed, all others refused in one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "user": (),
     "metadata": (),
 }
-"""What clients send along, with the values that ask for nothing; an empty tuple: all of them."""
+"""Ignored fields with the values that have no effect; an empty tuple: any value."""
 
 LEAST_TEMPERATURE = 1e-4
 
@@ -39,14 +39,14 @@ LEAST_TEMPERATURE = 1e-4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     messages: Chat
-    """What was said; the last message is the user's or a tool's."""
+    """The messages; the last one is the user's or a tool's."""
     sampling: Sampling
     """Its `max_new_tokens` is a placeholder: the turn loop sets it."""
     max_tokens: int | None
-    """Limit of the whole answer, tool replies included; None: as many as there is room for."""
+    """Limit of the whole answer, tool replies included; None: all the room."""
     stream: bool
     include_usage: bool
-    """Whether the last piece of a stream says how many tokens there were."""
+    """Whether the last piece of a stream reports the number of tokens."""
 
     @property
     def question(self) -> str:
@@ -55,7 +55,7 @@ class ChatRequest:
 
 
 def read_request(body: bytes, seed: int) -> ChatRequest:
-    """`seed` stands in where the request has none. Raises DataError, which says what to change."""
+    """`seed`: the default. Raises DataError, which explains the change needed."""
     try:
         whole = json.dumps(object_in(body), ensure_ascii=False).encode("utf-8", "replace")  # no lone surrogates
         return _read(object_in(whole), seed)

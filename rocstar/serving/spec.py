@@ -1,5 +1,5 @@
-"""What `rocstar chat` and `rocstar serve` are asked to do: the one place that names their options. Imports nothing
-heavy, because the command line makes its help pages from it."""
+"""The arguments of `rocstar chat` and `rocstar serve`, defined only here. Imports nothing heavy, because the command
+line builds its help pages from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests to an OpenAI-compatible chat endpoint, with bounds and bounded retries. Not here: what an answer says, and
-what a refusal means (`evaluation/chat_client.py`, `data/sft/endpoint.py`).
+"""Requests to an OpenAI-compatible chat endpoint, with bounds and bounded retries. Not here: parsing answers and
+refusals (`evaluation/chat_client.py`, `data/sft/endpoint.py`).
 
 Tried again: a lost connection, 408, 409, 429 and 5xx, with waits that double, or as long as the server says."""
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """What came back is none: it is asked for again."""
+    """An unusable answer: the request is repeated."""
 
 
 class ChatHttp:
@@ -46,9 +46,9 @@ class ChatHttp:
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=httpx.Limits(max_connections=parallel))
 
     async def post(self, body: Mapping[str, Any], read: Callable[[httpx.Response], T]) -> T:
-        """What `read` makes of the answer, or of a refusal (4xx); where it raises NoAnswer it is tried again. To be
-        awaited inside `free`. Raises EngineUnavailable, and what else `read` raises."""
-        said, wait = "", 0.0
+        """The result of `read` for the answer, or for a refusal (4xx); retried if it raises NoAnswer. Must be awaited
+        inside `free`. Raises EngineUnavailable, and other errors of `read`."""
+        reason, wait = "", 0.0
         for attempt in range(self.tries):
             if attempt:
                 await self.sleep(min(LONGEST_WAIT_SECONDS, wait))
@@ -60,14 +60,14 @@ class ChatHttp:
                 if response.status_code < 500 and response.status_code not in AGAIN:
                     return read(response)
             except (httpx.HTTPError, TimeoutError) as error:
-                said = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
             except NoAnswer as error:
-                said = str(error)
+                reason = str(error)
             else:
-                said = f"status {response.status_code}: {response.text[:300]}"
-                wait = _asked_to_wait(response) or wait
+                reason = f"status {response.status_code}: {response.text[:300]}"
+                wait = _retry_after(response) or wait
         raise EngineUnavailable(
-            f"{self.url} gave no answer in {self.tries} tries ({said}); answers so far are kept, so give the command "
+            f"{self.url} gave no answer in {self.tries} tries ({reason}); answers so far are kept, so give the command "
             "again when it is back"
         )
 
@@ -80,7 +80,7 @@ class ChatHttp:
                 size += len(part)
                 if size > MOST_BYTES:
                     raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
-        # Without those that speak of bytes that are decoded by now.
+        # Without headers about the encoding, which is decoded by now.
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-encod")}
         return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
 
@@ -99,7 +99,7 @@ def check_address(url: str) -> None:
         raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
 
 
-def _asked_to_wait(response: httpx.Response) -> float | None:
+def _retry_after(response: httpx.Response) -> float | None:
     """Seconds of a Retry-After header; its form as a date is not read."""
-    said = response.headers.get("retry-after", "")
-    return float(said) if re.fullmatch(r"\d{1,6}(\.\d+)?", said) else None
+    header = response.headers.get("retry-after", "")
+    return float(header) if re.fullmatch(r"\d{1,6}(\.\d+)?", header) else None

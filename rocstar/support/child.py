@@ -1,4 +1,4 @@
-"""A process of ours that does one thing, `main` of a module, and ends with the process that started it."""
+"""A child process that runs `main` of a module and ends with its parent."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """What to start, in the environment of `child_environment`."""
+    """The command of a child, for the environment of `child_environment`."""
     return [sys.executable, "-m", "rocstar.support.child", module, *arguments]
 
 
 def child_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """That of this process and its `own`, with what a child finds this package and its parent by."""
+    """This process's environment and `own`, plus variables by which a child finds this package and its parent."""
     path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
     return {**os.environ, **own, "PYTHONPATH": path, PARENT: str(os.getpid())}
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """For imports of torch and transformers, whose million objects all stay: looking for garbage among them takes a
-    fifth of the time."""
+    """Without garbage collection, for imports of torch and transformers: their million objects all stay, and collecting
+    takes a fifth of the time."""
     gc.disable()
     try:
         yield

@@ -18,7 +18,7 @@ CONVOLUTIONS = frozenset({"causal_conv1d_fn", "causal_conv1d_update"})
 
 
 class Instead:
-    """A module of which some names mean something else."""
+    """A module with some of its names replaced."""
 
     def __init__(self, module: Any, **others: Any) -> None:
         self._module = module
@@ -29,7 +29,7 @@ class Instead:
 
 
 def sum_in_float64(model: Any) -> None:
-    """Do so in all such layers of `model`; what they give is as before, states of their rules are float64."""
+    """Do so in all such layers of `model`; their outputs keep their dtype, states of their rules are float64."""
     for module in model.modules():
         forward = inspect.unwrap(type(module).forward)
         called, there = set(forward.__code__.co_names), forward.__globals__
@@ -42,11 +42,11 @@ def sum_in_float64(model: Any) -> None:
 
 
 def _with(function: Any, names: dict[str, Any]) -> FunctionType:
-    """The function, for which these names of its module mean something else."""
-    told = {**function.__globals__, **names}
-    made = FunctionType(function.__code__, told, None, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    """A copy of the function with these names of its module replaced."""
+    scope = {**function.__globals__, **names}
+    function_copy = FunctionType(function.__code__, scope, None, function.__defaults__, function.__closure__)
+    function_copy.__kwdefaults__ = function.__kwdefaults__
+    return function_copy
 
 
 def _depthwise(pad: Callable[..., Any], hidden: Any, weight: Any, bias: Any, padding: int, groups: int) -> Any:

@@ -1,5 +1,5 @@
-"""How a failure is told on the command line: its exit code and one sentence, which steers no terminal. Bugs of ours are
-told by their traceback.
+"""Reports failures on the command line: exit code and one sentence without terminal control characters. Our own bugs
+show their traceback.
 
 Not here: the sentences of our own errors, which are written where they are raised.
 """
@@ -19,7 +19,7 @@ from rocstar.errors import ConfigError, ContractBroken, DataError, RocstarError,
 OK = 0
 FAILED = 1
 USAGE = 2
-"""Something the person wrote: command line, recipe or data."""
+"""An error of the user's input: command line, recipe or data."""
 NOT_READY = 3
 """Something this machine lacks."""
 INTERRUPTED = 130
@@ -44,7 +44,8 @@ SQLITE_FULL = 13
 
 
 def visible(text: str) -> str:
-    """Control and direction characters spelled out: what a model, a program or a file says steers no terminal."""
+    """Escape control and direction characters, so that text of a model, a program or a file can't control a
+    terminal."""
     return "".join(map(_shown, text))
 
 
@@ -55,7 +56,7 @@ def _shown(character: str) -> str:
 
 
 def failure(error: Exception) -> tuple[int, str] | None:
-    """Exit code and sentence for an error that a person can act on; None for a bug of ours."""
+    """Exit code and sentence for an error that the user can act on; None for our own bug."""
     if isinstance(error, ContractBroken):
         return None
     if isinstance(error, ConfigError | DataError):

@@ -1,5 +1,5 @@
-"""What a model's config says of its layers, for whoever must know before weights are loaded. Kinds and keys are
-transformers' words."""
+"""Reads the kinds of a model's layers from its config, before weights are loaded. Kinds and keys are transformers'
+names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ ENGINE_LAYERS = ATTENTION_LAYERS | RECURRENT_LAYERS | {"mlp", "moe"}
 LOOKS_AHEAD = ("lsh_attn_chunk_length",)
 """Keys of layers that look at the tokens that follow too: to sort all of them by likeness, as Reformer's do."""
 OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", *LOOKS_AHEAD)
-"""Keys whose mere presence says that a layer does more, or something else, than attend to all tokens."""
+"""Keys whose presence means that a layer does more, or something else, than attend to all tokens."""
 STATES = ("mamba_d_state", "linear_num_key_heads")
-"""Keys that tell of a state where `layer_types` does not."""
+"""Keys that imply a state if `layer_types` does not."""
 SINKS = ("gpt_oss",)
-"""Families whose layers attend to a learnt sink too, which no key tells."""
+"""Families whose layers also attend to a learnt sink, which no key shows."""
 
 
 def knows_documents(config: Mapping[str, Any]) -> bool:
-    """Whether all that its layers do with other tokens goes through an attention function, which can be told where
-    documents begin."""
+    """Whether its layers access other tokens only through an attention function, which can get document boundaries."""
     layers = config.get("layer_types") or ()
     plain = set(layers) <= ATTENTION_LAYERS and config.get("model_type") not in SINKS
     return plain and not any(named_keys(config, (*OTHER_ATTENTION, *STATES)))

@@ -1,5 +1,5 @@
-"""An address of this machine that a server of ours listens on, what its requests hold, what servers that speak as
-OpenAI's do answer alike, and how it is told to end."""
+"""Shared by our servers: the listening address, parsing requests, answers common to OpenAI-compatible servers, and
+shutdown."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def key_in(request: Request) -> str:
 
 def refusal(status: int, message: str, kind: str) -> Response:
     """An error as OpenAI's and Anthropic's clients read it."""
-    told = {"message": message, "type": kind, "param": None, "code": kind}
-    return JSONResponse({"type": "error", "error": told}, status_code=status)
+    fields = {"message": message, "type": kind, "param": None, "code": kind}
+    return JSONResponse({"type": "error", "error": fields}, status_code=status)
 
 
 def models_of(name: str) -> Response:
@@ -114,10 +114,9 @@ def event_of(value: Mapping[str, Any]) -> str:
 
 @contextmanager
 def ended_by_signals(server: Any) -> Iterator[None]:
-    """While the context lasts, Ctrl-C and SIGTERM end this uvicorn.Server in order. To be entered by the main thread
-    before anyone is told of the server: uvicorn itself hears of signals only once its loop runs, and a
-    KeyboardInterrupt before that is lost where Python happens to raise it in a destructor. Answers that are then cut
-    are no faults, so uvicorn logs none."""
+    """While the context lasts, Ctrl-C and SIGTERM end this uvicorn.Server in order. Must be entered by the main thread
+    before the server is announced: uvicorn itself handles signals only once its loop runs, and a KeyboardInterrupt
+    before that is lost if Python raises it in a destructor. Answers cut by this are not logged as errors."""
     log = logging.getLogger("uvicorn.error")
 
     def goes_on(record: logging.LogRecord) -> bool:

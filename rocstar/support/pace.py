@@ -1,9 +1,9 @@
-"""How long something countable will still take, said only when it can be said. Pure: times are passed in."""
+"""Estimates the remaining time of countable work, once there is enough data. Pure: times are passed in."""
 
 from __future__ import annotations
 
-FEWEST = 3  # items that must have ended before anything is said
-CLOSE = 1.25  # two guesses that differ by less are told as one
+FEWEST = 3  # items that must have ended before an estimate
+CLOSE = 1.25  # two guesses that differ by less are shown as one
 
 
 class Pace:
@@ -31,7 +31,7 @@ class Pace:
 
 
 def time_left(left: tuple[float, float] | None) -> str:
-    """`, about 3 min left`, `, 3 to 8 min left`; nothing where nothing is known."""
+    """`, about 3 min left`, `, 3 to 8 min left`; empty if unknown."""
     if left is None or left[1] <= 0:
         return ""
     least, most = left

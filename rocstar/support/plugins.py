@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from rocstar.errors import ConfigError, RocstarError
 
-MAX_RAISED = 200  # characters of what an error of theirs says
+MAX_RAISED = 200  # characters of a user's error
 NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
 HASH = 16  # digits that are shown to a person
@@ -102,13 +102,13 @@ def check_call(found: Any, positional: Sequence[str], keywords: Sequence[str] = 
     try:
         signature.bind(*positional, **dict.fromkeys(keywords))
     except TypeError as error:
-        asked = ", ".join([*positional, *(f"{keyword}=..." for keyword in keywords)])
-        raise ConfigError(f"{said} should take ({asked}), but it takes {signature}: {error}") from None
+        expected = ", ".join([*positional, *(f"{keyword}=..." for keyword in keywords)])
+        raise ConfigError(f"{said} should take ({expected}), but it takes {signature}: {error}") from None
 
 
 @contextmanager
 def own_code(said: str, own: Any) -> Iterator[None]:
-    """Whatever `own` raises within becomes a ConfigError that begins with `said`; errors of ours stay as they are."""
+    """Turn exceptions of `own` into a ConfigError that begins with `said`; our own errors stay unchanged."""
     try:
         yield
     except RocstarError:
@@ -118,7 +118,7 @@ def own_code(said: str, own: Any) -> Iterator[None]:
 
 
 def raised_by(own: Any, error: BaseException) -> str:
-    """What code of the user's own raised, with the last line of its file that the error passed, where it passed one."""
+    """Describes an exception of user code, with the last line of its file in the traceback, if any."""
     function = inspect.unwrap(own) if callable(own) else own
     file = None
     with suppress(TypeError):  # of a builtin
@@ -157,12 +157,12 @@ def _imported(module: str, folders: list[Path], said: str) -> ModuleType:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ConfigError(f"{said}: there is no module {error.name}; {_searched(folders)}") from None
         raise ConfigError(f"{said}: importing {module} failed: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(f"{said}: importing {module} failed: {type(error).__name__}: {error}") from error
 
 
 def _refuse_a_taken_name(top: str, folders: list[Path], said: str) -> None:
-    """A module that is loaded already hides one of the same name in the folders."""
+    """Refuse a module that an already loaded one of the same name would hide."""
     loaded = sys.modules.get(top)
     spec = PathFinder.find_spec(top, [str(folder) for folder in folders]) if loaded else None
     if spec is None or spec.origin is None:
@@ -190,8 +190,8 @@ def _searched(folders: Sequence[Path]) -> str:
 
 def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
     """A hash of each file of the user's own that these settings name, in a reference or in a command, and of those that
-    it imports from its own folder, `folders` or the current one; by its path in the folder where it was looked up, from
-    wherever that is asked. Of what is installed only files that are named count. Source: ours."""
+    it imports from its own folder, `folders` or the current one; by its path in the folder where it was looked up,
+    independent of the current folder. Of installed packages only named files count. Source: ours."""
     roots = [*(Path(folder).resolve() for folder in folders), Path.cwd()]
     named = NAMED.findall(json.dumps(settings, ensure_ascii=False))
     left = [(place, [*roots, *map(Path, sys.path)]) for place in named if place != "mcp"]
@@ -208,11 +208,11 @@ def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
                 found[file] = file.read_bytes()
                 if not INSTALLED.search(str(file)):
                     left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(found[file])]
-    told: dict[str, Any] = {}
+    hashes: dict[str, Any] = {}
     for file in sorted(found):
         home = next(filter(file.is_relative_to, homes))
-        told.setdefault(str(file.relative_to(home)), hashlib.sha256()).update(found[file])
-    return {name: mark.hexdigest()[:HASH] for name, mark in told.items()}
+        hashes.setdefault(str(file.relative_to(home)), hashlib.sha256()).update(found[file])
+    return {name: mark.hexdigest()[:HASH] for name, mark in hashes.items()}
 
 
 def _file_of(place: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
@@ -225,7 +225,7 @@ def _file_of(place: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
 
 
 def _imported_by(text: bytes) -> Iterator[str]:
-    """Names of what a program may import at any time."""
+    """Names of all modules that a program may import."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings(action="ignore"):
         for node in ast.walk(ast.parse(text)):  # one for another Python, or too deep, has none
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -233,12 +233,12 @@ def _imported_by(text: bytes) -> Iterator[str]:
                 yield from (before + alias.name for alias in node.names)
 
 
-def begun_in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
-    """What a call of the user's own comes to, in a thread that no exit of the process waits for and nobody can stop;
-    one of a pool, or of anyio's, would hold up the interpreter's end. What no coroutine can raise, what would cancel
-    the one that waits, and what would end the process, is a RuntimeError."""
+def run_in_daemon_thread(call: Callable[[], Any], name: str) -> Future[Any]:
+    """The result of a call of user code, in a daemon thread, which can't be stopped; a thread of a pool, or of anyio,
+    would delay the interpreter's exit. Exceptions that coroutines can't raise, that would cancel the waiting task, or
+    that would end the process, become a RuntimeError."""
     done = Future[Any]()
-    done.set_running_or_notify_cancel()  # a caller that stops waiting does not end it
+    done.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
 
     def run() -> None:
         try:

@@ -1,5 +1,5 @@
-"""Programs of the user's own: the words of a command, and a process that is ended with all that it has started. Also
-how any process has ended, in words."""
+"""Runs the user's programs: splits a command, and ends a process with all of its children. Also describes how a process
+ended."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import IO, Any
 
 from rocstar.errors import ConfigError
 
-OUTPUT_BYTES = 1 << 24  # of what a program printed, from its end
+OUTPUT_BYTES = 1 << 24  # of a program's output, from its end
 
 
 def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
-    """The program is what PATH finds or, where it finds none, what lies beside the interpreter: Debian has no `python`
-    outside of an environment, and nobody has to activate ours. said: the setting and its value; remedy: what to write.
-    Raises ConfigError for what can't be read, and where there is no such program."""
+    """The words of a command. The program is looked up in PATH, then beside the interpreter: Debian has no `python`
+    outside of an environment, and ours need not be activated. said: the setting and its value; remedy: what to write.
+    Raises ConfigError for an unreadable command or a missing program."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -32,7 +32,7 @@ def words_of(command: str, *, said: str, remedy: str) -> tuple[str, ...]:
         return words
     if words and (found := shutil.which(words[0], path=os.path.dirname(sys.executable))):
         return found, *words[1:]
-    raise ConfigError(f"{said} names no program that is here; {remedy}")
+    raise ConfigError(f"{said} names no program that exists here; {remedy}")
 
 
 @asynccontextmanager
@@ -50,8 +50,8 @@ async def process_group(*words: str, ends: int = signal.SIGKILL, **given: Any) -
 
 
 async def run_to_end(*words: str, given: bytes = b"", **settings: Any) -> tuple[int, str, str]:
-    """(exit code, what it printed, what it said on stderr) of a program in a `process_group`, in files and no pipes:
-    a child that outlives it would hold those open. given: on stdin. Raises OSError where it can't be started."""
+    """(exit code, stdout, stderr) of a program in a `process_group`, in files and no pipes: a child that outlives it
+    would hold those open. given: on stdin. Raises OSError where it can't be started."""
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(given)
         stdin.seek(0)

@@ -1,4 +1,4 @@
-"""What a person sees: a live step line on a terminal, a plain line a step elsewhere (stderr), and tables (stdout).
+"""Output for people: a live step line on a terminal, a plain line per step elsewhere (stderr), and tables (stdout).
 
 Not here: what the numbers are (record/show.py, the trainer's metrics). `STEP_LINE` names the metrics that are shown."""
 
@@ -26,9 +26,9 @@ Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
 PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as wide as what it holds
-LINE_SECONDS = 1.0  # a log gets one progress line a second at most, and always the last before something else is said
+LINE_SECONDS = 1.0  # a log gets at most one progress line a second, and always the last before other output
 NAMED = 4  # earlier evaluations of one name
-SILENT_SECONDS = 10.0  # after which a log is told what is under way
+SILENT_SECONDS = 10.0  # after which a log gets a line about the current work
 LOOK_SECONDS = 1.0
 
 
@@ -55,7 +55,7 @@ class Screen:
         self._lock = threading.RLock()
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A stage begins; `detail` says in a few words what it does. Its first step is shown at once."""
+        """A stage begins; `detail` describes it in a few words. Its first step is shown at once."""
         self._paces.clear()
         self._printed = float("-inf")
         self.note(f"{name}: {detail}" if detail else name)
@@ -67,19 +67,20 @@ class Screen:
         self._show(step_line(stage, step, total, metrics) + left, last=step >= total)
 
     def attempted(self, name: str, done: int, total: int, right: float) -> None:
-        """An evaluation goes on: `done` of `total` problems are attempted, this share of their attempts is right."""
+        """Progress of an evaluation: `done` of `total` problems are attempted, this share of their attempts is
+        right."""
         left = self._left(name, done, total, first=0, began=self._said)
         self._show(f"{name} {done}/{total} problems  right {share(right)}{left}", last=done >= total)
 
     def counted(self, name: str, done: int, total: int, of: str) -> None:
-        """Something is under way, `done` of `total`; a step line or a note will follow. of: what is counted."""
+        """Progress of other work, `done` of `total`; a step line or a note will follow. of: the items counted."""
         left = self._left(name, done, total, first=done - 1, began=self._said)
         self._show(f"{name} {done}/{total} {of}{left}", last=False, seconds=SILENT_SECONDS)
 
     @contextmanager
     def never_silent(self, doing: Callable[[], str]) -> Iterator[None]:
-        """While the context lasts, show what is under way: on a terminal below the live line, in a
-        log when nothing was said for SILENT_SECONDS. `doing` is called by a thread; an empty text tells nothing."""
+        """While the context lasts, show what is under way: on a terminal below the live line, in a log when nothing was
+        said for SILENT_SECONDS. `doing` is called by a thread; an empty text shows nothing."""
         over = threading.Event()
         thread = threading.Thread(target=self._look_on, args=(over, doing), name="screen", daemon=True)
         thread.start()
@@ -90,11 +91,11 @@ class Screen:
             thread.join()
 
     def working(self) -> str:
-        """For `never_silent`, where nothing is known but what was said last."""
+        """For `never_silent`, if only the last output is known."""
         return f"working for {self._clock() - self._noted:.0f} s" + (f" since: {self._last}" if self._last else "")
 
     def look(self, doing: Callable[[], str]) -> None:
-        """Tell what is under way, if it is time to."""
+        """Show the current work, if it is due."""
         with self._lock:
             text = doing()
             if text and is_live(self._progress):
@@ -103,7 +104,7 @@ class Screen:
                 self._tell(text)
 
     def note(self, sentence: str) -> None:
-        """Something a person should know, above the live line."""
+        """Show a message for the user, above the live line."""
         with self._lock:
             self._last, self._noted = sentence, self._clock()
             self._tell(sentence)
@@ -119,7 +120,7 @@ class Screen:
             self._said = self._clock()
 
     def summary(self, shown: Mapping[str, Any]) -> None:
-        """What a run came to; `shown` is what `record.show.show_run` returns."""
+        """The summary of a run; `shown`: the result of `record.show.show_run`."""
         self.close()
         summary, transcripts = shown["summary"], shown.get("transcripts") or {}
         if shown.get("state", "finished") != "finished":
@@ -236,7 +237,7 @@ class Screen:
         self.close()
 
     def _left(self, name: str, done: int, total: int, *, first: int, began: float) -> str:
-        """What is said of the time left. first: items that were done when it began."""
+        """The remaining time as text. first: items that were done when it began."""
         now = self._clock()
         pace = self._paces.setdefault(name, Pace(first, began))
         pace.seen(done, now)
@@ -250,7 +251,7 @@ class Screen:
             self.look(doing)
 
     def _show(self, line: str, *, last: bool, seconds: float = LINE_SECONDS) -> None:
-        """seconds: how long a log must have been silent; before that the line is held back or dropped."""
+        """seconds: how long a log must have been silent; before that the line is delayed or dropped."""
         with self._lock:
             if is_live(self._progress):
                 self._shown = line
@@ -266,7 +267,7 @@ class Screen:
                 self._release()
 
     def _release(self) -> None:
-        """Print the line that waits for its second to pass, if there is one."""
+        """Print the delayed line, if there is one."""
         if self._held:
             self._printed = self._said = self._clock()
             print(self._held, file=self._progress, flush=True)
@@ -440,13 +441,13 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _value(figure: Any, form: Form) -> str:
-    """A number or the `value` of a figure; a dash for what is not there."""
+    """A number or the `value` of a figure; a dash if it is missing."""
     value = figure.get("value") if isinstance(figure, Mapping) else figure
     return form(value) if _is_number(value) else "-"
 
 
 def _n(figure: Any) -> str:
-    """What a figure rests on, how many attempts are not in it, and how many of those in it are undecided."""
+    """A figure's number of problems, how many attempts it excludes, and how many of its attempts are undecided."""
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")

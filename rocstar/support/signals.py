@@ -1,6 +1,6 @@
-"""Has a thread hear of signals, whatever the main thread is doing.
+"""Handles signals in a thread, even while the main thread is blocked.
 
-Python runs a handler only when the main thread returns from what it calls. A thread hears of the signal at once, by a
+Python runs a handler only when the main thread returns from a C call. A thread learns of the signal at once, by a
 descriptor that Python writes to. A KeyboardInterrupt that is raised inside a destructor or a callback is lost, and
 imports run many of these: the signal is then sent again. Not here: what handlers do."""
 
@@ -17,14 +17,14 @@ from contextlib import contextmanager
 
 from rocstar.support.exits import INTERRUPTED
 
-END_SECONDS = 1.0  # for what is open to be given back after the second signal
+END_SECONDS = 1.0  # for resources to be released after the second signal
 AGAIN_SECONDS = 0.02  # until a destructor that lost a KeyboardInterrupt has ended
 
 
 @contextmanager
 def heard(act: Callable[[int], None]) -> Iterator[None]:
-    """While the context lasts, `act` is called in a thread with each signal that has a handler of Python's, and nobody
-    else hears of signals this way. To be entered by the main thread."""
+    """Within this context `act` is called in a thread with each signal that has a Python handler; contexts must not
+    nest. Must be entered by the main thread."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
@@ -73,7 +73,7 @@ def answered() -> Iterator[SecondEnds]:
     process. To be entered by the main thread."""
     second, ignored = SecondEnds(), sys.unraisablehook
 
-    def told(unraisable: sys.UnraisableHookArgs) -> None:
+    def on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if unraisable.exc_type is not KeyboardInterrupt:
             ignored(unraisable)
             return
@@ -82,7 +82,7 @@ def answered() -> Iterator[SecondEnds]:
         again.daemon = True
         again.start()
 
-    sys.unraisablehook = told
+    sys.unraisablehook = on_unraisable
     try:
         with heard(second):
             yield second

@@ -8,15 +8,15 @@ KEPT_PRODUCTS = "64"
 
 
 def quiet_torch(threads: int = 1) -> None:
-    """Threads that wait must sleep: spinning costs several times the work itself on a busy machine. How many there are
-    is said again once torch is loaded (`parts/threads.py`).
+    """Threads that wait must sleep: spinning costs several times the work itself on a busy machine. Their number is set
+    again once torch is loaded (`parts/threads.py`).
 
     Matrix products must keep one summation order whatever the batch: MKL promises that in its strict mode only, which
     costs about 5% (measured on an AVX-512 Xeon, where the default mode breaks the engine's bit-for-bit invariance).
 
     So must products of 16 bits: with AMX oneDNN rounds a row otherwise where other rows stand beside it (a Xeon with
-    amx_bf16). Without, a product of SmolLM2's widths has 108 GFLOP/s there instead of 550 to 1,600; whoever wants those
-    and no runs that repeat sets ONEDNN_MAX_CPU_ISA=DEFAULT.
+    amx_bf16). Without, a product of SmolLM2's widths has 108 GFLOP/s there instead of 550 to 1,600; to prefer that
+    speed over repeatable runs set ONEDNN_MAX_CPU_ISA=DEFAULT.
 
     oneDNN, and ideep above it, cache 1,024 products each, by their numbers of rows. Decoding has many such numbers and
     seldom repeats one: the caches took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).

@@ -1,5 +1,5 @@
-"""Runs a command and ends with all that it has started, in sessions of their own too: when the command ends, when it is
-told to by SIGTERM, and when the process ends that started it, even by SIGKILL. It loads nothing of ours.
+"""Runs a command and kills all of its descendants, in other sessions too: when the command ends, on SIGTERM, and when
+its starter ends, even by SIGKILL. Imports nothing of rocstar.
 
 Not covered: what was given another user's rights, and an end of this process itself by SIGKILL. Source: ours."""
 
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def command(*words: str) -> tuple[str, ...]:
-    """What this process starts to have these words run so."""
+    """The command that runs these words under this module."""
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *words)
 
 
@@ -46,7 +46,7 @@ def run(*words: str) -> None:
 
 
 def end(*_: Any) -> NoReturn:
-    """Children of one that ends are ours then, whatever session they are in."""
+    """Kill all descendants; children of a killed process become ours, whatever their session."""
     ended = True
     while ended:
         ended = False

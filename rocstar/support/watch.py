@@ -1,10 +1,10 @@
-"""Says what a run waits for when nothing moves any more, so that it never hangs in silence.
+"""Reports what a run waits for when it stalls, so that it never hangs silently.
 
-Whoever works notes what it waits for (`Watch.note`). A thread looks on, also while the event loop is blocked. Anything
-noted, and any token that an engine writes, is a move. Without one for long enough the thread makes a report with the
-stacks of all tasks and threads, and stops the run where that is wanted. A C function that never lets go of the
-interpreter's lock, such as a regular expression that takes for ever, stops this thread too; then Python's faulthandler
-writes the stacks of all threads to stderr.
+Workers note what they wait for (`Watch.note`). A thread checks, also while the event loop is blocked. Every note and
+every token that an engine writes is progress. Without progress for long enough the thread reports the stacks of all
+tasks and threads, and stops the run if so configured. A C function that never releases the interpreter's lock, such as
+an endless regular expression, blocks this thread too; then Python's faulthandler writes the stacks of all threads to
+stderr.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 RUN = "run"
 """The name under which a run notes its phases; every other name is an attempt or a group of attempts."""
 LOOK_SECONDS = 1.0
-UNWIND_SECONDS = 30.0  # for what is open to be given back, once the run was told to stop
-NAMED = 3  # of those that wait for the same, and of tasks that stand in the same place
+UNWIND_SECONDS = 30.0  # for resources to be released, once the run was asked to stop
+NAMED = 3  # shown of those that wait for the same, and of tasks with the same stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Nothing moves."""
+    """A period without progress."""
 
     seconds: float
-    """Time for which nothing has moved."""
+    """Seconds without progress."""
     phase: str | None
     """What the run was doing."""
     waiting: Mapping[str, Sequence[tuple[str, float]]]
-    """What is waited for -> who waits, and for how many seconds, the longest first."""
+    """What is waited for -> the waiters and their seconds, the longest first."""
     load: EngineLoad | None
-    """Load of the engine; None where there is none to ask."""
+    """Load of the engine; None without an engine."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -80,7 +80,7 @@ def _line(what: str, waiters: Sequence[tuple[str, float]]) -> str:
 
 
 class Watch:
-    """Who waits for what, and since when. May be used from any thread."""
+    """Records who waits for what, and since when. May be used from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -105,26 +105,26 @@ class Watch:
             self._written = self._produced()
 
     def patience(self, run: RunSection) -> float:
-        """Seconds for which nothing may move now: those for attempts while one waits, else those without."""
+        """The allowed seconds without progress: those for attempts while one waits, else the others."""
         return run.stall_seconds if self._stages.keys() - {RUN} else run.stall_learning_seconds
 
     def doing(self) -> str:
-        """What the run does and what its attempts wait for, in words; empty between phases."""
+        """Describes the run's phase and what its attempts wait for; empty between phases."""
         phase = self._stages.get(RUN)
         if phase is None:
             return ""
         waiting = Counter(what for who, (what, _) in dict(self._stages).items() if who != RUN)
-        told = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
+        rest = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
         seconds = self._clock() - phase[1]
         written = self._produced() - self._written
         pace = f"{written / seconds:.0f} tokens/s" if written > 0 and seconds > 0 else ""
         far = self._far(seconds) if self._far else pace
-        return f"{phase[0]} for {seconds:.0f} s" + (": " if far or told else "") + "; ".join(filter(None, (far, told)))
+        return f"{phase[0]} for {seconds:.0f} s" + (": " if far or rest else "") + "; ".join(filter(None, (far, rest)))
 
     @contextmanager
     def telling(self, far: Callable[[float], str]) -> Iterator[None]:
-        """While the context lasts, what the run does is told with how far it is: `far` is called by the thread that
-        looks on, with the seconds of the phase under way."""
+        """Within this context the description of the run includes its progress: the checking thread calls `far` with
+        the seconds of the current phase."""
         self._far = far
         try:
             yield
@@ -132,16 +132,16 @@ class Watch:
             self._far = None
 
     def look(self, passed: float) -> float:
-        """Seconds for which nothing has moved, `passed` seconds after the last look. Looks are added up, not times: a
-        process that was stopped for an hour has stalled no second of it."""
+        """Seconds without progress, `passed` seconds after the last look. Looks are added up, not times: an hour during
+        which the process was stopped does not count."""
         load = self.asked()
-        seen = (self._notes, load and (load.produced_tokens, load.recomputed_tokens, load.policy_version))
-        self._still = self._still + passed if seen == self._seen else 0.0
-        self._seen = seen
+        state = (self._notes, load and (load.produced_tokens, load.recomputed_tokens, load.policy_version))
+        self._still = self._still + passed if state == self._seen else 0.0
+        self._seen = state
         return self._still
 
     def stall(self) -> Stall:
-        """What is waited for now."""
+        """The current stall."""
         now, stages = self._clock(), dict(self._stages)
         phase = stages.pop(RUN, None)
         waiting: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
@@ -154,20 +154,20 @@ class Watch:
         return load.produced_tokens if load else 0
 
     def asked(self) -> EngineLoad | None:
-        """The engine's load; None while there is none to ask."""
+        """The engine's load; None while there is no engine."""
         try:
             return self.load() if self.load else None
-        except Exception:  # a broken engine is what this has to survive, and to report
+        except Exception:  # this must survive, and report, a broken engine
             return None
 
 
 class Watching:
-    """Looks on while its context lasts. To be entered by a task.
+    """Checks for stalls within its context. Must be entered by a task.
 
     Thread `watch`: consumes notes and loads, produces reports, waits for nothing but time; the end of the context ends
-    it. Under `run.stall_policy` warn a stall is told again whenever it has lasted twice as long. Under halt the task is
-    cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS, `break_off` must make what the
-    main thread waits for fail; after as long again the process ends, and what a kill leaves can be resumed."""
+    it. Under `run.stall_policy` warn a stall is reported again whenever it has lasted twice as long. Under halt the
+    task is cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS, `break_off` must make
+    the main thread's blocking call fail; after as long again the process is killed, and the run can be resumed."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Watching:
         self._remedy, self._break_off = remedy, break_off
         self._over = threading.Event()
         self._halted: str | None = None
-        """Why the run was told to stop; None while it was not."""
+        """Why the run was asked to stop; None if it was not."""
         self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
 
     def __enter__(self) -> None:
@@ -198,14 +198,14 @@ class Watching:
             raise RunHalted(self._halted) from None
 
     def _look_on(self) -> None:
-        told, seconds = 0.0, min(LOOK_SECONDS, self._run.stall_seconds / 4)
+        reported, seconds = 0.0, min(LOOK_SECONDS, self._run.stall_seconds / 4)
         while not self._over.wait(seconds):
             self._rearm()
             still = self._watch.look(seconds)
             if still == 0.0:
-                told = 0.0
-            elif still >= max(self._watch.patience(self._run), 2 * told):
-                told = still
+                reported = 0.0
+            elif still >= max(self._watch.patience(self._run), 2 * reported):
+                reported = still
                 self._explain(self._watch.stall())
         faulthandler.cancel_dump_traceback_later()
 
@@ -235,7 +235,7 @@ class Watching:
             os._exit(FAILED)
 
 
-# -- where everything stands -------------------------------------------------------------------------------------------
+# -- stacks of tasks and threads ---------------------------------------------------------------------------------------
 
 
 def all_stacks(loop: asyncio.AbstractEventLoop) -> str:

@@ -1,5 +1,5 @@
-"""What the files of weights in a model folder hold, by their headers alone, which weights they are, what of them a
-model has no use for, and whether a checkpoint is as it was written. Loads no torch."""
+"""Inspects the weight files of a model folder by their headers: shapes, a fingerprint, unused tensors, and whether a
+checkpoint is unchanged. Loads no torch."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def fingerprint_of(folder: Path) -> str:
 
 def hash_of(files: Iterable[Path]) -> str:
     """A hash of files, of weights by evenly spaced parts: training changes nearly every number. Raises OSError."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         whole = file.suffix not in (".safetensors", ".bin", ".distcp")
         with file.open("rb") as opened:
             for number in range(1 if whole else SAMPLES):
                 opened.seek(file.stat().st_size * number // SAMPLES)
-                told.update(opened.read(-1 if whole else SAMPLE_BYTES))
-    return told.hexdigest()
+                digest.update(opened.read(-1 if whole else SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def refuse_other_base(adapter: Path, base: Path) -> None:
-    """Raises ConfigError where an adapter says that it was trained over other weights than `base` holds now."""
+    """Raises ConfigError if an adapter was trained over other weights than `base` holds now."""
     note = adapter / BASE_NOTE
     if note.is_file() and note.read_text() != fingerprint_of(base):
         raise ConfigError(f"{adapter} is an adapter of weights that {base} does not hold any more; put them back")
 
 
 def marks_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """What state.json says of the files of a checkpoint, by their names: the `bytes` and the `hashes`."""
+    """The `bytes` and `hashes` of a checkpoint's files by name, from state.json."""
     files = {str(file.relative_to(checkpoint)): file for file in checkpoint.rglob("*") if file.is_file()}
     sizes = {name: file.stat().st_size for name, file in files.items()}
     return {"bytes": sizes, "hashes": {name: hash_of([file]) for name, file in files.items()}}
@@ -80,12 +80,12 @@ def refuse_changed(checkpoint: Path, part: str = "") -> None:
 
 
 def put_back(checkpoint: Path) -> str:
-    """What to do about a broken one."""
+    """The remedy for a broken checkpoint."""
     return f"put it back from a copy, or move the folder {checkpoint.name} away to go on from the checkpoint before it"
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that transformers reads. Raises ConfigError where an index names what is not there."""
+    """The files that transformers reads. Raises ConfigError if an index names a missing file."""
     for name in WHOLE:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -136,18 +136,19 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def foreign(names: Iterable[str]) -> list[str]:
-    """Those of the tensors that a model has no use for which no published model has beside its text model."""
+    """The unused tensors that are not parts of published models beside the text model."""
     rest = sorted(name for name in names if not BESIDE_TEXT.search(name))
     further = tuple({found[1] for name in rest if (found := FURTHER_TOKEN.match(name))})
     return [name for name in rest if not name.startswith(further)] if further else rest
 
 
-def misfits(told: Mapping[str, Iterable[Any]]) -> str | None:
-    """What a folder of weights lacks, or has too much of, in words; by the loading info of transformers."""
+def misfits(loading_info: Mapping[str, Iterable[Any]]) -> str | None:
+    """Describes missing, mismatched and unknown tensors of a folder, by the loading info of transformers; None if
+    none."""
     found = {
-        "missing": sorted(told["missing_keys"]),
-        "of another shape": sorted(name for name, *_ in told["mismatched_keys"]),
-        "unknown to such a model": foreign(told["unexpected_keys"]),
+        "missing": sorted(loading_info["missing_keys"]),
+        "of another shape": sorted(name for name, *_ in loading_info["mismatched_keys"]),
+        "unknown to such a model": foreign(loading_info["unexpected_keys"]),
     }
-    said = [f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items() if names]
-    return "; ".join(said) or None
+    sentences = [f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items() if names]
+    return "; ".join(sentences) or None

@@ -1,1 +1,1 @@
-"""The Python tool, and the way to add another."""
+"""The Python tools, and tools from functions and MCP servers."""

@@ -1,4 +1,4 @@
-"""Checks of what the model passed to a tool, and results of calls that no sandbox ran."""
+"""Checks of the model's arguments to a tool, and results of calls that no sandbox ran."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def bad_call(call: ToolCall, reason: str) -> ToolResult:
 def ran_here(
     call: ToolCall, status: Status, text: str, *, asked: float, began: float, ended: float, most: int | None = None
 ) -> ToolResult:
-    """What a call came to. text: its output where the status is OK, else what went wrong. asked, began, ended: when, by
-    `time.monotonic`. most: bytes of text that are kept; output that has more is an OUTPUT_LIMIT."""
+    """The result of a call. text: its output if the status is OK, else the error. asked, began, ended: times of
+    `time.monotonic`. most: bytes of text to keep; more output is an OUTPUT_LIMIT."""
     whole = text.encode(errors="replace")
-    kept = whole[:most].decode(errors="ignore")
-    stdout, stderr = (kept, "") if status is Status.OK else ("", kept)
+    shown = whole[:most].decode(errors="ignore")
+    stdout, stderr = (shown, "") if status is Status.OK else ("", shown)
     is_cut = most is not None and len(whole) > most
     return ToolResult(
         call_id=call.id,
@@ -29,12 +29,12 @@ def ran_here(
         stderr=stderr,
         run_seconds=ended - began,
         queue_seconds=began - asked,
-        truncated_bytes=len(whole) - len(kept.encode()),
+        truncated_bytes=len(whole) - len(shown.encode()),
     )
 
 
 def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | None:
-    """What is wrong where a required argument of the schema is not given, or one that it does not name."""
+    """Describes a missing required argument, or one that the schema does not name; None if there is neither."""
     known = parameters["properties"]
     for name in parameters.get("required", ()):
         if name not in given:
@@ -46,7 +46,7 @@ def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | 
 
 
 def text_arguments(call: ToolCall, parameters: Mapping[str, Any]) -> str | None:
-    """What is wrong with a call's arguments under a schema whose properties are all strings; None when nothing is.
+    """Describes an error in a call's arguments under a schema whose properties are all strings, or None.
 
     An optional argument may also be null."""
     if wrong := call.parse_error or wrong_names(call.arguments, parameters):

@@ -24,21 +24,21 @@ class Sandbox(Runner, Opener, Protocol):
 
 
 BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": NotebookTool}
-"""By their names in a recipe: made from (sandbox, limits, name=...)."""
+"""By their names in a recipe: built from (sandbox, limits, name=...)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the model may call, in the order the recipe names them."""
+    """The model's tools, in the recipe's order."""
 
     shared: tuple[Tool, ...]
-    """Those that keep nothing between calls: one of each serves all attempts."""
+    """Stateless tools: one instance of each serves all attempts."""
     makers: tuple[Callable[[], Sequence[AttemptTool]], ...]
-    """Of those that each attempt has of its own and closes."""
+    """Makers of the tools that each attempt owns and closes."""
     specs: tuple[ToolSpec, ...]
 
     def own(self) -> tuple[AttemptTool, ...]:
-        """Fresh ones for one attempt."""
+        """Fresh instances for one attempt."""
         return tuple(tool for make in self.makers for tool in make())
 
 
@@ -55,11 +55,11 @@ def make_tools(
 ) -> Tools:
     """The tools of `sandbox.tools`.
 
-    Those of BUILT_IN are called `tool_name`. `package.module:name` is a typed function with a docstring, or a
-    class that implements `Tool`; it is made without arguments, and one that has `close` is made anew for each attempt
-    (making it must cost nothing: one is made to read its spec). `mcp:` and `mcp-shared:` name the tools of a server
+    Those of BUILT_IN are called `tool_name`. `package.module:name` is a typed function with a docstring, or a class
+    that implements `Tool`; it is created without arguments, and one with `close` is created for each attempt (creation
+    must be cheap: one is created to read its spec). `mcp:` and `mcp-shared:` name the tools of a server
     (`rocstar.tools.mcp`). limits: of each program, and of each call of a function or a server. Raises ConfigError: no
-    such name, not a tool, or two tools that answer to one name; Unavailable: a server that can't be asked."""
+    such name, not a tool, or two tools with a common name; Unavailable: a server that can't be reached."""
     tools: list[tuple[str, Tool]] = []
     makers: dict[str, Callable[[], Sequence[AttemptTool]]] = {}
     for name in names:
@@ -102,11 +102,11 @@ def _maker(
 
 
 def _own(name: str, found: Any, seconds: float) -> Callable[[], Any]:
-    said = f"sandbox.tools = {name!r}"
+    setting = f"sandbox.tools = {name!r}"
     if not inspect.isclass(found):
-        return lambda: [FunctionTool(found, timeout_seconds=seconds, said=said)]
-    check_call(found, (), said=said)
+        return lambda: [FunctionTool(found, timeout_seconds=seconds, said=setting)]
+    check_call(found, (), said=setting)
     missing = [part for part in ("spec", "run") if not hasattr(found, part)]
     if missing:
-        raise ConfigError(f"{said} has no {missing[0]}; give it `spec` and `run` (rocstar.protocols.Tool)")
+        raise ConfigError(f"{setting} has no {missing[0]}; give it `spec` and `run` (rocstar.protocols.Tool)")
     return lambda: [found()]

@@ -3,8 +3,8 @@
     def density(material: str) -> float:
         \"\"\"Density of a material in grams per cubic centimetre.\"\"\"
 
-What is *not* held: memory, CPU, and a function that never returns. Its call ends with TIMEOUT all the same; its thread
-goes on, and when too many have been left behind so the tool says that it is unavailable.
+*Not* limited: memory, CPU, and a function that never returns. Its call still ends with TIMEOUT, but its thread keeps
+running, and when too many are left behind the tool becomes unavailable.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import ToolSpec
-from rocstar.support.plugins import begun_in_thread
+from rocstar.support.plugins import run_in_daemon_thread
 from rocstar.tools.arguments import bad_call, ran_here
 from rocstar.types import Status, ToolCall, ToolResult
 
 AT_ONCE = 32  # calls of one function that run at the same time; further ones wait
-MAX_LEFT_BEHIND = 64  # threads of calls that were given up and have not returned
+MAX_LEFT_BEHIND = 64  # threads of abandoned calls that have not returned
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 ARGUMENTS = re.compile(r"^(Args|Arguments|Parameters):\s*$")
@@ -38,14 +38,14 @@ ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class FunctionTool:
-    """Implements `Tool`. The function's name, docstring and annotations are what the model is told.
+    """Implements `Tool`. The model sees the function's name, docstring and annotations.
 
-    A plain function runs in a thread, an `async def` on the event loop, each call for at most `timeout_seconds`. What
-    it returns is the output: text as it is, anything else as JSON where it can be. What it raises is a CODE_ERROR
-    that the model reads, except `rocstar.errors.Unavailable`: that is a fault of ours, tried again."""
+    A plain function runs in a thread, an `async def` on the event loop, each call for at most `timeout_seconds`. The
+    return value is the output: text unchanged, anything else as JSON if possible. An exception is a CODE_ERROR that the
+    model reads, except `rocstar.errors.Unavailable`, which is a service failure and retried."""
 
     def __init__(self, function: Callable[..., Any], *, timeout_seconds: float, said: str = "") -> None:
-        """said: where the function was named, for messages. Raises ConfigError when a model can't call it."""
+        """said: the setting that names it, for messages. Raises ConfigError if a model can't call it."""
         self._function = function
         self._seconds = timeout_seconds
         self._signature = signature_of(function, said or function.__name__)
@@ -66,12 +66,12 @@ class FunctionTool:
         arguments = self._signature.checked(call.arguments)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
-        asked = time.monotonic()
+        requested = time.monotonic()
         async with self._places:
             began = time.monotonic()
             status, text = await self._outcome(arguments)
             ended = time.monotonic()
-        return ran_here(call, status, text, asked=asked, began=began, ended=ended)
+        return ran_here(call, status, text, asked=requested, began=began, ended=ended)
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._function if inspect.iscoroutinefunction(self._function) else self._threaded
@@ -80,18 +80,18 @@ class FunctionTool:
                 value = await run(**arguments)
         except Unavailable:
             raise
-        except Exception as error:  # whatever the user's function raises; a TimeoutError of its own included
+        except Exception as error:  # the user's function may raise anything, a TimeoutError of its own included
             if isinstance(error, TimeoutError) and limit.expired():
                 return Status.TIMEOUT, ""
             return Status.CODE_ERROR, f"{type(error).__name__}: {error}\n"
         return Status.OK, _written(value)
 
     async def _threaded(self, **arguments: Any) -> Any:
-        """In a thread; those that are given up are counted until they return."""
+        """Run in a thread; abandoned calls are counted until they return."""
         self._left_behind = [call for call in self._left_behind if not call.done()]
         if (left := len(self._left_behind)) >= MAX_LEFT_BEHIND:
             raise Unavailable(f"{left} calls of {self._spec.name} were given up and have not returned")
-        ended = begun_in_thread(partial(self._function, **arguments), f"tool {self._spec.name}")
+        ended = run_in_daemon_thread(partial(self._function, **arguments), f"tool {self._spec.name}")
         try:
             return await asyncio.wrap_future(ended)
         except asyncio.CancelledError:
@@ -108,7 +108,7 @@ def _written(value: Any) -> str:
         return str(value)
 
 
-# What the model is told of a function
+# The description of a function for the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +118,10 @@ class Signature:
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     model: type[BaseModel]
-    """Checks arguments; fields are named by place, their aliases are the names."""
+    """Checks arguments; fields are named by position, their aliases are the names."""
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """The arguments to call with, or what is wrong with them. Null stands for an optional argument left out."""
+        """The arguments to call with, or an error message. Null counts as an omitted optional argument."""
         optional = {field.alias for field in self.model.model_fields.values() if not field.is_required()}
         given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
         try:
@@ -145,7 +145,7 @@ class Signature:
 def signature_of(function: Callable[..., Any], said: str) -> Signature:
     """Of a function with a docstring and an annotation for each parameter, Google style descriptions optional.
 
-    said: where the function was named, for messages. Raises ConfigError for a function that a model can't call."""
+    said: the setting that names it, for messages. Raises ConfigError for a function that a model can't call."""
     description, about = _described(inspect.getdoc(function) or "")
     if not description:
         raise ConfigError(f"{said} has no docstring; its first sentence tells the model what the tool does")
@@ -162,7 +162,7 @@ def signature_of(function: Callable[..., Any], said: str) -> Signature:
         if parameter.annotation is parameter.empty:
             raise ConfigError(f"{said}: argument {name!r} has no annotation; write {name}: str, say")
         default = ... if parameter.default is parameter.empty else parameter.default
-        # Fields are named by place: a parameter may be called `json` or `_x`, which a pydantic field may not.
+        # Fields are named by position: a parameter may be called `json` or `_x`, which a pydantic field may not.
         fields[f"a{place}"] = (parameter.annotation, Field(default, alias=name, description=about.get(name)))
     try:
         model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
@@ -189,7 +189,7 @@ def _described(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _plain_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without pydantic's titles, which repeat the names; `required` and `properties` are always there."""
+    """Without pydantic's titles, which repeat the names; `required` and `properties` always exist."""
     properties = {
         name: {key: inner for key, inner in value.items() if key != "title"}
         for name, value in schema.get("properties", {}).items()

@@ -1,14 +1,14 @@
 """Tools of an MCP server (modelcontextprotocol.io), by the official client, which needs the extra `mcp`.
 
-`mcp:COMMAND` starts a program that speaks MCP on stdin and stdout, `mcp:URL` asks one over streamable HTTP. Each
+`mcp:COMMAND` starts a program that speaks MCP on stdin and stdout, `mcp:URL` connects to one over streamable HTTP. Each
 attempt has a server (over HTTP a session) of its own, from its first call to its end; `mcp-shared:` means one for all.
 
-What a tool answers is data, its own errors included. A server that is gone, does not start, breaks the protocol or
-lists other tools than the model was told is an outage: it is started anew, the attempt's earlier calls are made again,
-and the call once more. So a call may be made twice.
+A tool's answer is data, its own errors included. A server that is gone, does not start, breaks the protocol or lists
+other tools than before is an outage: it is restarted, the attempt's earlier calls are repeated, and then the call. So a
+call may be made twice.
 
-What is *not* held: anything. The server is the user's own program, with our rights and environment and outside the
-sandbox; what the model writes reaches it as JSON only.
+*Nothing* is limited: the server is the user's own program, with our rights and environment and outside the sandbox; it
+gets the model's text as JSON only.
 """
 
 from __future__ import annotations
@@ -48,47 +48,47 @@ from rocstar.types import Status, ToolCall, ToolResult
 SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
-ENDED = "the server was ended: what earlier calls left there is gone\n"
-END_SECONDS = 2.0  # for a server to end by itself once nobody writes to it
-CLOSE_SECONDS = 5 * END_SECONDS  # for all that ends with it; one at a URL may never answer the end of its session
+ENDED = "the server was ended: the state of earlier calls is lost\n"
+END_SECONDS = 2.0  # for a server to end by itself once its input is closed
+CLOSE_SECONDS = 5 * END_SECONDS  # for the whole shutdown; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
 Specs = tuple[ToolSpec, ...]
-NO_ANSWER = "it wrote a line that is no JSON-RPC message, or answers nothing that was asked"
+NO_ANSWER = "it wrote a line that is not a JSON-RPC message, or that answers no request"
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
     """Makes the tools of the server `name`; with `mcp:` new ones for each attempt, which have `close`.
 
-    limits: `wall_seconds` and `output_bytes` of each call. Raises ConfigError, Unavailable where the server can't be
-    asked for its tools."""
+    limits: `wall_seconds` and `output_bytes` of each call. Raises ConfigError, Unavailable if the server can't list its
+    tools."""
     specs = listed(name)
-    starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would take each other's START_SECONDS
+    starts = asyncio.Semaphore(os.cpu_count() or 1)  # else many at once would slow each other past START_SECONDS
     first = _Server(name, limits, starts, specs)
 
-    def made() -> Sequence[Tool]:
+    def tools() -> Sequence[Tool]:
         server = first if first.is_shared else _Server(name, limits, starts, specs)
         return [McpTool(server, spec) for spec in specs]
 
-    return made
+    return tools
 
 
 @cache
 def listed(name: str) -> Specs:
-    """What a server says of its tools. It is started for this once in a process. Raises as `mcp_tools`."""
-    for package in ("mcp", "client"):  # it logs there what is raised and told here
+    """A server's tools. It is started for this once per process. Raises as `mcp_tools`."""
+    for package in ("mcp", "client"):  # silence its logs of errors that are raised and reported here
         logging.getLogger(package).setLevel(logging.CRITICAL)
     server = _Server(name, Limits(), asyncio.Semaphore(), None)
 
-    async def asked() -> Specs:
+    async def list_tools() -> Specs:
         async with aclosing(server), server.connected() as connection:
             return await connection.specs()
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
-        return thread.submit(asyncio.run, asked()).result()
+        return thread.submit(asyncio.run, list_tools()).result()
 
 
 class McpTool:
-    """Implements `Tool`; `AttemptTool` where the server is the attempt's own, which `close` ends with all its tools."""
+    """Implements `Tool`; `AttemptTool` if the server is the attempt's own, which `close` ends with all its tools."""
 
     def __init__(self, server: _Server, spec: ToolSpec) -> None:
         self.spec, self._server = spec, server
@@ -100,47 +100,47 @@ class McpTool:
         arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
-        checked, asked = replace(call, tool=self.spec.name, arguments=arguments), time.monotonic()
+        checked, requested = replace(call, tool=self.spec.name, arguments=arguments), time.monotonic()
         try:
-            return await self._server.run(checked, asked)
+            return await self._server.run(checked, requested)
         except Unavailable:
-            return await self._server.run(checked, asked)  # by a server that is started anew
+            return await self._server.run(checked, requested)  # on a restarted server
 
 
 class _Server:
     """A server, through restarts."""
 
     def __init__(self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: Specs | None) -> None:
-        """specs: what it has to list; None: whatever. Raises ConfigError."""
+        """specs: the tools it must list; None: any. Raises ConfigError."""
         kind, _, place = name.partition(":")
         self.said, place = f"sandbox.tools = {name!r}", place.strip()
         self.url = place if place.startswith(("http://", "https://")) else None
         remedy = "write mcp:COMMAND ARGUMENTS or mcp:URL"
         self.command = () if self.url else words_of(place, said=self.said, remedy=remedy)
         self.limits, self.starts, self.specs, self.is_shared = limits, starts, specs, kind == SHARED
-        self.made: list[ToolCall] = []  # calls of the one attempt, for a server that is started anew
+        self.made: list[ToolCall] = []  # calls of the attempt, to repeat on a restarted server
         self._connections: list[_Connection] = []  # the last one is in use, those before it are ending
         self._is_closed = False
 
-    async def run(self, call: ToolCall, asked: float) -> ToolResult:
-        """asked: when. Raises Unavailable for an outage; the next call has the server started anew."""
+    async def run(self, call: ToolCall, requested: float) -> ToolResult:
+        """requested: when. Raises Unavailable for an outage; the next call restarts the server."""
         async with self.connected() as connection:
             began = time.monotonic()
             status, text = await connection.answer(call)
             ended = time.monotonic()
             self.made += [] if self.is_shared else [call]
             if status is not Status.OK and not await connection.is_well():
-                if self.is_shared:  # perhaps it hangs in a call of somebody else
+                if self.is_shared:  # perhaps it hangs in another attempt's call
                     raise Unavailable(f"{self.said} no longer answers")
                 connection.retired = True
                 if status is Status.TIMEOUT:
                     self.made, text = [], ENDED
         most = self.limits.output_bytes
-        return ran_here(call, status, text, asked=asked, began=began, ended=ended, most=most)
+        return ran_here(call, status, text, asked=requested, began=began, ended=ended, most=most)
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[_Connection]:
-        """A connection that has begun. Raises Unavailable; an outage within retires it."""
+        """A started connection. Raises Unavailable; an outage within the context retires it."""
         if self._is_closed:
             raise Unavailable(f"{self.said} is closed; each attempt has one of its own")
         if not self._connections or self._connections[-1].retired:
@@ -168,12 +168,12 @@ class _Server:
 
 
 class _Connection:
-    """A started server and its client. A task of its own holds them, because the package wants to be left in the task
-    that entered it. Where nobody retires it, the end of the event loop ends it."""
+    """A started server and its client. Its own task holds them, because the package's contexts must be exited in the
+    task that entered them. If it is never retired, the end of the event loop ends it."""
 
     def __init__(self, server: _Server) -> None:
         self.retired = False
-        """It ends once nobody uses it."""
+        """Number of users; at 0 it ends."""
         self.begun = asyncio.Event()
         self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
         self._server, self._errors = server, b""
@@ -186,7 +186,7 @@ class _Connection:
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
                 answer = await self._client.call_tool(call.tool, dict(call.arguments))
-        except Exception as error:  # of the package, whatever an answer makes it raise
+        except Exception as error:  # the package may raise anything for an answer
             if isinstance(error, mcp.MCPError) and error.code == INVALID_PARAMS:
                 return Status.BAD_CALL, error.message
             if not (isinstance(error, TimeoutError) and limit.expired()):
@@ -197,7 +197,7 @@ class _Connection:
         return Status.CODE_ERROR if answer.is_error else Status.OK, _text(answer)
 
     async def is_well(self) -> bool:
-        """Whether it still answers. Raises Unavailable where its tools have changed, perhaps the one that failed."""
+        """Whether it still answers. Raises Unavailable if its tools have changed, perhaps the one that failed."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 return bool(await self.specs())
@@ -207,7 +207,7 @@ class _Connection:
             return False
 
     async def specs(self) -> Specs:
-        """What it lists. Raises Unavailable where that is something else than before, and whatever the package does."""
+        """Its list of tools. Raises Unavailable if the list changed, and the package's own errors."""
         page = await self._client.list_tools()
         tools = [*page.tools]
         while page.next_cursor is not None:
@@ -217,22 +217,22 @@ class _Connection:
             raise ValueError("it lists no tool")
         specs = tuple(map(_spec, tools))
         if self._server.specs not in (None, specs):
-            raise self._outage(ValueError("it lists other tools than when it was first asked; start the run anew"))
+            raise self._outage(ValueError("it lists other tools than at first; start a new run"))
         return specs
 
-    async def _live(self, made: Sequence[ToolCall]) -> None:
+    async def _live(self, calls_made: Sequence[ToolCall]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
                     transport = self._server.url or self._started()
                     self._client = await stack.enter_async_context(Client(transport, cache=None))
                     await self.specs()
-                for call in made:
+                for call in calls_made:
                     await self.answer(call)
                 self.failed = None
                 self.begun.set()
                 await asyncio.Event().wait()
-        except Exception as error:  # as above; one of its end says nothing about any call
+        except Exception as error:  # as above; an error at its end concerns no call
             late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
             self.failed = self._outage(late if limit.expired() else error)
         finally:
@@ -244,7 +244,7 @@ class _Connection:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
-        asked: set[str] = set()
+        request_ids: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         words = tree.command(*self._server.command)  # its children would keep the pipes open
         async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
@@ -256,7 +256,7 @@ class _Connection:
                     async for line in stdout:
                         with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                            if hasattr(message, "method") or str(message.id) in asked:
+                            if hasattr(message, "method") or str(message.id) in request_ids:
                                 await to_client.send(SessionMessage(message))
                                 continue
                         self._garbled += 1
@@ -267,7 +267,7 @@ class _Connection:
 
             async def write() -> None:
                 async for sent in from_client:
-                    asked.add(str(getattr(sent.message, "id", "")))
+                    request_ids.add(str(getattr(sent.message, "id", "")))
                     stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
 
@@ -299,8 +299,8 @@ def _spec(tool: mcp.Tool) -> ToolSpec:
 
 
 def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
-    """The arguments to call with, or what is wrong with them. Null stands for an optional argument left out. One that
-    the schema does not name is refused, unless the schema says which others there may be."""
+    """The arguments to call with, or an error message. Null counts as an omitted optional argument. An argument that
+    the schema does not name is refused, unless the schema allows others."""
     given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
     is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
     if is_closed and (wrong := wrong_names(given, schema)):
@@ -311,7 +311,7 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
         error = next(iter(validator.iter_errors(given)), None)
     except (ValueError, RecursionError) as problem:  # NaN, lone surrogates, endless numbers and nesting
         return f"the arguments can't be written as JSON: {first_line(problem)}"
-    except Unresolvable:  # a part of the schema that only the server has, which will tell
+    except Unresolvable:  # only the server has this part of the schema, and it will check
         return given
     if error is None:
         return given
@@ -320,11 +320,11 @@ def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:
-    """All parts, one below the other; structured content too, where no text says it already, or says what the official
-    server wraps as `result` because it is no object."""
+    """All parts, one below the other; structured content too, unless a text repeats it, or repeats the value that the
+    official server wraps as `result` because it is not an object."""
     text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
     values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
-    with suppress(ValueError):  # of a text that is no JSON
+    with suppress(ValueError):  # for a text that is not JSON
         if structured is None or text in values or json.loads(text) in values:
             return text
     return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))

@@ -1,4 +1,4 @@
-"""The stateful Python tool: cells of one attempt's notebook. Runs nothing itself; a session of `rocstar.sandbox` does.
+"""The stateful Python tool: cells of one attempt's notebook. A session of `rocstar.sandbox` runs them.
 
 The release imitates it by running all earlier cells again with their output muted (`jupyter_code`); here the notebook
 is one live process, and its earlier cells are run again only when the service has lost it.
@@ -49,8 +49,8 @@ class Opener(Protocol):
 class NotebookTool:
     """Implements `Tool` for one attempt, and only one: calls share their names and run in the order they are made.
 
-    The session opens with the first call, whose seed is the notebook's; `close` ends it, also as an async context
-    manager. Until then it holds memory in the sandbox, so whoever makes one closes it whatever happens."""
+    The session opens with the first call, whose seed is the notebook's; `close`, also as an async context manager, ends
+    it. Until then it holds memory in the sandbox, so the creator must always close it."""
 
     def __init__(self, opener: Opener, limits: Limits, name: str = "jupyter_code") -> None:
         """limits: of each cell."""
@@ -65,7 +65,7 @@ class NotebookTool:
         return self._spec
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the cell."""
+        """Raises SandboxUnavailable when the sandbox failed, independent of the cell."""
         complaint = text_arguments(call, PARAMETERS)
         if complaint is not None:
             return bad_call(call, complaint)
@@ -84,7 +84,7 @@ class NotebookTool:
 
     async def fork(self, count: int) -> list[NotebookTool]:
         """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
-        first cell there is nothing to copy. Raises ForkRefused where there is what no copy can have; else as `run`."""
+        first cell there is nothing to copy. Raises ForkRefused for state that can't be copied; else as `run`."""
         tools = [NotebookTool(self._opener, self._limits, self._spec.name) for _ in range(count)]
         if self._session is not None:
             try:

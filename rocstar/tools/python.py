@@ -1,4 +1,4 @@
-"""The Python tool: a model's program in, what became of it out. Runs nothing itself; `rocstar.sandbox` does."""
+"""The Python tool: takes a model's program and returns its result. `rocstar.sandbox` runs it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PythonTool:
         return self._spec
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the program."""
+        """Raises SandboxUnavailable when the sandbox failed, independent of the program."""
         complaint = text_arguments(call, PARAMETERS)
         if complaint is not None:
             return bad_call(call, complaint)
@@ -83,14 +83,14 @@ class PythonTool:
 
 
 def spec_of(name: str, description: str, parameters: Mapping[str, Any]) -> ToolSpec:
-    """Of a tool that runs Python: it answers to all of NAMES."""
+    """The spec of a tool that runs Python; it can be called by all of NAMES."""
     aliases = tuple(other for other in NAMES if other != name)
     return ToolSpec(name=name, description=description, parameters=parameters, aliases=aliases)
 
 
 def result_of(call: ToolCall, response: Response) -> ToolResult:
     """A sandbox response as a tool result. Raises SandboxUnavailable for service outcomes, and for limits that the
-    sandbox refuses: the run has set them, not the model."""
+    sandbox refuses, since the run has set them, not the model."""
     if isinstance(response.outcome, ServiceOutcome):
         raise SandboxUnavailable(f"the sandbox could not run a program ({response.outcome}: {response.message})")
     if response.outcome is ProgramOutcome.REJECTED and response.message.startswith(OF_LIMITS):
@@ -109,7 +109,7 @@ def result_of(call: ToolCall, response: Response) -> ToolResult:
 
 
 def explained(response: Response) -> str:
-    """Standard error, and a last line of ours where the program itself could not say why it ended."""
+    """Standard error, plus a last line of ours if the program could not report why it ended."""
     if response.outcome is ProgramOutcome.SIGNAL:
         reason = f"the program was killed by {response.signal}"
     elif response.outcome is ProgramOutcome.EXIT_NONZERO:

@@ -1,5 +1,5 @@
-"""The ASGI application: who may ask, the JSON behind each view, and the files of the page. It answers GET and changes
-nothing but its own cache, until Ctrl-C or SIGTERM.
+"""The ASGI application: access control, the JSON of each view, and the files of the page. It answers only GET and
+changes only its own cache, until Ctrl-C or SIGTERM.
 
 `/api/...` is for the page alone and may change with it."""
 
@@ -76,7 +76,7 @@ Answer = Callable[["AppState", Request], Any]
 
 class Gate:
     """Refuses before anything is read: other methods than GET, names of this machine that are not its own (DNS
-    rebinding), pages of other sites, and, where there is a token, whoever lacks it."""
+    rebinding), pages of other sites, and, if there is a token, requests without it."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -354,8 +354,8 @@ ANSWERS: dict[str, Answer] = {
 
 
 def application(library: Library, *, token: str = "", cache: Path | None = None) -> Starlette:
-    """The page over what a library has. token: what a browser must bring; "" for none, on loopback only. cache: folder
-    of the tables."""
+    """The page over a library. token: required of browsers; "" for none, on loopback only. cache: folder of the
+    tables."""
     folder = cache or cache_folder()
     state = AppState(library, folder)
 

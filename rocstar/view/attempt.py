@@ -31,8 +31,8 @@ def attempt_of(row: Mapping[str, Any], decode: Decode | None, feedback: Feedback
     texts = [*(row["text"] or []), *[""] * len(row["turns"])]
     turns = [{**turn, "text": text, "calls": []} for turn, text in zip(row["turns"], texts, strict=False)]
     for number, call, result, error in calls_of(row["turns"]):
-        told = result and {**result, "read": _read(result, feedback)}
-        turns[number]["calls"].append({**call, "result": told, "error": error})
+        result_read = result and {**result, "read": _read(result, feedback)}
+        turns[number]["calls"].append({**call, "result": result_read, "error": error})
     return {**plain, "turns": turns, "tokens": tokens_of(row, decode) if decode else None}
 
 
@@ -50,8 +50,8 @@ def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
     ids, begin = row["token_ids"], 0
     starts, pieces, lengths, places = list[int](), list[str](), list[int](), list[int]()
     shown = [turn.get("prompt_tokens", 0) for turn in row["turns"][1:]] + [0]  # anew before the next turn
-    told = zip(row["turns"], shown, strict=False)
-    replied = (n for turn, more in told for n in (turn["sampled_tokens"], turn["reply_tokens"] + more))
+    pairs = zip(row["turns"], shown, strict=False)
+    replied = (n for turn, more in pairs for n in (turn["sampled_tokens"], turn["reply_tokens"] + more))
     for size in (len(row["prompt_ids"]), *replied):
         starts.append(len(pieces))
         for text, count in merged(ids[begin : begin + size], decode):

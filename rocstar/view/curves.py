@@ -15,7 +15,7 @@ from rocstar.record.journal import Tail
 SPARK_POINTS = 60
 SHOWN_FIRST = ("reward/mean", "loss")
 """What the small curve of a run shows: the first of these that it has."""
-MOST_METRICS = 2000  # names in one file; a plugin that makes new ones for ever must not fill the memory
+MOST_METRICS = 2000  # names in one file; a plugin that keeps making new ones must not fill the memory
 
 
 @dataclass(slots=True)

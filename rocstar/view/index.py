@@ -29,7 +29,7 @@ from rocstar.view.sources import AttemptFile, RunSource
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
 LOOK_SECONDS = 1.0  # between two looks at the folder
 TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
-KEPT_DAYS = 30.0  # of an index that nobody opened
+KEPT_DAYS = 30.0  # after which an unopened index is deleted
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, broken VARCHAR);
@@ -68,13 +68,13 @@ class Index:
     _closed: bool = False
     _asking: set[duckdb.DuckDBPyConnection] = field(default_factory=set)
     waiting: int = 1
-    """Files that are not in the table yet; one until the first look, which another thread may be at."""
+    """Number of files not in the table yet; 1 until the first look, which another thread may be making."""
     _last_number: int = 0
     """The last file's number; none is given again while this index is open, because searches remember them."""
 
     @classmethod
     def open(cls, source: RunSource, cache: Path | None = None) -> Index:
-        """The kept table; a new one, of this process alone, where another process has it; a broken one is replaced."""
+        """The stored table; a private new one if another process has it; a broken one is replaced."""
         folder = cache or cache_folder()
         name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]
         file = folder / f"{name}-{VERSION}.duckdb"
@@ -134,7 +134,7 @@ class Index:
             return rows_in(cursor, str(self.source.root / path[0][0]), range(first, last + 1), columns)
 
     def follow(self) -> None:
-        """Take up what is new in a thread of its own, unless one is doing so or has just looked."""
+        """Add new files in a separate thread, unless one is running or has just looked."""
         if time.monotonic() - self._looked < LOOK_SECONDS or not self._filling.acquire(blocking=False):
             return
         self._looked = time.monotonic()
@@ -254,7 +254,7 @@ def cache_folder() -> Path:
 
 
 def sweep_cache(folder: Path) -> None:
-    """Delete tables that nobody opened for KEPT_DAYS."""
+    """Delete tables that were not opened for KEPT_DAYS."""
     oldest = time.time() - KEPT_DAYS * 86400
     for file in folder.glob("*.duckdb*"):
         with suppress(OSError):
@@ -335,15 +335,15 @@ class Searches:
             threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
 
     def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
-        wanted = search.text.lower()
-        escaped = json.dumps(wanted)[1:-1]
+        needle = search.text.lower()
+        escaped = json.dumps(needle)[1:-1]
         try:
             for number, path in files:
                 if search.dropped:
                     return
                 file = str(self._index.source.root / path)
                 with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
-                    self._index.ask(FOUND, [search.number, number, file, wanted, wanted, escaped])
+                    self._index.ask(FOUND, [search.number, number, file, needle, needle, escaped])
                 search.done += 1
         finally:
             search.idle.set()

@@ -1,13 +1,12 @@
-"""Rollouts that others wrote, made into files of attempts that the page reads. None of their libraries is needed.
+"""Rollouts that others wrote, converted to files of attempts for the page. None of their libraries is needed.
 
     TRL         completions/completions_00007.parquet (log_completions=True), or its rows as JSONL
     verl        7.jsonl (trainer.rollout_data_dir, trainer.validation_data_dir)
     verifiers   results.jsonl beside metadata.json (vf-eval, prime-rl), traces.jsonl (its version 1)
     inspect_ai  logs: .eval, .json
 
-JSONL may be gzipped. What no column of ours holds whole stays in one more, `fields`, under the name that it had. A row
-that cannot be read is left out and told with its place and field. Source: what the libraries' writers write; the
-reading is ours.
+JSONL may be gzipped. Fields without a matching column are kept in `fields`, under their names. An unreadable row is
+skipped and reported with its place and field. Source: what the libraries' writers write; the reading is ours.
 
 Not here: dumps to learn from again (run/dumps.py)."""
 
@@ -32,7 +31,7 @@ import pyarrow
 from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.record.messages import as_text, mark_of, parsed, said_in, turns_of, written
+from rocstar.record.messages import as_text, mark_of, parsed, text_in, turns_of, written
 from rocstar.record.rollouts import attempts_schema, utf8
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.index import STRANGE
@@ -46,7 +45,7 @@ LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
 LARGEST = 2**31 - 1  # whole number that a column holds
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
-SHOWN = 5  # refusals that are told in words
+SHOWN = 5  # refusals that are shown
 OF_ALL = ("header.json", "_journal/start.json", "log", "metadata.json")
 """Where a file says what holds of all its rows; metadata.json stands beside it."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
@@ -59,8 +58,8 @@ Made = Iterator[tuple[Fields, Fields]]
 
 
 def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Library | None:
-    """What is at a path, made into files below `folder`; None where that is a folder without such rollouts, or with
-    runs. tell: is called with what was left out. Raises ConfigError for a file without them, OSError."""
+    """The rollouts at a path, converted to files below `folder`; None for a folder without such rollouts, or with runs.
+    tell: called with messages about skipped rows. Raises ConfigError for a file without rollouts, OSError."""
     if not place.is_file() and ((place / "run.json").exists() or not place.is_dir() or Library(base=place).sources()):
         return None
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
@@ -82,13 +81,13 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 
 
 def _may_be_read(file: Path) -> bool:
-    """Or is told as packed."""
+    """Whether a file is readable, or compressed, which is reported."""
     try:
         if (Path(file.stem) if file.suffix in PACKED else file).suffix not in ENDINGS or not file.is_file():
             return False
         with file.open("rb") as opened:
             return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
-    except OSError:  # which `read` tells
+    except OSError:  # reported by `read`
         return True
 
 
@@ -228,7 +227,7 @@ def _traces(row: Fields) -> Made:
     for trace in traces:
         nodes, task, rewards = trace["nodes"], trace["task"], trace.get("rewards") or {}
         marks = [one["score"] * one.get("weight", 1.0) for one in rewards.values() if one]
-        told = {
+        columns = {
             "problem_id": task.get("key") or task.get("hash"),
             "gold": task["data"].get("answer"),
             "reward": sum(marks) if marks else None,
@@ -244,8 +243,8 @@ def _traces(row: Fields) -> Made:
         for path in [path for place, path in enumerate(paths) if place not in inner] or [[]]:  # [] broke at its start
             begun = next((n for n, node in enumerate(path) if node.get("sampled")), len(path))
             said, tokens = [node["message"] for node in path], sum(sum(node.get("mask") or ()) for node in path)
-            told |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
-            yield {**row, **trace, "step": work.get("step")}, told
+            columns |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
+            yield {**row, **trace, "step": work.get("step")}, columns
 
 
 def _sample(row: Fields) -> Made:
@@ -258,9 +257,9 @@ def _sample(row: Fields) -> Made:
     scores: Mapping[str, Fields] = row.get("scores") or {}
     scorer, score = next(iter(scores.items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
-    told = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
-    told |= {"reward": mark_of(score.get("value")), "method": scorer}
-    yield row, {**told, "response_tokens": sum(tokens) or None}
+    columns = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
+    columns |= {"reward": mark_of(score.get("value")), "method": scorer}
+    yield row, {**columns, "response_tokens": sum(tokens) or None}
 
 
 class Form(NamedTuple):
@@ -301,10 +300,10 @@ def _read(row: Fields, step: int) -> Iterator[Fields]:
     if form is None:
         names = ", ".join(list(row)[:9]) or "all"
         raise DataError(f"{names}: no rows of TRL, verl, verifiers or inspect_ai have these fields")
-    for fields, told in form.made(row):
+    for fields, columns in form.made(row):
         taken = {name: _taken(fields, path) for name, path in form.columns.items()}
         own = fields.pop("step", None)
-        yield _attempt(form, fields, {"step": step if own is None else own, **taken, **told})
+        yield _attempt(form, fields, {"step": step if own is None else own, **taken, **columns})
 
 
 def _taken(fields: Fields, path: str) -> Any:
@@ -313,37 +312,37 @@ def _taken(fields: Fields, path: str) -> Any:
     return (fields.get(holder) or {} if holder else fields).pop(name, None)
 
 
-def _attempt(form: Form, fields: Fields, told: Fields) -> Fields:
-    """A row of COLUMNS and `fields`, which are shown as they are. told: what of the columns is not in the messages."""
-    asked, answered = _messages(form, told, "question", "user"), _messages(form, told, "text", "assistant")
+def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
+    """A row of COLUMNS and `fields`, which are shown as they are. columns: values that are not in the messages."""
+    asked, answered = _messages(form, columns, "question", "user"), _messages(form, columns, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
     for name in ("reward", "advantage", "seconds", "milliseconds"):
-        if (value := told.get(name)) is None:
+        if (value := columns.get(name)) is None:
             continue
         if not isinstance(value, int | float):
             raise DataError(f"{form.columns.get(name, name)}: {as_text(value)[:80]!r} is no number")
-        told[name] = value = float(value)
+        columns[name] = value = float(value)
         if math.isnan(value):
-            told[name], fields[form.columns.get(name, name)] = None, value
+            columns[name], fields[form.columns.get(name, name)] = None, value
     for name in ("step", "index", "response_tokens"):
-        told[name] = _whole(form.columns.get(name, name), told.get(name))
-    if told.get("milliseconds") is not None:
-        told["seconds"] = told["milliseconds"] / 1000
-    plain, reward = isinstance(told["text"], str), told.get("reward")
+        columns[name] = _whole(form.columns.get(name, name), columns.get(name))
+    if columns.get("milliseconds") is not None:
+        columns["seconds"] = columns["milliseconds"] / 1000
+    plain, reward = isinstance(columns["text"], str), columns.get("reward")
     alone = len(asked) == 1 and asked[0]["role"] == "user"
-    question = said_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {said_in(one)}" for one in asked)
+    question = text_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {text_in(one)}" for one in asked)
     turns, texts = turns_of(answered)
     calls = sum([len(turn["calls"]) for turn in turns])
     failed = len([one for turn in turns for one in turn["results"] if one and one["status"] != Status.OK])
     return {
-        **told,
-        **{name: as_text(told.get(name)) or None for name in ("extracted", "stop", "fault")},
-        "method": told.get("method", form.columns.get("reward")) or None,
-        "problem_id": as_text(told.get("problem_id")) or problem_id(question),
+        **columns,
+        **{name: as_text(columns.get(name)) or None for name in ("extracted", "stop", "fault")},
+        "method": columns.get("method", form.columns.get("reward")) or None,
+        "problem_id": as_text(columns.get("problem_id")) or problem_id(question),
         "question": question,
-        "gold": as_text(told.get("gold")),
+        "gold": as_text(columns.get("gold")),
         "source": form.name,
         "turns": written(turns),
         "text": texts,
@@ -364,9 +363,9 @@ def _whole(field: str, value: Any) -> int | None:
     return int(value)
 
 
-def _messages(form: Form, told: Fields, column: str, role: str) -> list[Fields]:
+def _messages(form: Form, columns: Fields, column: str, role: str) -> list[Fields]:
     """A text is one message of a role; a rollout that broke has none."""
-    value = told[column]
+    value = columns[column]
     found = [{"role": role, "content": value}] if isinstance(value, str) else value or []
     if not isinstance(found, list) or [one for one in found if not isinstance(one, dict) or "role" not in one]:
         raise DataError(f"{form.columns.get(column, 'messages')}: it is neither a text nor a list of messages")

@@ -115,8 +115,8 @@ class Library:
     def _with_sources(self) -> Library:
         """Raises ConfigError."""
         if not self.sources():
-            told = "no runs, no evaluations, and no rollouts of TRL, verl, verifiers or inspect_ai that can be read"
-            raise ConfigError(f"{self.base} holds {told}; name another folder, or a file")
+            reason = "no runs, no evaluations, and no rollouts of TRL, verl, verifiers or inspect_ai that can be read"
+            raise ConfigError(f"{self.base} holds {reason}; name another folder, or a file")
         return self
 
     def sources(self) -> list[RunSource]:
@@ -158,8 +158,8 @@ class FileCache:
 
 
 def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is told in
-    `broken`."""
+    """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is
+    reported in `broken`."""
     kind = "run" if source.run else "rollouts" if source.about else "evaluation"
     row: dict[str, Any] = {"name": source.name, "kind": kind, "path": str(source.root)}
     row |= {"about": source.about, "refused": source.refused} if source.about else {}

@@ -81,7 +81,7 @@ def test_what_no_attempt_has_is_refused() -> None:
     with pytest.raises(ValueError, match="whole number"):
         reasons_of([Drawn("a", n, 0.0) for n in (0.0, 1.0)], cast(int, 2.5), seed=0, step=0)
     for counts in ((1, 5, 1, 1), (0, 3, 1, 1), (1, 0, -1, 1), (1, 0, 1, 0)):
-        with pytest.raises(ValueError, match="count them anew"):
+        with pytest.raises(ValueError, match="correct the counts"):
             penalty_of(**dict(zip(("calls", "failed_calls", "answer_blocks", "turns"), counts, strict=True)))
 
 

@@ -465,6 +465,6 @@ async def test_an_attempt_of_several_conversations_is_kept_as_it_was(tmp_path: P
     said = [message["role"] for message in structured(decoded(row), lambda result: result.stdout)]
     assert said == ["user", "assistant", "agent", "assistant"]
     with pytest.raises(
-        DataError, match=r"has several conversations \(rollout.agent\), which no list of messages holds"
+        DataError, match=r"has several conversations \(rollout.agent\), which do not form one list of messages"
     ):
         whole(decoded(row))

@@ -155,7 +155,7 @@ async def test_a_tool_call_that_never_ends_is_an_outage(tmp_path: Path) -> None:
     agent = agent_that_gives_up("http", TOOL, tmp_path, seconds=1.0)
     found = await made(agent, Told(["so 5"]), Service("stands still"))
     assert not is_judged(found)
-    assert found.fault == "what the agent gave up neither went on nor ended within rollout.agent_seconds = 1"
+    assert found.fault == "an abandoned request neither progressed nor ended within rollout.agent_seconds = 1"
 
 
 @pytest.mark.parametrize(("then", "judged"), [("runs it", True), ("runs it late", False)])

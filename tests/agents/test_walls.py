@@ -218,7 +218,7 @@ async def test_a_failure_is_told_by_its_first_line_and_with_what_the_program_may
     found = await made(program(tmp_path, "raise ValueError('first line\\n  two') from KeyError('one')\n"))
     assert str(found.fault).endswith("ended with exit code 1: ValueError: first line")
     found = await made(program(tmp_path, "import neighbour\n"))
-    assert "No module named 'neighbour'; rollout.agent_reads says what it may read" in str(found.fault)
+    assert "No module named 'neighbour'; rollout.agent_reads lists what it may read" in str(found.fault)
 
 
 async def test_walls_that_come_down_at_an_attempt_are_an_outage(tmp_path: Path, monkeypatch: Any) -> None:
@@ -231,7 +231,7 @@ async def test_walls_that_come_down_at_an_attempt_are_an_outage(tmp_path: Path, 
 
 def test_walls_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(walled, "why_not", lambda: "unshare: Operation not permitted")
-    with pytest.raises(ConfigError, match=r"cannot be had here \(unshare.*set rollout.agent_walls = false"):
+    with pytest.raises(ConfigError, match=r"cannot work here \(unshare.*set rollout.agent_walls = false"):
         program(tmp_path, "")
     with pytest.raises(ConfigError, match=r"rollout\.agent_reads names 'nowhere', which is not there"):
         program(tmp_path, "", reads=("nowhere",))

@@ -82,12 +82,12 @@ def test_every_text_of_a_row_with_fenced_blocks_is_an_attempt(tmp_path: Path) ->
 
 
 def test_a_row_that_is_no_transcript_is_told_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="line 2 is no transcript"):
+    with pytest.raises(DataError, match="line 2 is not a transcript"):
         read(tmp_path, {"messages": [{"role": "user", "content": "?"}]}, {"question": "?"})
 
 
 def test_programs_beside_nothing_but_their_results_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nobody kept what the tool replied"):
+    with pytest.raises(DataError, match="without the tool's reply"):
         read(tmp_path, {"question": "?", "generated": "ans = 1 / 0", "executed": None, "answer": 3.0})
 
 

@@ -47,7 +47,7 @@ def test_a_function_that_hangs_over_cases_is_waited_for_once_as_long_as_in_train
     found, began = scores(load_reward(HERE + "moody"), cases, seconds=0.5), time.monotonic()
     assert [one.reward for one in found] == [1.0, None, None] and time.monotonic() - began < 20
     assert found[1].error == "gave no reward within 0.5 s, the limit in training too"
-    assert found[2].error == "was not asked: the call for line 2 goes on"
+    assert found[2].error == "was not called: the call for line 2 still runs"
 
 
 async def test_calls_are_no_part_of_the_text() -> None:
@@ -155,7 +155,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
         (HERE + "greedy", "a column of the data with a default, as width=None"),
-        ("builtins:vars", "does not say what it takes"),
+        ("builtins:vars", "has no readable signature"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
 )

@@ -70,14 +70,14 @@ def test_rows_come_with_their_turns_and_without_their_tokens(files: list[Path]) 
 
 def test_a_cut_file_is_refused_by_name(files: list[Path], tmp_path: Path) -> None:
     (cut := tmp_path / files[1].name).write_bytes(files[1].read_bytes()[:200])
-    with pytest.raises(DataError, match=r"step=000004.parquet is no whole file of attempts"):
+    with pytest.raises(DataError, match=r"step=000004.parquet is not a complete file of attempts"):
         list(select([files[0], cut], {}))
 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--error", "Nope"], "; failures that are there: exit status (2)"),
+        (["--error", "Nope"], "; existing failures: exit status (2)"),
         (["--error", "Nope", "--wrong"], "; no call failed there"),
         (["--stop", "max_turns"], ""),
         (["--step", "9"], "; the steps that kept theirs go from 3 to 4"),

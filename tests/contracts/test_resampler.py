@@ -179,7 +179,7 @@ def assert_refused(modules: Path, code: str, said: str) -> None:
     ("made", "said"),
     [
         ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
-        ("5", "made 5 of the settings"),
+        ("5", "returned 5 for the settings"),
     ],
 )
 def test_settings_that_make_no_resampler_are_refused(modules: Path, made: str, said: str) -> None:
@@ -190,7 +190,7 @@ def test_settings_that_make_no_resampler_are_refused(modules: Path, made: str, s
     ("made", "said"),
     [
         ("1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
-        ("[]", "made list of a group; let it return Resampled(group"),
+        ("[]", "returned list; return Resampled(group"),
         ("each(group, kept=1)", "kept=1, reason=<Reason.KEPT_ALL"),
         ("each(group, reason='kept.mine')", "reason='kept.mine'"),
         ("each(group, kept=False)", "kept=False, reason=<Reason.KEPT_ALL"),
@@ -200,12 +200,12 @@ def test_settings_that_make_no_resampler_are_refused(modules: Path, made: str, s
         ("each(group, weight=-1.0)", "weight=-1.0"),
         ("each(group, weight=Fraction(1, 3))", "weight=Fraction(1, 3)"),
         ("each(group, kept=True, reason=Reason.KEPT_ALL)", "keep no attempt without a verdict"),
-        ("replace(each(group), choices=each(group).choices[1:])", "made 4 choices of 5 attempts"),
+        ("replace(each(group), choices=each(group).choices[1:])", "returned 4 choices for 5 attempts"),
         ("each(group, index=0)", "index=0"),
-        ("each(group)", "made 33 choices of 33 attempts and kept 32; make one for each, in order, and keep at most"),
-        ("replace(each(group), choices=(one for one in each(group).choices))", "made Resampled of a group"),
-        ("replace(each(group), group=replace(group, trajectories=()))", "let it return Resampled(group=group"),
-        ("each(replace(group, trajectories=group.trajectories[::-1]))", "let it return Resampled(group=group"),
+        ("each(group)", "returned 33 choices for 33 attempts and kept 32; return one for each, in order"),
+        ("replace(each(group), choices=(one for one in each(group).choices))", "returned Resampled; return"),
+        ("replace(each(group), group=replace(group, trajectories=()))", "return Resampled(group=group"),
+        ("each(replace(group, trajectories=group.trajectories[::-1]))", "return Resampled(group=group"),
         ("[attempt.outcome.reward for attempt in group.trajectories]", "'NoneType' object has no attribute 'reward'"),
         ("resampled(group, rng, lambda *_: [(Reason.KEPT_ALL, 1.0)], settings)", "chose 1 fates for 4 attempts"),
     ],

@@ -35,7 +35,7 @@ def test_a_source_that_runs_dry_gives_what_it_has_and_nobody_fills_the_gap() -> 
 def test_what_makes_a_mix_smaller_is_said() -> None:
     both = {"a": 1000, "b": 40}, {"a": 1.0, "b": 1.0}
     assert smaller(shares(*both, 200), 200) == [
-        "b ran dry: 60 rows fewer than its weight asks for, filled by nobody",
+        "b ran dry: 60 rows fewer than its weight asks for, which are not replaced",
         "the mix has 140 of the 200 rows that mix.rows asks for, in another ratio than the weights'",
     ]
     assert smaller(shares(*both, None), None) == [

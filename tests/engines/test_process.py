@@ -115,7 +115,7 @@ async def test_a_child_that_sends_what_is_no_message_is_ended() -> None:
     made = ProcessEngine(
         EngineSettings(folder="none", rows=1, positions=1, vocab_size=1), module="tests.engines.garbled_child"
     )
-    with pytest.raises(EngineUnavailable, match="sent what is no message"):
+    with pytest.raises(EngineUnavailable, match="sent an invalid message"):
         await made.restart(None)
     await made.close()
 

@@ -21,7 +21,7 @@ import torch
 from rocstar.engines import sending as sending_module
 from rocstar.engines import torch_channel
 from rocstar.engines.inside_vllm import rocstar_vllm_receive
-from rocstar.engines.inside_vllm.rocstar_vllm_receive import Receiver, memory_of, seen
+from rocstar.engines.inside_vllm.rocstar_vllm_receive import Receiver, memory_of, shared_buffer
 from rocstar.engines.sending import Sending
 from rocstar.engines.torch_channel import Channel
 from rocstar.engines.vllm import VllmEngine
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_the_learners_is_left_as_it_is(tmp_path: Path) -> Non
     with (tmp_path / "other").open("wb") as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         with pytest.raises(OSError, match=r"is .*/other here, not the learner's /memfd:mine"):
-            seen({"path": path, "size": 4096, "name": "/memfd:mine (deleted)"}, CPU)
+            shared_buffer({"path": path, "size": 4096, "name": "/memfd:mine (deleted)"}, CPU)
     assert (tmp_path / "other").stat().st_size == 0
 
 

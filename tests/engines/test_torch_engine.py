@@ -156,5 +156,5 @@ def test_a_model_whose_windows_no_attention_function_is_told_of_is_refused(monke
     monkeypatch.setattr(
         torch_cache, "_attend_in_library", lambda *given, sliding_window, **more: untold(*given, **more)
     )
-    with pytest.raises(ConfigError, match=r"cannot run a model of type mistral: .* next tokens would be others"):
+    with pytest.raises(ConfigError, match=r"cannot run a model of type mistral: .* next tokens would differ"):
         TorchEngine(mistral(0), rows=4, positions=64)

@@ -199,7 +199,7 @@ async def test_a_completion_that_fails_is_unavailable_and_the_next_one_is_whole(
 async def test_a_server_that_cannot_be_opened_says_why_and_opens_later(server: StandIn) -> None:
     engine = VllmEngine(server.url, vocab_size=VOCAB)
     server.faults["/collective_rpc"] = QUICK["HTML"]
-    with pytest.raises(EngineUnavailable, match=r"docs/vllm\.md says which options") as error:
+    with pytest.raises(EngineUnavailable, match=r"docs/vllm\.md lists the options") as error:
         await engine.restart(None)
     assert is_one_sentence(error, server)
     with pytest.raises(EngineUnavailable):
@@ -454,5 +454,5 @@ async def test_a_worker_that_says_nothing_of_itself_is_refused_and_so_are_weight
         with pytest.raises(ContractBroken, match="need a folder and canary rows"):
             await engine.load_weights(weights)
     del server.facts["dtype"]
-    with pytest.raises(EngineUnavailable, match="does not say what it serves"):
+    with pytest.raises(EngineUnavailable, match="did not report its settings"):
         await VllmEngine(server.url, vocab_size=VOCAB).restart(None)

@@ -212,5 +212,5 @@ def test_an_answer_that_contradicts_itself_is_refused(changes: dict[str, Any]) -
 
 
 def test_metrics_that_lack_a_figure_are_refused() -> None:
-    with pytest.raises(EngineUnavailable, match="how large its KV cache is"):
+    with pytest.raises(EngineUnavailable, match="does not report the size of its KV cache"):
         read_metrics('vllm:num_requests_running{engine="0"} 1.0\n', "http://there")

@@ -116,7 +116,7 @@ async def test_arguments_that_are_no_object_are_a_failed_call(arguments: str, to
 @pytest.mark.parametrize("tokens", [-5, 10**30])
 async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) -> None:
     made, _, _ = await attempted(lambda body: text(ANSWER, tokens=tokens))
-    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an answer that is none" in made.fault
+    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an invalid answer" in made.fault
 
 
 async def test_an_answer_without_an_end_is_a_fault_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

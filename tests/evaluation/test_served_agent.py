@@ -145,8 +145,8 @@ def test_a_cap_that_nobody_asked_for_is_what_the_endpoint_has_left() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--tools", "none", "--max-turns", "3"], "--max-turns 3 says nothing where --tools none leaves the tools"),
-        (["--tools", "none", "sandbox.tools=['notebook']"], "says nothing where --tools none leaves the tools"),
+        (["--tools", "none", "--max-turns", "3"], "--max-turns 3 has no effect with --tools none"),
+        (["--tools", "none", "sandbox.tools=['notebook']"], "has no effect with --tools none"),
         (["--tools", "some"], "--tools some is none of openai, text, none"),
     ],
 )

@@ -173,7 +173,7 @@ async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> 
     silent, telling = "reward-nan", "reward-raises"
     assert (await examined(at_addresses(noisy), silent)).as_promised
     found = await examined(at_addresses(noisy), silent, usual="it is deprecated\n")
-    assert found.words.startswith("the trainer said nothing of it") and not found.as_promised
+    assert found.words.startswith("the trainer did not report it") and not found.as_promised
     found = await examined(at_addresses(noisy), telling, usual="it is deprecated\n")
     assert (found.words, found.as_promised) == ("the judge raised", True)
 

@@ -212,5 +212,5 @@ def test_a_model_kept_in_bf16_knows_its_own_noise(tmp_path: Path) -> None:
 def test_targets_are_linear_layers(tmp_path: Path) -> None:
     some = adapted(base(tmp_path), lora_targets=["q_proj"])
     assert sum(parameter.requires_grad for parameter in some.parameters) == 4
-    with pytest.raises(ConfigError, match=r"names 'lm_head', which is no linear layer of a model of type qwen3"):
+    with pytest.raises(ConfigError, match=r"names 'lm_head', which is not a linear layer of a model of type qwen3"):
         adapted(tmp_path, lora_targets=["q_proj", "lm_head"])

@@ -219,7 +219,7 @@ def test_what_ranks_are_told_they_are_told_one_after_the_other(monkeypatch: pyte
     monkeypatch.setattr(ranks, "share", told.append)
 
     def send() -> None:
-        with ranks.told("policy", "send", (), {}):
+        with ranks.on_ranks("policy", "send", (), {}):
             sends.set()
             done.wait(30)
             told.append("sent")

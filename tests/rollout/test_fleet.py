@@ -439,7 +439,7 @@ class Stuck(PlainEngine):
 
 @pytest.mark.parametrize(
     ("engine", "reason"),
-    [(Deaf, "it says it has weights 0 after it was given 3"), (Stuck, "it took no weights for 0.2 s")],
+    [(Deaf, "it reports weights 0 after it was given 3"), (Stuck, "it took no weights for 0.2 s")],
 )
 async def test_an_engine_that_keeps_its_old_weights_or_hangs_over_new_ones_is_taken_out(
     engine: type[PlainEngine], reason: str

@@ -266,7 +266,7 @@ def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, 
         ),
         (
             {"epochs": 1, "sft": {"warmup_steps": 9}},
-            "are 4 steps, fewer than its sft.warmup_steps 9; lower those or raise",
+            "are 4 steps, fewer than its sft.warmup_steps 9; lower that or raise",
         ),
     ],
 )

@@ -125,7 +125,7 @@ class Texts(Nothing):
     [
         ("Init", "data.source = 'wrong_task:Init' failed: ValueError: no (wrong_task.py, line 5)"),
         ("Nothing", "data.source: Nothing.heldout failed: KeyError: 1 (wrong_task.py, line 10)"),
-        ("Texts", "data.source: Texts.problems gave ['a', 'b']; let it return a list of Problem of rocstar.types"),
+        ("Texts", "data.source: Texts.problems returned ['a', 'b']; return a list of Problem of rocstar.types"),
     ],
 )
 def test_a_task_that_raises_or_gives_something_else_is_told_in_one_sentence(

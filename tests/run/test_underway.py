@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 from rocstar.rollout.collect import Roller
-from rocstar.run.ahead import Attempts, update_told
+from rocstar.run.ahead import Attempts, update_summary
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
 from rocstar.types import EngineLoad, Problem, Sampling, Trajectory
@@ -41,7 +41,7 @@ def test_a_log_hears_how_far_a_rollout_is_and_from_the_second_step_on_how_long_i
         watch.note(RUN, "rollout")
         watch.note("p/0", "an engine")
         began, attempts.done, attempts.calls = clock.now, 31, 44
-        with watch.telling(lambda seconds, expected=expected: attempts.told(seconds, int(500 * seconds), expected)):  # type: ignore[misc]
+        with watch.telling(lambda seconds, expected=expected: attempts.summary(seconds, int(500 * seconds), expected)):  # type: ignore[misc]
             while clock.now < began + 10:
                 clock.now += 1.0
                 screen.look(watch.doing)
@@ -51,7 +51,7 @@ def test_a_log_hears_how_far_a_rollout_is_and_from_the_second_step_on_how_long_i
         "rollout for 10 s: 31 of 128 attempts done, 500 tokens/s, 44 calls run; 1 waits for an engine",
         "rollout for 10 s: 31 of 128 attempts done, 500 tokens/s, 44 calls run, about 30 s left; 1 waits for an engine",
     ]
-    assert "left" not in attempts.told(50.0, 1, 40.0)  # it took longer than the step before
+    assert "left" not in attempts.summary(50.0, 1, 40.0)  # it took longer than the step before
 
 
 def test_an_evaluation_under_way_says_its_tokens_a_second() -> None:
@@ -69,8 +69,8 @@ def test_an_update_under_way_says_its_tokens_a_second() -> None:
     watch = Watch(clock)
     watch.note(RUN, "sft")
     clock.now = 5.0
-    with watch.telling(lambda seconds: update_told(seconds, 0, 8000)):
+    with watch.telling(lambda seconds: update_summary(seconds, 0, 8000)):
         assert watch.doing() == "sft for 5 s"  # nothing is known before the first pass has ended
-    with watch.telling(lambda seconds: update_told(seconds, 2000, 8000)):
+    with watch.telling(lambda seconds: update_summary(seconds, 2000, 8000)):
         assert watch.doing() == "sft for 5 s: 2000 of 8000 tokens, 400 tokens/s, about 15 s left"
     assert watch.doing() == "sft for 5 s"

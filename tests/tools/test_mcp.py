@@ -170,8 +170,8 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("garble", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
-        ("other id", "wrote a line that is no JSON-RPC message, or answers nothing that was asked"),
+        ("garble", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("other id", "wrote a line that is not a JSON-RPC message, or that answers no request"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
@@ -228,7 +228,7 @@ async def test_a_server_that_lists_other_tools_than_the_model_was_told_is_an_out
     assert await counted(own) == "1"
     (tmp_path / "other_tools").touch()
     assert await counted(own) == "2"
-    with pytest.raises(Unavailable, match="lists other tools than when it was first asked"):
+    with pytest.raises(Unavailable, match="lists other tools than at first"):
         await called(own[0], code="1 / 0")  # which might have failed for that
     await own[0].close()
     with pytest.raises(Unavailable, match="lists other tools"):
@@ -373,8 +373,8 @@ async def test_a_server_of_the_official_package_keeps_its_state(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["mcp:"], "names no program that is here; write mcp:COMMAND ARGUMENTS or mcp:URL"),
-        (["mcp:no-such-command x"], "names no program that is here"),
+        (["mcp:"], "names no program that exists here; write mcp:COMMAND ARGUMENTS or mcp:URL"),
+        (["mcp:no-such-command x"], "names no program that exists here"),
         (["mcp:python 'x"], "can't be read as a command: No closing quotation"),
         (["mcp: {server} doubled"], "both answer to the name 'count'"),
         (["mcp: {server}", "mcp-shared: {server}"], "both answer to the name 'program'"),

@@ -31,7 +31,7 @@ def workplace(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tool_alone_shows_what_the_model_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["tool", "try", "weights.py:grams_in"]) == OK
     told = capsys.readouterr().out
-    assert told.startswith('the model is told: {"type": "function"') and "The unit's name in the singular." in told
+    assert told.startswith('spec for the model: {"type": "function"') and "The unit's name in the singular." in told
 
 
 def test_calls_have_the_results_that_the_model_reads(capsys: pytest.CaptureFixture[str]) -> None:

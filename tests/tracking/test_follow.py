@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkey
     with tracked(folder, ["wandb"], said.append):
         steps(folder, 1, 2)
     (sentence,) = said
-    assert "wandb failed, which the run did not need" in sentence
+    assert "wandb failed, which does not affect the run" in sentence
     assert "no such server" in (folder.path / "logs" / "track-wandb-1.txt").read_text()
 
 

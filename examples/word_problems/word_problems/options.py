@@ -28,7 +28,7 @@ class Options(BaseModel):
     rename_share: Share = 0.0
     """Chance that a thing that is counted gets another name."""
     decoy_share: Share = 0.0
-    """Chance of a sentence that counts something nobody asks about."""
+    """Chance of a sentence that counts something the question does not ask for."""
     shuffle_share: Share = 0.0
     """Chance that the sentences before the question change places."""
     distractor_share: Share = 0.0

@@ -1,5 +1,5 @@
-"""What is measured of a service: how many known ends it tells rightly, what attacks get, what is left behind, and how
-long a call takes with more and more callers."""
+"""Measures a service: correctly reported ends, successful attacks, leftovers, and the time of a call with growing
+numbers of callers."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from rocstar.adapters.sandbox_bench.programs import (
     KnownProgram,
     attack,
 )
-from rocstar.adapters.sandbox_bench.systems import Runs, Told, opened
+from rocstar.adapters.sandbox_bench.systems import End, Runs, opened
 
 AT_ONCE = 4  # known ends
-TRIES = 3  # a service that could not run a program said nothing of it
+TRIES = 3  # after a failure of the service to run a program
 HELD = KnownProgram("", "print(6 * 7)", "ok", "42", seconds=60.0)
-"""What a service must still do after an attack."""
+"""A program that a service must still run after an attack."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What calls took, with so many callers at once."""
+    """Times of calls, with this many callers at once."""
 
     p50_ms: float
     p99_ms: float
     calls_a_second: float
     cpu_ms: float
-    """Of the whole machine a call: services are of many processes. True where nothing else computes."""
+    """CPU of the whole machine per call, since services have many processes; exact if nothing else computes."""
     wrong: int
     """Calls that were answered wrongly."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Of one service."""
+    """The findings of one service."""
 
     right: int = 0
     programs: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Name of a program, its known end, and what was told."""
+    """Name of a program, its known end, and the reported one."""
     held: int = 0
     attacks: int = 0
     got_through: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Findings:
 
     @property
     def is_well(self) -> bool:
-        """Nothing was told wrongly, and nothing got through."""
+        """No wrong report, and no successful attack."""
         return not (self.wrong or self.got_through or any(load.wrong for load in self.latency.values()))
 
 
@@ -78,10 +78,9 @@ async def compared(
     calls: int,
     slots: int,
 ) -> dict[str, Findings]:
-    """Of each system, one after the other; one that cannot be asked is found out before any is measured. asked:
-    programs whose truth is what bare Python makes of them; without any, those of known ends. calls: least at each
-    number of callers. slots: programs at once, of systems that start here. Raises ConfigError, SandboxDown,
-    Unavailable."""
+    """Measure each system in order, after checking that all are reachable. asked: programs whose expected result is
+    that of bare Python; by default those of known ends. calls: least at each number of callers. slots: programs at
+    once, of systems that start here. Raises ConfigError, SandboxDown, Unavailable."""
     for system in systems:
         async with opened(system, token, slots) as runs:
             await runs(HELD)
@@ -94,14 +93,14 @@ async def compared(
 
 
 async def with_truth(asked: Sequence[KnownProgram], slots: int) -> list[KnownProgram]:
-    """Each with what bare Python makes of it."""
+    """Each with its result in bare Python."""
     async with opened("python", "", slots) as runs:
-        told = await asyncio.gather(*map(runs, asked))
-    return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, told, strict=True)]
+        reported = await asyncio.gather(*map(runs, asked))
+    return [program._replace(ends=said.ends, stdout=said.stdout) for program, said in zip(asked, reported, strict=True)]
 
 
 def rows(found: Mapping[str, Findings]) -> list[str]:
-    """What a person reads: a table, and by name what was wrong and what got through."""
+    """Lines for people: a table, and the names of wrong ends and successful attacks."""
     loads = [f"{count} callers" for count in next(iter(found.values())).latency]
     width = max(map(len, found)) + 1
     lines = ["p50 / p99 / CPU of the whole machine a call, ms", _row(" " * width, "right", "attacks held", *loads)]
@@ -138,21 +137,21 @@ async def _truth(runs: Runs, programs: Sequence[KnownProgram], found: Findings) 
     async def ask(program: KnownProgram) -> None:
         async with free:
             for _ in range(TRIES):
-                told = await runs(program)
-                if told.ends != "refused":
+                reported = await runs(program)
+                if reported.ends != "refused":
                     break
-        if is_right(program, told):
+        if is_right(program, reported):
             found.right += 1
         else:
-            shown = "other output" if told.ends == program.ends else told.ends
-            found.wrong.append(f"{program.name}: expected {program.ends}, told {shown}")
+            shown = "other output" if reported.ends == program.ends else reported.ends
+            found.wrong.append(f"{program.name}: expected {program.ends}, got {shown}")
 
     await asyncio.gather(*map(ask, programs))
 
 
-def is_right(program: KnownProgram, told: Told) -> bool:
-    same = told.stdout.strip() == program.stdout.strip()
-    return told.ends == program.ends and (same or program.ends != "ok")
+def is_right(program: KnownProgram, reported: End) -> bool:
+    same = reported.stdout.strip() == program.stdout.strip()
+    return reported.ends == program.ends and (same or program.ends != "ok")
 
 
 # -- attacks -----------------------------------------------------------------------------------------------------------
@@ -185,13 +184,13 @@ async def _attacked(runs: Runs, found: Findings) -> None:
         killed = False
         try:
             with _surroundings() as there:
-                told = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
+                reported = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
         except _CanaryKilled:
             killed = True
-        got = killed or (told.ends == "ok" and told.stdout.strip() != "held")
+        got = killed or (reported.ends == "ok" and reported.stdout.strip() != "held")
         await _note(runs, found, name, not got)
-    told = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
-    await _note(runs, found, "prints for ever", len(told.stdout) < 2**26)
+    reported = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
+    await _note(runs, found, "prints for ever", len(reported.stdout) < 2**26)
     mark = f"rocstar-bench-{secrets.token_hex(8)}"
     await runs(KnownProgram("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
     await asyncio.sleep(1.0)
@@ -204,7 +203,7 @@ async def _attacked(runs: Runs, found: Findings) -> None:
 
 
 async def _note(runs: Runs, found: Findings, name: str, held: bool) -> None:
-    """It held where the service still runs programs, too."""
+    """An attack counts as held only if the service still runs programs."""
     alive = is_right(HELD, await runs(HELD))
     found.attacks += 1
     found.held += held and alive
@@ -235,9 +234,9 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> LoadTimes:
         nonlocal wrong
         for number in left:
             began = time.perf_counter()
-            told = await runs(KnownProgram("", f"print({number} * 3)", "ok", seconds=60.0))
+            reported = await runs(KnownProgram("", f"print({number} * 3)", "ok", seconds=60.0))
             seconds.append(time.perf_counter() - began)
-            wrong += told != Told("ok", told.stdout) or told.stdout.strip() != str(number * 3)
+            wrong += reported != End("ok", reported.stdout) or reported.stdout.strip() != str(number * 3)
 
     began, busy = time.perf_counter(), _busy_seconds()
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -253,6 +252,6 @@ async def _loaded(runs: Runs, callers: int, calls: int) -> LoadTimes:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that the whole machine has computed, whoever for."""
+    """CPU seconds of the whole machine, for all processes."""
     user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -33,7 +33,7 @@ NOT_SERVED = (401, 403, 404, 405)  # HTTP: without or with another token, path o
 SERVICE_SECONDS = 120.0  # a service that takes longer for an answer has failed
 
 
-class Told(NamedTuple):
+class End(NamedTuple):
     """What a service says of a program."""
 
     ends: str
@@ -41,7 +41,7 @@ class Told(NamedTuple):
     stdout: str = ""
 
 
-Runs = Callable[[KnownProgram], Awaitable[Told]]
+Runs = Callable[[KnownProgram], Awaitable[End]]
 
 
 @asynccontextmanager
@@ -73,13 +73,13 @@ async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
     number = itertools.count()
     ends = dict.fromkeys((ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT), "timeout")
 
-    async def runs(program: KnownProgram) -> Told:
+    async def runs(program: KnownProgram) -> End:
         limits = Limits(wall_seconds=program.seconds, cpu_seconds=program.seconds)
         call = Call(id=f"bench-{next(number)}", code=program.code, stdin=program.stdin, limits=limits)
         response = await client.run(call)
         if isinstance(response.outcome, ServiceOutcome):
-            return Told("refused")
-        return Told(ends.get(response.outcome, "ok" if response.outcome == "ok" else "failed"), response.stdout)
+            return End("refused")
+        return End(ends.get(response.outcome, "ok" if response.outcome == "ok" else "failed"), response.stdout)
 
     start = SandboxClient.start(slots=slots, preload=()) if url is None else SandboxClient.connect([url], token=token)
     with start as client:
@@ -90,7 +90,7 @@ async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
 async def _python(slots: int) -> AsyncIterator[Runs]:
     free = asyncio.Semaphore(slots)
 
-    async def runs(program: KnownProgram) -> Told:
+    async def runs(program: KnownProgram) -> End:
         async with free:
             # pipes would be held open by what it leaves behind
             with TemporaryFile() as given, TemporaryFile() as out, TemporaryDirectory() as folder:
@@ -104,37 +104,37 @@ async def _python(slots: int) -> AsyncIterator[Runs]:
                     async with asyncio.timeout(program.seconds):
                         await child.wait()
                 except TimeoutError:
-                    return Told("timeout")
+                    return End("timeout")
                 finally:
-                    if child.returncode is None:  # nobody waits for it any more
+                    if child.returncode is None:  # it was not waited for
                         os.killpg(child.pid, signal.SIGKILL)
                         await child.wait()
                 out.seek(0)
-                return Told("failed" if child.returncode else "ok", out.read(MAX_OUTPUT).decode(errors="replace"))
+                return End("failed" if child.returncode else "ok", out.read(MAX_OUTPUT).decode(errors="replace"))
 
     yield runs
 
 
-def _told_by_code_judge(said: Mapping[str, Any]) -> Told:
+def _reported_by_code_judge(said: Mapping[str, Any]) -> End:
     if said.get("reason") in ("queue_timeout", "internal_error"):
-        return Told("refused")
+        return End("refused")
     late = said.get("reason") == "worker_timeout"
-    return Told("timeout" if late else "ok" if said["run_success"] else "failed", said.get("stdout") or "")
+    return End("timeout" if late else "ok" if said["run_success"] else "failed", said.get("stdout") or "")
 
 
-def _told_by_fusion(said: Mapping[str, Any]) -> Told:
+def _reported_by_fusion(said: Mapping[str, Any]) -> End:
     ran = said.get("run_result")
     if ran is None:
-        return Told("refused")
+        return End("refused")
     late = ran["status"] == "TimeLimitExceeded"
-    return Told("timeout" if late else "failed" if ran["return_code"] else "ok", ran.get("stdout") or "")
+    return End("timeout" if late else "failed" if ran["return_code"] else "ok", ran.get("stdout") or "")
 
 
-DIALECTS: Mapping[str, tuple[str, Callable[[KnownProgram], Mapping[str, Any]], Callable[[Mapping[str, Any]], Told]]] = {
+DIALECTS: Mapping[str, tuple[str, Callable[[KnownProgram], Mapping[str, Any]], Callable[[Mapping[str, Any]], End]]] = {
     "code-judge": (
         "/run",
         lambda program: {"type": "python", "solution": program.code, "input": program.stdin},
-        _told_by_code_judge,
+        _reported_by_code_judge,
     ),
     "sandbox-fusion": (
         "/run_code",
@@ -144,7 +144,7 @@ DIALECTS: Mapping[str, tuple[str, Callable[[KnownProgram], Mapping[str, Any]], C
             "stdin": program.stdin,
             "run_timeout": program.seconds,
         },
-        _told_by_fusion,
+        _reported_by_fusion,
     ),
 }
 """By name: path, request, and what an answer says."""
@@ -156,18 +156,18 @@ async def _http(
     token: str,
     path: str,
     asks: Callable[[KnownProgram], Mapping[str, Any]],
-    told: Callable[[Mapping[str, Any]], Told],
+    parse: Callable[[Mapping[str, Any]], End],
 ) -> AsyncIterator[Runs]:
     import httpx
 
-    async def runs(program: KnownProgram) -> Told:
+    async def runs(program: KnownProgram) -> End:
         try:
             answer = await client.post(path, json=asks(program))
             if answer.status_code in NOT_SERVED:
                 raise Unavailable(f"{url}{path} can't be asked: its answer is HTTP {answer.status_code}")
-            return told(answer.json()) if answer.status_code == 200 else Told("refused")
+            return parse(answer.json()) if answer.status_code == 200 else End("refused")
         except (httpx.ReadTimeout, httpx.RemoteProtocolError, KeyError, TypeError, ValueError):
-            return Told("refused")
+            return End("refused")
         except httpx.HTTPError as error:
             raise Unavailable(f"{url}{path} can't be asked: {error}") from error
 
@@ -192,13 +192,13 @@ async def _mcp(command: str) -> AsyncIterator[Runs]:
             await session.initialize()
             tool, code, stdin = _tool((await session.list_tools()).tools)
 
-            async def runs(program: KnownProgram) -> Told:
+            async def runs(program: KnownProgram) -> End:
                 given = {code: program.code} | ({stdin: program.stdin} if stdin else {})
                 try:
                     async with asyncio.timeout(SERVICE_SECONDS):
-                        return _told_by_tool(await session.call_tool(tool, given))
+                        return _reported_by_tool(await session.call_tool(tool, given))
                 except TimeoutError:
-                    return Told("refused")
+                    return End("refused")
 
             yield runs
     except ExceptionGroup as group:  # of the client's tasks
@@ -222,10 +222,10 @@ def _tool(tools: list[Any]) -> tuple[str, str, str]:
     )
 
 
-def _told_by_tool(answer: Any) -> Told:
+def _reported_by_tool(answer: Any) -> End:
     text = "".join(part.text for part in answer.content if part.type == "text")
     said = answer.structured_content or {}
     outcome = str(said.get("outcome", said.get("status", "")))
     late = "timeout" in outcome
     failed = answer.is_error or outcome not in ("", "ok", "success")
-    return Told("timeout" if late else "failed" if failed else "ok", str(said.get("stdout", text)))
+    return End("timeout" if late else "failed" if failed else "ok", str(said.get("stdout", text)))

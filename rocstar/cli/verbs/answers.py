@@ -141,7 +141,7 @@ def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None)
     golds = list(dict.fromkeys(problem.answer for problem in problems))
     made = []
     for problem in problems:
-        wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "nobody knows"
+        wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "unknown"
         known = {"prompt": problem.question, "question": problem.question, "data_source": problem.source}
         columns = {**problem.metadata, **known, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
         for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):

@@ -21,7 +21,7 @@ FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollo
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
 OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
 PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
-"""Where the servers listen unless they are told otherwise."""
+"""The servers' default ports."""
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
 NEEDED = ("", "train", "sandbox")
 """Extras without which a run on one machine can't be."""
@@ -115,14 +115,14 @@ def _torch() -> Finding:
 
     version, cards = versions()["torch"], gpus()
     if cards:
-        told = ", ".join(
+        found = ", ".join(
             f"GPU {card.id} {card.name} ({free_bytes(index) / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
             for index, card in enumerate(cards)
         )
-        return _finding("torch", f"{version}, {told}")
+        return _finding("torch", f"{version}, {found}")
     if Path("/dev/nvidiactl").exists():
-        told = f"{version}, no GPU that this build can use, though a driver is here"
-        return _finding("torch", told, "install a CUDA build of torch first (docs/real-models.md)")
+        found = f"{version}, no GPU that this build can use, though a driver is here"
+        return _finding("torch", found, "install a CUDA build of torch first (docs/real-models.md)")
     return _finding("torch", f"{version}, no GPU")
 
 

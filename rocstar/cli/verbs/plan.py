@@ -66,19 +66,19 @@ def plan(
     )
     made = None if placement else weighed_plan(_within_pools(loaded), gpu, spec, gpus, assumed)
     table = made.placement if made else planned_placement(loaded, gpu, spec, gpus)
-    if table.processes and (told := as_planned(loaded, gpus)):
-        print(told, file=sys.stderr)
+    if table.processes and (note := as_planned(loaded, gpus)):
+        print(note, file=sys.stderr)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)} if made else asdict(table))
     elif made:
         _print(made)
     elif table.processes:
         print("\n\n".join((table.table(), *table.notes())))
-    _refuse(table.refusals, told=not as_json)
+    _refuse(table.refusals, shown=not as_json)
 
 
-def _refuse(refusals: Sequence[str], *, told: bool) -> None:
-    for refusal in refusals if told else ():
+def _refuse(refusals: Sequence[str], *, shown: bool) -> None:
+    for refusal in refusals if shown else ():
         print(f"\ndoes not fit: {refusal}")
     if refusals:
         raise typer.Exit(THRESHOLD_MISSED)
@@ -116,8 +116,8 @@ def _print(made: GpuPlan) -> None:
         return
     said = f"{plural(made.learners, 'learner')} and {plural(made.engines, 'engine')} on {made.gpu}"
     print(f"{_count(made.parameters)} parameters; {said}; GB on each GPU of a process:\n\n{made.placement.table()}")
-    for told in made.placement.notes():
-        print(told, file=sys.stderr)
+    for note in made.placement.notes():
+        print(note, file=sys.stderr)
     if made.refusals:
         return
     print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")

@@ -1,4 +1,4 @@
-"""`rocstar recipes`: those that come with rocstar, wherever it was installed."""
+"""`rocstar recipes`: lists and copies the recipes that come with rocstar."""
 
 from __future__ import annotations
 

@@ -81,30 +81,30 @@ def replay(
         write_bundle(spans[0], bundle)
         print(f"{bundle}: rocstar replay {quote(str(bundle))} --step {step}")
         return
-    told = _replayed(spans, _variants(settings or []), as_json=as_json)
+    result = _replayed(spans, _variants(settings or []), as_json=as_json)
     if step is None:
-        keep(run, None, {"steps": told["steps"]})
+        keep(run, None, {"steps": result["steps"]})
     if as_json:
-        print_json(told)
-    if other := [one["step"] for one in told["steps"] if one["differs"]]:
-        of = f"{len(other)} of {len(told['steps'])} steps"
+        print_json(result)
+    if other := [one["step"] for one in result["steps"] if one["differs"]]:
+        of = f"{len(other)} of {len(result['steps'])} steps"
         stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
 
 
-def _tell_dumped(told: Mapping[str, Any], *, as_json: bool) -> None:
+def _tell_dumped(result: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(told)
+        print_json(result)
     else:
-        print(f"step {told['step']} of {told['trainer']}, {told['tried'][0]['attempts']} attempts")
-        for name, value in told["again"].items():
-            logged, difference = (told[what].get(name, math.nan) for what in ("logged", "difference"))
+        print(f"step {result['step']} of {result['trainer']}, {result['tried'][0]['attempts']} attempts")
+        for name, value in result["again"].items():
+            logged, difference = (result[what].get(name, math.nan) for what in ("logged", "difference"))
             beside = f"logged {logged:.8g}, difference {difference:.1e}"
-            print(f"{name:9} {value:.8g}, {beside if name in told['logged'] else 'not in the log, so not compared'}")
-        heaviest = _heaviest(told["tokens"], "under the first settings")
-        print("\n".join([*told["notes"], *_table(told["tried"], " before clipping"), *heaviest]))
-    if told["differs"]:
-        other = (f"{name} by {told['difference'][name]:.1e}" for name in told["differs"])
-        stop(FAILED, f"step {told['step']} came out otherwise than {told['trainer']} logged it: {', '.join(other)}")
+            print(f"{name:9} {value:.8g}, {beside if name in result['logged'] else 'not in the log, so not compared'}")
+        heaviest = _heaviest(result["tokens"], "under the first settings")
+        print("\n".join([*result["notes"], *_table(result["tried"], " before clipping"), *heaviest]))
+    if result["differs"]:
+        other = (f"{name} by {result['difference'][name]:.1e}" for name in result["differs"])
+        stop(FAILED, f"step {result['step']} came out otherwise than {result['trainer']} logged it: {', '.join(other)}")
 
 
 def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
@@ -129,8 +129,8 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                         print(_line(found["steps"][-1]))
     if not as_json:
         same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"], "as the run did")
-        told = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
-        print("\n".join([*told, *_table(found["tried"], ", as applied"), *heaviest]))
+        lines = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
+        print("\n".join([*lines, *_table(found["tried"], ", as applied"), *heaviest]))
     return found
 
 
@@ -140,9 +140,9 @@ def _tried(replay: Replay, step: int) -> dict[str, Any]:
 
     made = replay.tried(step)
     own = next(made)  # the run's own settings
-    told = [{**one.told(own.gradient), "heaviest": one.attempts()} for one in itertools.chain([own], made)]
-    keep(replay.run, step, {"tried": told})
-    plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in told]  # a number a token
+    results = [{**one.summary(own.gradient), "heaviest": one.attempts()} for one in itertools.chain([own], made)]
+    keep(replay.run, step, {"tried": results})
+    plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in results]  # a number a token
     return {"tried": plain, "tokens": own.heaviest(replay.policy.codec.decode)}
 
 

@@ -57,7 +57,7 @@ class AttemptOptions:
                 raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
         if self.stop is not None and self.stop not in list(Stop):
             raise ConfigError(f"--stop {self.stop} is none of {', '.join(Stop)}")
-        told = {
+        filters = {
             "step": None if self.step is None else str(self.step),
             "problem": self.problem and f"{self.problem}*",
             "verdict": "right" * self.right + "wrong" * self.wrong + "undecided,none" * self.undecided,
@@ -66,7 +66,7 @@ class AttemptOptions:
             "error": self.error,
             "q": self.text,
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in filters.items() if value}
 
 
 @app.command(name="list")
@@ -277,8 +277,8 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
         return ""
     others = {name: text for name, text in asked.items() if name != "error"}
     there = Counter(name for row in select(files, others) for name in failures(row["turns"]))
-    told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
-    return f"; failures that are there: {told}" if told else "; no call failed there"
+    counts = ", ".join(f"{name} ({count})" for name, count in there.most_common())
+    return f"; existing failures: {counts}" if counts else "; no call failed there"
 
 
 UNREAD_ANSWERS = {"function": "judged by the reward function", "agent": "rewarded by its agent"}
@@ -422,7 +422,7 @@ def rm(
         for other in branches_of(run, list(known.values())):
             print(f"  {other.name} branched from it and stays whole")
     if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
-        raise ConfigError("nothing was deleted; add --yes where nobody can be asked")
+        raise ConfigError("nothing was deleted; add --yes if there is no terminal to ask")
     for run in chosen:
         remove(run)
 
@@ -446,7 +446,7 @@ def gc(
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Delete old checkpoints and what kills left half written, of all runs that nobody writes. Checkpoints of ended
+    """Delete old checkpoints and what kills left half written, of all runs without a writer. Checkpoints of ended
     stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""

@@ -47,9 +47,9 @@ class Typed:
         """Begin to read a question; `remark` is shown beside the request for it."""
         if sys.stdin.isatty():
             print(f"question (empty line ends{remark})> ", end="", file=sys.stderr, flush=True)
-        from rocstar.support.plugins import begun_in_thread
+        from rocstar.support.plugins import run_in_daemon_thread
 
-        self._asked = begun_in_thread(self._line, "typed")
+        self._asked = run_in_daemon_thread(self._line, "typed")
 
     async def question(self) -> str:
         """The question that was begun, or a new one; empty at the end of the input. Bytes that are no text are shown

@@ -70,8 +70,8 @@ def run(
         failed = _make(chosen, recipe)
         _print(str(all_runs[0].recipe.run.sweep), Path(all_runs[0].recipe.run.folder), as_json=as_json)
         if failed:
-            told = f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}"
-            stop(FAILED, f"{told}; give the command again to go on with them")
+            sentence = f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}"
+            stop(FAILED, f"{sentence}; give the command again to go on with them")
 
 
 def _list(runs: Sequence[SweptRun], *, as_json: bool) -> None:

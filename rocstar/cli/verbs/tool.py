@@ -37,7 +37,7 @@ def try_out(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the model is told of a tool, and what it reads of each call; the calls are those of one attempt.
+    """Show the tool's spec for the model, and the model's text of each call; the calls are those of one attempt.
 
     A server of several tools is called with {"name": ..., "arguments": ...}.
 
@@ -53,7 +53,7 @@ def try_out(
         print_json({"tools": specs, "calls": answers})
     else:
         for spec in specs:
-            write(sys.stdout, f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n")
+            write(sys.stdout, f"spec for the model: {json.dumps(spec, ensure_ascii=False)}\n")
         for one in answers:
             write(sys.stdout, f"\n> {one['call']}\n{one['reply']}\n[{one['status']}, {one['seconds']:.3f} s]\n")
     raise typer.Exit(FAILED if any(one["status"] != "ok" for one in answers) else OK)
@@ -103,8 +103,8 @@ async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[list[dict
         for number, text in enumerate(asked):
             tool, call = _call(named, text, number)
             result = await tool.run(call)
-            told = {"status": str(result.status), "seconds": result.run_seconds, "reply": parts.feedback(result)}
-            answers.append({"call": text, **told})
+            fields = {"status": str(result.status), "seconds": result.run_seconds, "reply": parts.feedback(result)}
+            answers.append({"call": text, **fields})
         for one in own:
             await one.close()
     return [tool_schema(spec) for spec in tools.specs], answers

@@ -1,8 +1,8 @@
-"""Label check: a problem whose label hardly anybody finds is likely mislabelled (paper §4.2: 2 of 16 must agree).
+"""Label check: a problem whose label few attempts reach is likely mislabelled (paper §4.2: 2 of 16 must agree).
 
 The answers come from a file. A model is asked for the missing ones, which are added to that file; every response is
-remembered in a cache beside it before it is used, so a build that was stopped goes on where it was. Problems are asked
-in blocks and attempts one after another, so what is held in memory has a bound.
+cached beside it before it is used, so a stopped build resumes. Problems are asked in blocks and attempts in sequence,
+which bounds memory.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class AnswerBook:
 
     def __init__(self, file: Path) -> None:
         self.rows = 0
-        """Rows that were taken in."""
+        """Rows read."""
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE said (id TEXT, answer TEXT);"
         )
 
     def read(self, answers: Path) -> None:
-        """Take in a file of {"id" or "question", "answers": [text, ...]}; several rows of one problem add up.
+        """Read a file of {"id" or "question", "answers": [text, ...]}; several rows of one problem add up.
 
         Raises DataError naming file, line and field."""
         self._database.execute("BEGIN")
@@ -50,20 +50,20 @@ class AnswerBook:
             name = row.get("id") or (problem_id(row["question"].strip()) if row.get("question") else None)
             if name is None:
                 raise DataError(f'{where}: no field "id" or "question"; each row says which problem it answers.')
-            said = row.get("answers")
-            if not isinstance(said, list) or not all(isinstance(text, str) for text in said):
-                raise DataError(f'{where}, field "answers": expected a list of texts, got {as_written(said)}.')
-            self.add(name, said)
+            given = row.get("answers")
+            if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+                raise DataError(f'{where}, field "answers": expected a list of texts, got {as_written(given)}.')
+            self.add(name, given)
         self._database.execute("COMMIT")
         self._database.execute("CREATE INDEX IF NOT EXISTS said_id ON said (id)")
 
     def add(self, name: str, said: Sequence[str]) -> None:
-        """What was said to the problem of that id."""
+        """Add answers to the problem of that id."""
         self.rows += 1
         self._database.executemany("INSERT INTO said VALUES (?, ?)", [(name, text) for text in said])
 
     def answers(self, name: str) -> list[str]:
-        """What was said to the problem of that id, in the order of the file."""
+        """The answers to the problem of that id, in the order of the file."""
         return [
             text for (text,) in self._database.execute("SELECT answer FROM said WHERE id = ? ORDER BY rowid", (name,))
         ]
@@ -75,7 +75,7 @@ class AnswerBook:
 def disagreement(
     gold: str, said: Sequence[str], least: int, agrees: Callable[[str, str], tuple[bool, str]]
 ) -> str | None:
-    """Evidence that fewer than `least` of the answers equal the label; None where enough do. Source: paper §4.2."""
+    """Evidence that fewer than `least` of the answers equal the label; None if enough do. Source: paper §4.2."""
     wrong: Counter[str] = Counter()
     right = 0
     for text in said:
@@ -94,8 +94,8 @@ def disagreement(
 def ask_missing(
     agreement: AgreementSection, book: AnswerBook, problems: Iterable[Problem], note: Callable[[str], None]
 ) -> None:
-    """Ask the endpoint about each problem that the book has no answers to, into it and `agreement.answers`; nothing to
-    do without an endpoint. Raises EngineUnavailable, and ConfigError for wrong settings."""
+    """Ask the endpoint about each problem without answers, and store them in the book and `agreement.answers`; a no-op
+    without an endpoint. Raises EngineUnavailable, and ConfigError for wrong settings."""
     endpoint = agreement.endpoint
     if endpoint is None or agreement.answers is None:
         return
@@ -133,10 +133,10 @@ async def _ask_all(settings: EndpointSection, cache: AnswerCache, block: Sequenc
     )
 
     async def ask(problem: Problem, attempt: int) -> str:
-        """A response that was refused, cut or empty is an attempt that found nothing."""
-        asked = {"role": "user", "content": f"{problem.question}\n\n{settings.instruction}"}
+        """A refused, cut or empty response is an attempt without an answer."""
+        message = {"role": "user", "content": f"{problem.question}\n\n{settings.instruction}"}
         try:
-            return await endpoint.answer([asked], seed=attempt)  # makes attempts different requests, for the cache too
+            return await endpoint.answer([message], seed=attempt)  # the seed makes attempts different requests
         except Refused:
             return ""
 

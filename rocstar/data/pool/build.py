@@ -1,8 +1,8 @@
 """Build a pool of problems: read every source, judge every row, write the kept rows, the dropped ones with the reason,
 and the counts.
 
-One pass over the sources, then one over what was kept, for what is known only at the end. Memory does not grow with
-the rows: kept rows go to disk at once, and what later rows are compared with is in an SQLite file beside them.
+One pass over the sources, then one over the kept rows, for rules that need all rows. Memory does not grow with the
+rows: kept rows go to disk at once, and an SQLite file holds what later rows are compared with.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Note = Callable[[str], None]
 def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
     """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
 
-    check: the verifier, for references and answers. note: told of progress. absent: benchmarks that are not compared
-    with, and why, for the datasheet. A file appears whole or not at all. Raises
-    DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
+    check: the verifier, for references and answers. note: called with progress. absent: benchmarks excluded from the
+    comparison, and why, for the datasheet. Files are written atomically. Raises DataError for an input that cannot be
+    read and ConfigError for a rule that does not exist."""
     for rule in config.rules.skip:
         if rule not in RULE_NAMES:
             close = difflib.get_close_matches(rule, RULE_NAMES, n=1)
@@ -61,7 +61,7 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
 
 
 def _refuse_unreadable(config: PoolConfig, section: InputSection) -> None:
-    """A file that is not there, or has other columns, is told before the first of many is read. Raises DataError."""
+    """Report a missing file, or one with other columns, before reading any. Raises DataError."""
     path = _path_of(config, section)
     refuse_missing([path])
     if path.startswith("hf:") or config.limits.max_bad_rows:
@@ -78,7 +78,8 @@ def _path_of(config: PoolConfig, section: InputSection) -> str:
 
 
 def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note: Note) -> Judges:
-    """First pass: every row is dropped or kept for now. The judges know what later rows say about earlier ones."""
+    """First pass: every row is dropped or kept for now. The judges record conflicts that later rows reveal in earlier
+    ones."""
     config = sheet.config
     benchmarks = BenchmarkIndex(benchmark_questions(sheet))
     note(f"{len(benchmarks)} benchmark questions read from {len(config.benchmark)} files")
@@ -97,7 +98,7 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
 
 
 def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Note) -> None:
-    """Second pass: what could be known only after the first."""
+    """Second pass: rules that need the whole first pass."""
     config = sheet.config
     book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
     with (work / POOL_FILE).open("wb") as pool:
@@ -116,7 +117,7 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Not
 
 
 def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> AnswerBook | None:
-    """What was answered to the rows kept so far, those added that a model was asked for now."""
+    """Answers to the rows kept so far, after asking a model for missing ones."""
     agreement = sheet.config.agreement
     if agreement.answers is None:
         return None
@@ -142,8 +143,8 @@ def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
 
 
 def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Write | None) -> Iterator[Problem]:
-    """The problems of one file of a config. Rows that cannot be read are dropped as far as the config allows, and
-    empty ones are; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
+    """The problems of one file of a config. Unreadable rows are dropped as far as the config allows, and empty ones
+    always; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
     path = _path_of(sheet.config, section)
     rows, columns = 0, None
 
@@ -195,7 +196,7 @@ def _add_input(
 
 
 def _columns_of(row: Any, section: InputSection, where: str, role: str) -> ProblemColumns:
-    """The columns a config names, or those that the layout of a row says. Raises DataError."""
+    """The columns that a config names, or those of the row's layout. Raises DataError."""
     refuse_no_columns(row, where)
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
@@ -232,7 +233,7 @@ def _pool_row(problem: Problem, keep: Sequence[str]) -> bytes:
 
 
 def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | None]]:
-    """Each row that the first pass kept, and why it is dropped after all, if so."""
+    """Each row that the first pass kept, and the reason if it is dropped now."""
     with (work / _KEPT_SO_FAR).open("rb") as kept:
         for row in kept:
             value = json.loads(row)

@@ -1,4 +1,4 @@
-"""Look at a file of problems before it is used: which columns are read, what a prompt looks like, what is wrong.
+"""Inspects a file of problems before use: the columns read, a sample prompt, and faults.
 
 Nothing is written or dropped; `build.py` does that. Rows that cannot be read are counted, not fatal.
 """
@@ -28,7 +28,7 @@ NEAR = 0.7
 
 
 ColumnsOf = Callable[[Any, str], ProblemColumns]
-"""(row, its file and line) -> what is read of it. Raises DataError."""
+"""(row, its file and line) -> the columns to read. Raises DataError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,56 +47,56 @@ class Wording:
 
 @dataclass(slots=True)
 class FindingCount:
-    """How many rows have one fault, and the first few sentences about it, each once with its number of rows."""
+    """The number of rows with one fault, and the first few distinct messages about it with their row counts."""
 
     rows: int = 0
-    told: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Sentence without its line -> (the first such sentence, rows it holds of)."""
+    messages: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Message without its line -> (the first such message, number of rows)."""
 
-    def add(self, told: str) -> None:
+    def add(self, message: str) -> None:
         self.rows += 1
-        found = LINE.sub("", told, count=1)
-        if found in self.told or len(self.told) < SHOWN_EXAMPLES:
-            first, rows = self.told.get(found, (told, 0))
-            self.told[found] = first, rows + 1
+        found = LINE.sub("", message, count=1)
+        if found in self.messages or len(self.messages) < SHOWN_EXAMPLES:
+            first, rows = self.messages.get(found, (message, 0))
+            self.messages[found] = first, rows + 1
 
     @property
     def examples(self) -> list[str]:
         examples = []
-        for told, rows in self.told.values():
-            cut = told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
+        for message, rows in self.messages.values():
+            cut = message if len(message) <= MAX_SHOWN_CHARS else f"{message[: MAX_SHOWN_CHARS - 1]}…"
             examples.append(f"{cut} ({rows:,} rows)" if rows > 1 else cut)
         return examples
 
 
 @dataclass(slots=True, kw_only=True)
 class FileReport:
-    """What `rocstar data check` prints."""
+    """The output of `rocstar data check`."""
 
     file: str
     sha256: str | None = None
     rows: int = 0
     columns: ProblemColumns | None = None
-    """What is read of the first row; None when no row could be read."""
+    """The columns read from the first row; None if no row could be read."""
     others: list[str] = field(default_factory=list)
     """ProblemColumns of the first row that are not used."""
     prompt: str = ""
     """The first question as a prompt, special tokens in «»."""
     answer: str = ""
-    """Its answer, as rewards compare with it."""
+    """Its answer, in the form that rewards compare with."""
     unit: str = "characters"
     """Unit of the lengths: `tokens` or `characters`."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Length of the prompt -> rows."""
     bad: FindingCount = field(default_factory=FindingCount)
     refused: FindingCount = field(default_factory=FindingCount)
-    """References that the verifier does not accept when they are fed back."""
+    """References that the verifier rejects as answers."""
     reordered: FindingCount = field(default_factory=FindingCount)
-    """References that it accepts backwards, which a task about order must not."""
+    """References whose reversal it accepts, which is wrong for a task about order."""
     held_out: FindingCount = field(default_factory=FindingCount)
-    """Problems that the recipe holds out, so that training leaves them out."""
+    """Problems that the recipe holds out, which training excludes."""
     conflicts: FindingCount = field(default_factory=FindingCount)
-    """Questions that were there before with another answer."""
+    """Repeated questions with another answer."""
     duplicates: FindingCount = field(default_factory=FindingCount)
     near: FindingCount = field(default_factory=FindingCount)
     overlaps: FindingCount = field(default_factory=FindingCount)
@@ -157,8 +157,8 @@ def check_file(
     benchmarks: Iterable[BenchmarkQuestion],
     held_out: Set[str] = frozenset(),
 ) -> FileReport:
-    """Read the file once. held_out: ids of problems. Raises DataError when it cannot be read at all, or holds
-    no row. Source: ours."""
+    """Read the file once. held_out: ids of problems. Raises DataError if it cannot be read at all, or has no row.
+    Source: ours."""
     report = FileReport(file=path, unit=wording.unit)
     report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
@@ -184,7 +184,7 @@ def check_file(
 
 
 def _backwards(answer: str) -> str:
-    """The parts of a list, or the letters of a word, in the opposite order; anything else as it is."""
+    """The parts of a list, or the letters of a word, in reverse order; anything else unchanged."""
     parts = [part.strip() for part in answer.split(",")]
     if len(parts) > 1:
         return ", ".join(reversed(parts))
@@ -215,8 +215,8 @@ def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionI
         report.near.add(f"{name}: {match.evidence}")
     elif match is not None:
         same = match.same_answer or check(match.answer, f"\\boxed{{{answer}}}")[0]
-        told = "" if same else f" and the answer {match.answer}, not {answer}"
-        (report.duplicates if same else report.conflicts).add(f"{name}: {match.evidence}{told}")
+        difference = "" if same else f" and the answer {match.answer}, not {answer}"
+        (report.duplicates if same else report.conflicts).add(f"{name}: {match.evidence}{difference}")
     if overlap := index.find(problem.question):
         report.overlaps.add(f"{name}: {overlap.evidence}")
         report.by_benchmark[overlap.found.benchmark] += 1

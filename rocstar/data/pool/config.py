@@ -1,4 +1,4 @@
-"""The keys of a pool recipe, typed: what is read, which rules hold, where it goes. `config/layers.py` reads them."""
+"""The typed keys of a pool recipe: inputs, rules, output. `config/layers.py` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts every row of a build, by source and by what became of it, and writes that down for people and programs.
+"""Counts every row of a build, by source and fate, and writes the counts for people and programs.
 
 Nothing in it depends on the time, the machine or the place of the files: same input and config, same bytes.
 """
@@ -32,7 +32,7 @@ class InputFile:
     role: str
     """`source`, `benchmark`, or `answers` of the agreement check."""
     sha256: str | None
-    """None for what is not one file."""
+    """None if it is not one file."""
     size_bytes: int | None
     rows: int
     layout: str
@@ -51,7 +51,7 @@ class Datasheet:
     """Names of all rules that were applied, in order."""
     inputs: list[InputFile] = field(default_factory=list)
     not_compared: Mapping[str, str] = field(default_factory=dict)
-    """Benchmark that no row was compared with -> why."""
+    """Benchmark excluded from the comparison -> why."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(source, READ, KEPT or a rule) -> rows."""
     asked: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class Datasheet:
     reworded: Counter[str] = field(default_factory=Counter)
     """Source -> kept rows whose standing instructions were put into other words."""
     digits: Counter[int] = field(default_factory=Counter)
-    """Digits of the answer -> kept rows; 0 for an answer that is no integer."""
+    """Digits of the answer -> kept rows; 0 for an answer that is not an integer."""
     unasked: int = 0
     """Kept rows of the sources it covers for which the agreement check had no answers."""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class Datasheet:
 
     @property
     def benchmarks(self) -> list[str]:
-        """Sentences that say which benchmarks rows were compared with, and which not."""
+        """Sentences that list the benchmarks compared with, and those that were not."""
         compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")
         others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
         return [f"compared with the questions of {compared or 'no benchmark'}", *others]
 
     def count_kept(self, problem: Problem, *, answered: bool) -> None:
-        """Take note of a row of the pool; answered: the agreement check had answers to it."""
+        """Count a row of the pool; answered: whether the agreement check had answers to it."""
         self.counts[problem.source, KEPT] += 1
         self.asked[problem.source] += "asked_from" in problem.metadata
         self.reworded[problem.source] += "reworded" in problem.metadata
@@ -144,7 +144,7 @@ class Datasheet:
                 "",
                 "## Benchmarks",
                 "",
-                *(f"- {told}" for told in self.benchmarks),
+                *(f"- {sentence}" for sentence in self.benchmarks),
                 "",
                 "## Files read",
                 "",

@@ -1,5 +1,5 @@
-"""Which questions repeat others: earlier ones of the sources (the same text, or nearly the same with the same answer)
-and those of benchmarks (the same question, or any 8-gram in common).
+"""Detects questions that repeat others: earlier ones of the sources (the same text, or nearly the same with the same
+answer) and those of benchmarks (the same question, or any 8-gram in common).
 
 Texts are compared by keys for equal ones, shingles for nearly equal ones, and readings for 8-grams. Not covered:
 paraphrases and translations, and benchmark questions of fewer than eight words beyond the same text.
@@ -24,7 +24,7 @@ GRAM_WORDS = 8
 """Words in a gram; the paper drops what shares one with a benchmark (§5.1)."""
 SHINGLE_TOKENS = 3
 
-# What changes only the looks of LaTeX: delimiters of mathematics, spacing, fonts, braces.
+# LaTeX that changes only the appearance: delimiters of mathematics, spacing, fonts, braces.
 _LOOKS = re.compile(
     r"\\(?:left|right|displaystyle|text|mathrm|mathbf|textbf|textit|mbox|quad|qquad)(?![a-z])"
     r"|\\[,;:! ]|\\\\|\\[\[\]()]|[${}~]|\\(?=[%$&#])"
@@ -40,13 +40,13 @@ _STOPS = frozenset(".,;:?!")
 
 
 def folded(text: str) -> str:
-    """Lower case, with characters that only look different (full-width, ligatures, styled letters) made one and those
-    that nobody sees left out."""
+    """Lower case, with characters that only look different (full-width, ligatures, styled letters) unified and
+    invisible ones removed."""
     return (text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_UNSEEN)).lower()
 
 
 def tokens(text: str) -> list[str]:
-    """Words, commands, numbers and symbols without LaTeX that changes only the looks and without punctuation.
+    """Words, commands, numbers and symbols, without punctuation and LaTeX that changes only the appearance.
 
     Symbols count: x + 3 and x - 3 are different questions."""
     plain = _LOOKS.sub(" ", folded(text).replace("dfrac", "frac").replace("tfrac", "frac"))
@@ -84,8 +84,8 @@ READINGS: Mapping[str, Callable[[str], list[str]]] = {
     "punctuation removed": lambda text: folded(text).translate(_REMOVED).split(),
     "white space": lambda text: folded(text).split(),
 }
-"""Ways to cut a text into words. Published decontaminators differ here and nobody says which the paper used, so an
-8-gram shared under any of these counts. Not among them: every symbol a word of its own, under which `$f(x) = x` is an
+"""Ways to cut a text into words. Published decontaminators differ here and the paper does not name its own, so an
+8-gram shared under any of these counts. Not included: every symbol as a separate word, under which `$f(x) = x` is an
 8-gram and two in five of all problems overlap."""
 
 
@@ -95,7 +95,7 @@ def grams(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 BINS = 16
-MAX_CANDIDATES = 50  # per question; bounds the work where thousands of exercises share a wording and an answer
+MAX_CANDIDATES = 50  # per question; bounds the work if thousands of exercises share a wording and an answer
 CACHE_KIB = 65536  # of the index in memory
 
 _TABLES = """
@@ -113,9 +113,9 @@ class Match:
     name: str
     """Name of the earlier question, as it was given to `add`."""
     answer: str
-    """Its answer, as it was shown to `add`."""
+    """Its answer, as given to `add`."""
     same_answer: bool
-    """The two answers were given in the same form; always so where the texts are only alike."""
+    """Whether the two answers have the same form; always so if the texts are only similar."""
     likeness: float
     """Share of shingles in common, 0 to 1; 1.0 for the same text."""
     exact: bool
@@ -137,7 +137,7 @@ class QuestionIndex:
     one more surely."""
 
     def __init__(self, file: Path, *, near: float) -> None:
-        """near: likeness from which on a text with the same answer is a repeat; above 1 finds equal texts only."""
+        """near: minimum similarity at which a text with the same answer is a repeat; above 1 finds only equal texts."""
         self._near = near
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.executescript(_TABLES)
@@ -152,10 +152,10 @@ class QuestionIndex:
         self._database.close()
 
     def add(self, question: str, answer: str, name: str, *, form: str) -> Match | None:
-        """The earlier question that this one repeats; None and it is remembered. Order matters: first come, first kept.
+        """The earlier question that this one repeats; if None, this one is stored. Order matters: the first is kept.
 
-        form: what answers are compared by, equal for equal answers. A Match that is exact may have another one: then
-        one of the two labels is wrong."""
+        form: a normal form of the answer, equal for equal answers. An exact Match may have another one: then one of the
+        two labels is wrong."""
         found = tokens(question)
         key = token_key(found)
         row = self._database.execute("SELECT name, shown, answer FROM seen WHERE key = ?", (key,)).fetchone()
@@ -208,7 +208,7 @@ def _bands(pieces: frozenset[int], answer: str) -> list[int]:
 
 
 STOCK_QUESTIONS = 10
-"""An 8-gram that stands in so many different questions of the sources is a stock phrase."""
+"""An 8-gram in this many different questions of the sources is a stock phrase."""
 SHOWN_WORDS = 16
 _HASH_MASK = (1 << 64) - 1
 
@@ -225,19 +225,19 @@ class BenchmarkQuestion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     found: BenchmarkQuestion
-    """The benchmark question that shares most grams."""
+    """The benchmark question that shares the most grams."""
     exact: bool
     """The two agree in all letters and digits."""
     passage: str
     """The longest run of words that both have, eight or more; the whole question where `exact`."""
     shared: int
-    """Grams of the question that the benchmark question has too, in the reading that found it."""
+    """Grams shared by both questions, in the reading that found them."""
     total: int
     """Grams of the question in that reading."""
 
     @property
     def evidence(self) -> str:
-        """For a person: what is shared with what."""
+        """A description of the overlap for people."""
         place = f"{self.found.benchmark} line {self.found.line}"
         if self.exact:
             return f"same question as {place}"
@@ -286,16 +286,16 @@ class BenchmarkIndex:
         return None
 
     def count(self, question: str) -> None:
-        """Take note that one more question of the sources has the 8-grams of this one. Call it once for each."""
+        """Count the 8-grams of one more question of the sources. Call it once for each."""
         for place in self._places(question):
             self._uses[place] += 1
 
     def rarest(self, question: str) -> int:
-        """In how many counted questions the rarest of its shared 8-grams stands; 0 where it shares none."""
+        """The number of counted questions with the rarest of its shared 8-grams; 0 if it shares none."""
         return min((self._uses[place] for place in self._places(question)), default=0)
 
     def _places(self, question: str) -> set[int]:
-        """Where its shared 8-grams stand in the index, in all readings."""
+        """Positions of its shared 8-grams in the index, in all readings."""
         return {
             place
             for read in READINGS.values()

@@ -1,9 +1,9 @@
-"""Questions in other words: fractions and simple roots become problems whose answer is an integer, and the standing
-instructions of contests are reworded so that they alone do not make a problem overlap. Integers are read here too.
+"""Rewords questions: fractions and simple roots become problems with an integer answer, and standing instructions of
+contests are reworded so that they alone do not make a problem overlap. Also parses integers.
 
 Asking for a sum of the parts of an answer is how contests do it (AIME) and how the paper's DAPO source was made.
-Nothing is evaluated here: a tower of powers is no integer. An instruction says how to write the answer or what a sign
-means; it is no part of the problem, and many questions share its eight words. Each wording has one meaning before and
+Nothing is evaluated here: a tower of powers is not an integer. An instruction explains the form of the answer or a
+symbol; it is not part of the problem, and many questions share its eight words. Each wording has one meaning before and
 after; phrases that are mathematics stay.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from rocstar.types import Problem, problem_id
 
-MAX_CHARS = 400  # no integer that anybody answers is longer; bounds int() and the patterns
+MAX_CHARS = 400  # longer than any realistic integer answer; bounds int() and the patterns
 
 _DELIMITED = re.compile(r"\\\[(.*)\\\]|\\\((.*)\\\)|\$(.*)\$", re.DOTALL)
 _DROPPED = re.compile(r"\\[!,;: ]|\\left|\\right|~|\s+$|^\s+")
@@ -47,7 +47,7 @@ ASK_ROOT = (
 
 
 def integer_of(answer: str) -> int | None:
-    """The integer that an answer surely is, as in 1,013 or $-7$; 36\\text{ cm}^2 and 60^\\circ lose their unit."""
+    """The integer that an answer certainly is, as in 1,013 or $-7$; 36\\text{ cm}^2 and 60^\\circ lose their unit."""
     if len(answer) > MAX_CHARS:
         return None
     body = _bare(answer)
@@ -61,8 +61,8 @@ def integer_of(answer: str) -> int | None:
 
 
 def asked_for_integer(problem: Problem) -> Problem | None:
-    """The problem with its question extended so that the answer is an integer: p + q of a fraction, p + q + r of
-    p sqrt(r)/q. None where the answer is neither. `metadata` keeps the former answer as "asked_from".
+    """The problem with its question extended so that the answer is an integer: p + q of a fraction, p + q + r of p
+    sqrt(r)/q. None if the answer is neither. `metadata` keeps the former answer as "asked_from".
 
     Source: ours; contests and DAPO-Math-17k do the same."""
     body = _bare(problem.answer)
@@ -76,7 +76,7 @@ def asked_for_integer(problem: Problem) -> Problem | None:
 
 
 def before_asking(problem: Problem) -> tuple[str, str]:
-    """(question, answer) without the sentence that `asked_for_integer` added; of any other problem as they are.
+    """(question, answer) without the sentence that `asked_for_integer` added; unchanged for any other problem.
 
     The sentence is the same in many questions and must not make them alike."""
     former = problem.metadata.get("asked_from")
@@ -87,7 +87,7 @@ def before_asking(problem: Problem) -> tuple[str, str]:
 
 
 def same_form(answer: str) -> str:
-    """A text that is the same for equal integers, fractions and simple roots; any other answer as it is."""
+    """A text that is the same for equal integers, fractions and simple roots; any other answer unchanged."""
     value = integer_of(answer)
     if value is not None or len(answer) > MAX_CHARS:
         return answer if value is None else str(value)
@@ -101,7 +101,7 @@ def _asked(problem: Problem, request: str, answer: int) -> Problem:
 
 
 def _changed(problem: Problem, question: str, answer: str, **noted: Any) -> Problem:
-    """The problem with another question, and what was done to it in `metadata`."""
+    """The problem with another question, and the change recorded in `metadata`."""
     metadata = {**problem.metadata, **noted}
     return replace(problem, id=problem_id(question), question=question, answer=answer, metadata=metadata)
 
@@ -178,15 +178,15 @@ WORDINGS: tuple[tuple[str, re.Pattern[str], str], ...] = (
         re.compile(r"\b(?:greatest|largest) integer (?:that is )?(?:less than or equal to|not exceeding)(?=\W)"),
         "largest integer that does not exceed",
     ),
-    # The answer of the pool is an integer, in whatever form a fraction was wanted.
+    # The answer of the pool is an integer, whatever form of fraction was requested.
     ("fraction", re.compile(_AS_FRACTION), ""),
 )
-"""(name, what is looked for, what stands there afterwards)."""
+"""(name, pattern, replacement)."""
 
 
 def in_other_words(problem: Problem) -> Problem | None:
     """The problem with its standing instructions worded differently, the names of the wordings in `metadata` as
-    "reworded"; None where it has none. Source: ours."""
+    "reworded"; None if it has none. Source: ours."""
     question, used = problem.question, []
     for name, pattern, wording in WORDINGS:
         question, times = pattern.subn(wording, question)

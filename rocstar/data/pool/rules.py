@@ -1,8 +1,8 @@
-"""The rules that drop a row, and the decision about one row: by the rules that look at it alone, the verifier, earlier
-rows and the benchmarks.
+"""The rules that drop a row, and the decision about one row: by rules over the single row, the verifier, earlier rows
+and the benchmarks.
 
 A rule over the row is a small named function that returns its evidence, or None to keep the row. These rules are
-heuristics over words; `docs/data.md` says how often a person agrees with them.
+heuristics over words; `docs/data.md` reports how often people agree with them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TOWER = re.compile(r"\d\)?\s*\^\s*(?:\{\s*\d+\s*\^|\{?\s*\d{3,})|\d{3,}\s*!|\d\
 
 
 def empty(problem: Problem, bounds: LimitsSection) -> str | None:
-    """No question to speak of: fewer than two characters that are letters or digits; or no answer."""
+    """No real question: fewer than two letters or digits; or no answer."""
     if sum(char.isalnum() for char in problem.question) < 2:
         return f"the question is {problem.question!r}"
     return None if problem.answer.strip() else "the answer is empty"
@@ -73,7 +73,7 @@ def long_question(problem: Problem, bounds: LimitsSection) -> str | None:
 
 
 def picture(problem: Problem, bounds: LimitsSection) -> str | None:
-    """Speaks of a picture that is not there. Drawing code ([asy], TikZ) is the picture, in a form a model can read."""
+    """Refers to a missing picture. Drawing code ([asy], TikZ) counts as the picture, in a form a model can read."""
     if found := _PICTURE_FILE.search(problem.question):
         return f"shows {_shown(found.group())}"
     if _DRAWING_CODE.search(problem.question):
@@ -94,7 +94,7 @@ def proof(problem: Problem, bounds: LimitsSection) -> str | None:
 
 
 def multi_part(problem: Problem, bounds: LimitsSection) -> str | None:
-    """Asks two or more numbered questions, of which the one answer can belong to one only."""
+    """Asks two or more numbered questions, though the answer can belong to only one."""
     marks = [(found["mark"], found.start(), found.end()) for found in _PART.finditer(problem.question)]
     for first, second in itertools.pairwise(marks):
         if _follows(first[0], second[0]):
@@ -139,7 +139,7 @@ def huge_answer(problem: Problem, bounds: LimitsSection) -> str | None:
 
 
 def not_integer(problem: Problem, bounds: LimitsSection) -> str | None:
-    """The answer is no single integer (paper §4.2 keeps integers only, because they are verified without doubt)."""
+    """The answer is not a single integer (paper §4.2 keeps only integers, because they are verified reliably)."""
     value = integer_of(problem.answer)
     return f'the answer is "{_shown(problem.answer)}"' if value is None else None
 
@@ -188,7 +188,7 @@ RULE_NAMES = ("bad_row", *RULES, *LATER_RULES)
 """All reasons to drop a row, in the order in which they are looked for."""
 OVERLAP = "rocstar overlap"
 """In the metadata of a problem: evidence that it shares 8-grams with a benchmark. Which rule that is, whether a stock
-phrase or more, is known only when all sources were read: see `Judges.late`."""
+phrase or more, is known only when all sources are read: see `Judges.late`."""
 
 Check = Callable[[str, str], tuple[bool, str]]
 """(reference, a full response) -> (whether the verifier calls it right, how it decided)."""
@@ -199,7 +199,7 @@ class Drop:
     rule: str
     """One of `RULE_NAMES`."""
     evidence: str
-    """For a person: what was found, and where."""
+    """For people: what was found, and where."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,31 +215,31 @@ class Judges:
     """Name of a kept row -> evidence that its question has another label elsewhere; filled while judging."""
 
     def judge(self, published: Problem, name: str) -> tuple[Problem, Drop | None]:
-        """The problem as it goes into the pool, and why it does not, if so."""
+        """The problem for the pool, and the reason if it is dropped."""
         problem = published
         for rule, evidence_of in RULES.items():
             if rule == "not_integer":
                 problem = self._with_integer(problem)
             if self._holds(rule) and (evidence := evidence_of(problem, self.config.limits)):
                 return problem, Drop(rule, evidence)
-        # The sentence that asks for an integer is the same in many questions and must not make them alike.
+        # The sentence that asks for an integer occurs in many questions and must not make them similar.
         repeated = self._repeated(published, name)
         if reason := self._refused(problem) or repeated:
             return problem, reason
         return self._cleared(problem)
 
     def late(self, problem: Problem, name: str) -> Drop | None:
-        """Why a row that was kept so far is dropped after all; to be asked when all rows were judged."""
+        """Why a row that was kept so far is dropped now; call it when all rows were judged."""
         if name in self.conflicts and (reason := self._drop("conflicting_labels", self.conflicts[name])):
             return reason
         if OVERLAP not in problem.metadata:
             return None
         rarest = self.benchmarks.rarest(problem.question)
         if rarest >= STOCK_QUESTIONS:
-            told = (
+            reason_text = (
                 f"a stock phrase: all 8-grams shared with benchmarks stand in {rarest} questions of the sources or more"
             )
-            return self._drop("benchmark_phrase", f"{problem.metadata[OVERLAP]}; {told}")
+            return self._drop("benchmark_phrase", f"{problem.metadata[OVERLAP]}; {reason_text}")
         return self._drop("benchmark_overlap", problem.metadata[OVERLAP])
 
     def _holds(self, rule: str) -> bool:
@@ -249,7 +249,7 @@ class Judges:
         return Drop(rule, evidence) if self._holds(rule) else None
 
     def _with_integer(self, problem: Problem) -> Problem:
-        """Plain digits where the answer is an integer, a question for one where that can be had, else as it was."""
+        """With plain digits if the answer is an integer, with a question for one if possible, else unchanged."""
         value = integer_of(problem.answer)
         if value is not None:
             return replace(problem, answer=str(value)) if self._holds("not_integer") else problem
@@ -284,7 +284,7 @@ class Judges:
         return self._drop("conflicting_labels", f"same text as {match.name}; {self.conflicts[match.name]}")
 
     def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
-        """The problem without what it shares with a benchmark, where that is an instruction; else with the evidence."""
+        """The problem without the text shared with a benchmark, if that is an instruction; else with the evidence."""
         overlap = self.benchmarks.find(problem.question)
         if overlap is None:
             return problem, None

@@ -1,7 +1,7 @@
-"""Build SFT rows: sources become checked rows, rows become a mix, and a datasheet says what became of each.
+"""Build SFT rows: sources become checked rows, rows become a mix, and a datasheet counts the fate of each.
 
     rows.jsonl      the mix, in the order of training
-    refused.jsonl   every row left out, with file, line, field and reason
+    refused.jsonl   every refused row, with file, line, field and reason
     datasheet.json  counts by source and reason, lengths, shares, hashes
 
 The same recipe and files give the same bytes, rewriting included once the endpoint's answers are in the cache."""
@@ -38,7 +38,7 @@ from rocstar.support.weights import hash_of
 ROWS, REFUSED, DATASHEET = "rows.jsonl", "refused.jsonl", "datasheet.json"
 SCHEMA_VERSION = 1
 EXCERPT_CHARS = 200
-UNDER_WAY = 4  # rows in work for each request that may be sent, so that one slow answer does not leave the rest idle
+UNDER_WAY = 4  # rows in work per allowed request, so that one slow answer does not idle the rest
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json")
 
 Note = Callable[[str], None]
@@ -60,7 +60,7 @@ class Checks:
 
 @dataclass(slots=True, kw_only=True)
 class SourceCounts:
-    """Counts of the rows of one source by what became of them."""
+    """Counts of the rows of one source by fate."""
 
     rows: int = 0
     """Lines read; each is built or refused."""
@@ -71,7 +71,7 @@ class SourceCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A conversation as the layout read it or as it passed the checks, and where it was read."""
+    """A conversation, as read by the layout or as checked, and its place in the source."""
 
     source: str
     """Name of the source in the recipe."""
@@ -105,9 +105,8 @@ def build(
     recipe: MixRecipe, out: Path, *, code_tool: ToolSpec, environment: Mapping[str, str], note: Note
 ) -> dict[str, Any]:
     """Write the three files into `out` and return the datasheet. `environment` is where the endpoint's key is looked
-    up; `note` hears one sentence a source. Starts an event loop of its own. Raises ConfigError, DataError,
-    EngineUnavailable; the files in `out` are then those of the build before, and `refused.jsonl.tmp` tells how far
-    this one came."""
+    up; `note` is called with one sentence per source. Starts its own event loop. Raises ConfigError, DataError,
+    EngineUnavailable; then the files in `out` are unchanged, and `refused.jsonl.tmp` shows how far this build got."""
     refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files))
     output_folder(out, "--out ")
     # Files are written under another name until all of them are done.
@@ -118,8 +117,8 @@ def build(
         if not store.ids:
             raise DataError(f"no row of any source was built; {partial[REFUSED]} says why")
         taken = _shares(recipe, store)
-        for told in smaller(taken, recipe.mix.rows):
-            note(told)
+        for sentence in smaller(taken, recipe.mix.rows):
+            note(sentence)
         _write_mix(partial[ROWS], store, taken, recipe.mix.seed)
         sheet = {
             **_datasheet(recipe, counts, taken, store, rows_sha256=_sha256(partial[ROWS])),
@@ -182,7 +181,7 @@ async def _endpoint(
 
 
 def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed: int) -> Iterator[Draft]:
-    """What the layout makes of every row of a source, in order. Raises DataError, ConfigError."""
+    """The layout's conversation for every row of a source, in order. Raises DataError, ConfigError."""
     files = tuple(Path(file) for file in source.files)
     context = LayoutContext(
         files=files,
@@ -193,7 +192,7 @@ def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed:
     )
     try:
         reader = LAYOUTS[source.layout](context)
-    except Refused as refused:  # the layout looks through files before the first row
+    except Refused as refused:  # the layout reads files before the first row
         raise DataError(f"source {source.name!r}: tool_files: {refused}") from None
     for file in files:
         for line, row in islice(rows_and_faults(file), source.limit):
@@ -222,8 +221,8 @@ async def _checked_drafts(drafts: Iterable[Draft], source: SourcePart, checks: C
 
 
 async def _in_order(items: Iterable[T], work: Callable[[T], Awaitable[U]], width: int) -> AsyncIterator[U]:
-    """Results in the order of the items, `width` of them under way. What `work` raises ends everything: the others
-    are cancelled."""
+    """Results in the order of the items, `width` of them under way. An error of `work` ends everything: the others are
+    cancelled."""
     waiting: deque[asyncio.Future[U]] = deque()
     try:
         for item in items:
@@ -239,14 +238,14 @@ async def _in_order(items: Iterable[T], work: Callable[[T], Awaitable[U]], width
 
 
 def _measured(chat: Chat, checks: Checks) -> int:
-    """Tokens of the row as training lays it out; its loss spans are checked on the way."""
+    """Tokens of the row as in training; also checks its loss spans."""
     if checks.codec is None:
         return 0
     parts = list(pieces(chat, CHAT, chat.tools or ()))
     row = encoded(parts, checks.codec, CHAT.reserved)
     if checks.max_tokens is not None and len(row.token_ids) > checks.max_tokens:
-        told = f"{len(row.token_ids)} tokens; at most {checks.max_tokens} are taken"
-        raise Refused(Refusal.TOO_LONG, "messages", told)
+        detail = f"{len(row.token_ids)} tokens; at most {checks.max_tokens} are taken"
+        raise Refused(Refusal.TOO_LONG, "messages", detail)
     check_tokens(row, parts, checks.codec)
     return len(row.token_ids)
 
@@ -259,7 +258,7 @@ def _keep_or_refuse(draft: Draft, store: RowStore, refused: IO[str], counts: Sou
             return
         why = Refused(Refusal.DUPLICATE, "messages", f"the same row {why.id} came before")
     counts.refused[why.reason] += 1
-    # Half surrogates, which the row may be refused for, cannot be written as UTF-8.
+    # Half surrogates, a possible reason of refusal, cannot be written as UTF-8.
     refused.write(dumped(draft.refusal(why)).encode("utf-8", "replace").decode() + "\n")
 
 
@@ -293,7 +292,7 @@ def _datasheet(
     rows_sha256: str | None,
 ) -> dict[str, Any]:
     """Where each row went, by source and reason, with the hashes that let it be checked: plain JSON values. Nothing in
-    it depends on when or where it was made, but file names are as the recipe has them. Raises DataError."""
+    it depends on time or place; file names are as in the recipe. Raises DataError."""
     tokenizer = recipe.mix.tokenizer
     files = [file for name in TOKENIZER_FILES if tokenizer and (file := found_file(Path(tokenizer), name))]
     return {

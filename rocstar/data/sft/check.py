@@ -1,5 +1,5 @@
-"""Check whether a conversation may be learned from: roles, texts, calls against their schemas, and that its text reads
-back as what was meant. Read the rows that training learns from.
+"""Check whether a conversation may be learned from: roles, texts, calls against their schemas, and that its text parses
+back to the same calls. Also loads the rows that training learns from.
 
 Calls are held against a small part of JSON schema: known name, required arguments present, no unknown ones, types,
 enums, and the same inside objects and lists. Formats, ranges, patterns and `anyOf` are not looked at."""
@@ -31,16 +31,16 @@ UNPAIRED = "an assistant message with {} tool calls is followed by {} tool messa
 
 
 def load_conversations(path: Path, tool_name: str) -> list[Chat]:
-    """All conversations of a file to train on; the first bad row ends it. `tool_name` stands in where a call names no
-    tool. Raises DataError naming file, line and field."""
+    """All conversations of a file to train on; the first bad row raises. `tool_name` is used for calls without a name.
+    Raises DataError naming file, line and field."""
     chats = []
     for number, row in rows_and_faults(path):
         try:
             chat = conversation_of(readable(row), tool_name=tool_name)
             check_roles(chat.messages)
         except Refused as refused:
-            told = refused.detail if refused.reason is Refusal.NOT_JSON else str(refused)
-            raise DataError(f"{path}, line {number}: {told}") from None
+            reason = refused.detail if refused.reason is Refusal.NOT_JSON else str(refused)
+            raise DataError(f"{path}, line {number}: {reason}") from None
         chats.append(chat)
     if not chats:
         raise DataError(f"{path} holds no conversation")
@@ -48,15 +48,15 @@ def load_conversations(path: Path, tool_name: str) -> list[Chat]:
 
 
 def readable(row: Any) -> Any:
-    """The row. Raises Refused where it could not be read."""
+    """The row. Raises Refused if it could not be read."""
     if isinstance(row, DataError):
-        told = f"is not JSON: {row.__cause__}" if row.__cause__ else str(row)
-        raise Refused(Refusal.NOT_JSON, "line", told)
+        detail = f"is not JSON: {row.__cause__}" if row.__cause__ else str(row)
+        raise Refused(Refusal.NOT_JSON, "line", detail)
     return row
 
 
 def check(conversation: Chat, markers: Sequence[str]) -> int:
-    """Check everything but tokens; return the number of calls validated. `markers` are strings that no text may hold.
+    """Check everything but tokens; return the number of calls validated. `markers`: strings that no text may contain.
     Raises Refused."""
     check_roles(conversation.messages)
     for message in conversation.messages:
@@ -99,8 +99,8 @@ def check_roles(messages: Sequence[Message]) -> None:
 
 
 def check_tokens(row: SftRow, parts: Sequence[Piece], codec: TextCodec) -> None:
-    """Check that the learned tokens read back as exactly what the assistant writes. Tokenizers that compose characters
-    (NFC, as Qwen's) may change how an accent is written, nothing else."""
+    """Check that the learned tokens decode to exactly the assistant's text. Tokenizers that compose characters (NFC, as
+    Qwen's) may change how an accent is written, nothing else."""
     learned = codec.decode([t for t, on in zip(row.token_ids, row.loss_mask, strict=True) if on])
     meant = "".join(piece.text for piece in parts if piece.learned)
     if learned != meant and unicodedata.normalize("NFC", learned) != unicodedata.normalize("NFC", meant):
@@ -131,7 +131,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def check_call(name: str, arguments: Mapping[str, Any], tools: Mapping[str, ToolSpec]) -> None:
-    """Raises Refused with what is wrong with a call, naming the argument."""
+    """Raises Refused with the error of a call, naming the argument."""
     if name not in tools:
         known = ", ".join(tools) or "none"
         raise Refused(Refusal.UNKNOWN_TOOL, "tool_calls", f"no tool is called {name!r}; there is {known}")
@@ -154,8 +154,8 @@ def _check_object(field: str, value: Mapping[str, Any], schema: Mapping[str, Any
 
 
 def _check_value(field: str, value: Any, schema: Mapping[str, Any]) -> None:
-    wanted = schema.get("type")
-    kinds = wanted if isinstance(wanted, list) else [wanted] if isinstance(wanted, str) else []
+    declared = schema.get("type")
+    kinds = declared if isinstance(declared, list) else [declared] if isinstance(declared, str) else []
     if kinds and not any(_is(value, kind) for kind in kinds):
         found = f"{type(value).__name__} {str(value)[:40]!r}"
         raise Refused(Refusal.ARGUMENT_TYPE, field, f"expected {' or '.join(kinds)}, got {found}")

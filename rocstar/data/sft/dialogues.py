@@ -1,7 +1,7 @@
-"""What all layouts of SFT data share, and the layouts whose rows are dialogues and all that is needed: messages, pairs,
+"""Shared parts of all layouts of SFT data, and the layouts whose rows are complete dialogues: messages, pairs,
 nemotron, sharegpt, glaive, toolace. `layouts.py` has the others and the table of all.
 
-A layout only reads: whether what it read is a sound conversation is for `check.py` to say."""
+A layout only reads; `check.py` decides whether the conversation is sound."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
 RowReader = Callable[[Row], Chat]
-"""One row of a file in, the conversation it holds out. Raises Refused."""
+"""A row of a file -> its conversation. Raises Refused."""
 
 
 class Turns:
-    """Messages in the making: calls join the assistant's words before them, each result is a message of its own."""
+    """Builds messages: calls join the assistant's text before them, each result is a separate message."""
 
     def __init__(self, question: str | None = None) -> None:
         self._messages: list[Message] = []
@@ -54,7 +54,7 @@ class Turns:
 
     @property
     def open_calls(self) -> int:
-        """Calls of the last message, which still want results."""
+        """Number of calls of the last message without results."""
         return len(self._messages[-1].calls) if self._messages else 0
 
     def chat(self, tools: Sequence[ToolSpec] = ()) -> Chat:
@@ -90,12 +90,12 @@ def _shown(value: Any) -> str:
 
 def speaker_of(speaker: Any, field: str, known: Iterable[str]) -> str:
     if not isinstance(speaker, str) or speaker not in known:
-        raise Refused(Refusal.ROLES, field, f"nobody we know speaks as {speaker!r}")
+        raise Refused(Refusal.ROLES, field, f"unknown speaker {speaker!r}")
     return speaker
 
 
 def _json_at(text: str, place: int, field: str) -> tuple[Any, int]:
-    """The JSON value that begins at a place of a text, and where it ends."""
+    """The JSON value at a position of a text, and its end."""
     try:
         return json.JSONDecoder().raw_decode(text, place)
     except (ValueError, RecursionError) as error:
@@ -138,13 +138,13 @@ def nemotron(row: Row) -> Chat:
     output = text_of(row, "output")
     if row.get("reasoning") == "on" or "<think>" in output:
         raise Refused(Refusal.REASONING, "output", "the response is a reasoning trace")
-    asked = row.get("input")
-    if isinstance(asked, str):
+    given_input = row.get("input")
+    if isinstance(given_input, str):
         turns = [Message(role=Role.USER, content=text_of(row, "input"))]
-    elif isinstance(asked, list):
-        turns = [message_of(message) for message in asked]
+    elif isinstance(given_input, list):
+        turns = [message_of(message) for message in given_input]
     else:
-        raise Refused(Refusal.LAYOUT, "input", f"expected messages or a text, got {type(asked).__name__}")
+        raise Refused(Refusal.LAYOUT, "input", f"expected messages or a text, got {type(given_input).__name__}")
     system = str(row.get("system_prompt") or "")
     if system and not system.startswith(THINKING):
         turns = [Message(role=Role.SYSTEM, content=system), *turns]
@@ -240,8 +240,8 @@ def glaive(row: Row) -> Chat:
     parts = GLAIVE_SPEAKER.split(text_of(row, "chat"))
     if parts[0].strip():
         raise Refused(Refusal.ROLES, "chat", f"starts with {parts[0].strip()[:40]!r} and no speaker")
-    for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
-        words = said.replace(GLAIVE_END, "").strip()
+    for speaker, speech in zip(parts[1::2], parts[2::2], strict=True):
+        words = speech.replace(GLAIVE_END, "").strip()
         if speaker == "ASSISTANT" and GLAIVE_CALL in words:
             before, _, call = words.partition(GLAIVE_CALL)
             if before.strip():
@@ -280,7 +280,7 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 
 def toolace(row: Row) -> Chat:
     system = text_of(row, "system")
-    # What stands around the tools tells the model to write Python-like calls, which would be wrong here.
+    # The text around the tools asks for Python-like calls, which would be wrong here.
     place = system.find("[{")
     if place < 0:
         raise Refused(Refusal.TOOLS, "system", "holds no list of tools")
@@ -311,7 +311,7 @@ def _toolace_calls(rest: str) -> Iterator[FunctionCall]:
 
 
 def _closing(text: str, place: int) -> int:
-    """Where the bracket opened at `place` closes, brackets inside strings aside; -1 when it never does."""
+    """Position where the bracket opened at `place` closes, ignoring strings; -1 if it never does."""
     depth, quote, skip = 0, "", False
     for n in range(place, len(text)):
         letter = text[n]
@@ -341,7 +341,7 @@ def _python_arguments(written: str) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal; JSON's true, false and null count, and what JSON cannot write (sets, bytes) does not."""
+    """A literal; JSON's true, false and null count; values that JSON lacks (sets, bytes) do not."""
     if isinstance(node, ast.Name) and node.id in JSON_WORDS:
         return JSON_WORDS[node.id]
     if isinstance(node, ast.List | ast.Tuple):

@@ -4,8 +4,8 @@ of three ways:
 - an answer, which is written to the cache before it is used;
 - `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out;
 - a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
-  tried again, then EngineUnavailable; answers so far are kept, so a build started again goes on. A fault never becomes
-  a row."""
+  tried again, then EngineUnavailable; answers so far are kept, so a restarted build resumes. A fault never becomes a
+  row."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ REWORD = (
 
 
 class AnswerCache:
-    """Answers on disk by request, one SQLite file: what was paid for once is never asked for again. Every answer is
-    committed before it is used, so a kill loses at most those under way."""
+    """Answers on disk by request, in one SQLite file, so that no request is paid for twice. Every answer is committed
+    before it is used, so a kill loses at most those under way."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when the file is something else."""
@@ -60,7 +60,7 @@ class AnswerCache:
 
 
 class ChatEndpoint:
-    """Answers chat messages, from the cache where it can. Use it as an async context manager, inside one loop."""
+    """Answers chat messages, from the cache if possible. Use it as an async context manager, inside one loop."""
 
     def __init__(
         self,
@@ -88,11 +88,10 @@ class ChatEndpoint:
         await self.http.close()
 
     async def answer(self, messages: Sequence[Mapping[str, str]], **parameters: Any) -> str:
-        """What the model answers, stripped. parameters: of this request. Raises Refused, EngineUnavailable,
-        ConfigError."""
+        """The model's answer, stripped. parameters: of this request. Raises Refused, EngineUnavailable, ConfigError."""
         request = {**self.parameters, **parameters, "model": self.model, "messages": list(messages)}
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-        # Equal requests wait for one another, so that one answer serves all of them, now and on a later build.
+        # Equal requests wait for one another, so that one answer serves all of them, now and in later builds.
         async with self._alone.setdefault(key, asyncio.Lock()):
             choice = self.cache.get(key)
             if choice is None:
@@ -151,10 +150,10 @@ async def _reworded(messages: Sequence[Message], endpoint: ChatEndpoint) -> list
 async def _answered(old: Sequence[Message], endpoint: ChatEndpoint) -> list[Message]:
     """Rewrite every assistant message in order, each after the new ones before it; add one if the user speaks last."""
     messages: list[Message] = []
-    told = [message for message in old if message.role is not Role.ASSISTANT]
-    for message, following in zip(told, [*told[1:], None], strict=True):
+    prompts = [message for message in old if message.role is not Role.ASSISTANT]
+    for message, following in zip(prompts, [*prompts[1:], None], strict=True):
         messages.append(message)
         if message.role is Role.USER and (following is None or following.role is Role.USER):
-            said = [{"role": str(m.role), "content": m.content} for m in messages]
-            messages.append(Message(role=Role.ASSISTANT, content=await endpoint.answer(said)))
+            history = [{"role": str(m.role), "content": m.content} for m in messages]
+            messages.append(Message(role=Role.ASSISTANT, content=await endpoint.answer(history)))
     return messages

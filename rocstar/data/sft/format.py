@@ -35,12 +35,12 @@ HALF_PAIR = re.compile("[\ud800-\udfff]")
 class Refusal(StrEnum):
     """Why a row is left out: one for each kind of fault, counted in the datasheet."""
 
-    NOT_JSON = "not_json"  # the line cannot be read at all
-    LAYOUT = "layout"  # a field is missing or of another kind than the layout says
+    NOT_JSON = "not_json"  # the line cannot be read
+    LAYOUT = "layout"  # a field is missing or of another kind than in the layout
     TOOLS = "tools"  # the list of tools cannot be read, or names one tool twice
     CALL = "call"  # a call cannot be read
-    ROLES = "roles"  # messages do not alternate as a conversation does
-    EMPTY = "empty"  # a message says nothing
+    ROLES = "roles"  # messages do not alternate as in a conversation
+    EMPTY = "empty"  # a message is empty
     MARKER = "marker"  # a text holds a marker of the template or a special token, which would forge a turn
     CHARACTERS = "characters"  # text that is not Unicode, a number that JSON cannot write
     UNKNOWN_TOOL = "unknown_tool"
@@ -48,28 +48,28 @@ class Refusal(StrEnum):
     UNKNOWN_ARGUMENT = "unknown_argument"
     ARGUMENT_TYPE = "argument_type"
     ARGUMENT_VALUE = "argument_value"  # outside the schema's enum
-    PLACEHOLDER = "placeholder"  # an argument stands for the result of another call, which nobody knows
+    PLACEHOLDER = "placeholder"  # an argument is a placeholder for the unknown result of another call
     NO_ANSWER = "no_answer"  # the source gives no answer to learn
-    NO_RESULT = "no_result"  # calls that need results which the source does not give
+    NO_RESULT = "no_result"  # calls whose results the source lacks
     CODE = "code"  # not exactly one Python program, or one that does not parse
     REASONING = "reasoning"  # a reasoning trace, which non-reasoning SFT leaves out on purpose
     ROUND_TRIP = "round_trip"  # the rendered calls do not read back as the same calls
-    LOSS_SPAN = "loss_span"  # the learned tokens do not read back as what the assistant writes
+    LOSS_SPAN = "loss_span"  # the learned tokens do not decode to the assistant's text
     TOO_LONG = "too_long"
     DUPLICATE = "duplicate"
     REWRITE = "rewrite"  # the endpoint refused the row, or its answer was empty or cut
 
 
 class Refused(DataError):
-    """One row is refused, which does not end a build. Where one bad row must end everything (training), it is raised
-    as a DataError."""
+    """One row is refused, which does not end a build. If one bad row must end everything (training), it is raised as a
+    DataError."""
 
     def __init__(self, reason: Refusal, field: str, detail: str) -> None:
         super().__init__(f"field {field}: {detail}")
         self.reason = reason
         self.field = field
         self.detail = detail
-        """What was found, one sentence."""
+        """The finding, one sentence."""
 
 
 class Role(StrEnum):
@@ -92,11 +92,11 @@ class Message:
     role: Role
     content: str
     calls: tuple[FunctionCall, ...] = ()
-    """Assistant only; they stand after the content."""
+    """Assistant only; rendered after the content."""
 
     @property
     def text(self) -> str:
-        """What is written under this role, calls in their tags: for the assistant, exactly what it must learn."""
+        """The text under this role, calls in their tags: for the assistant, exactly what it must learn."""
         rendered = (render_call(call.name, call.arguments) for call in self.calls)
         return "\n".join(part for part in (self.content, *rendered) if part)
 
@@ -107,7 +107,7 @@ class Chat:
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] | None
-    """What the assistant may call; None for the reader's own tool."""
+    """The assistant's tools; None for the reader's own tool."""
     source: str = ""
     """Name of the source it came from."""
 
@@ -132,7 +132,7 @@ def dumped(row: Mapping[str, Any]) -> str:
 
 
 def conversation_of(row: Any, *, tool_name: str = "") -> Chat:
-    """Read a row back. `tool_name` stands in where a call names no tool. Raises Refused."""
+    """Read a row back. `tool_name` is used for calls without a name. Raises Refused."""
     messages = row.get("messages") if isinstance(row, Mapping) else None
     if not isinstance(messages, list) or not messages:
         raise Refused(Refusal.LAYOUT, "messages", "expected a list of messages")
@@ -172,8 +172,8 @@ def message_of(message: Any, *, tool_name: str = "") -> Message:
 
 
 def chat_message(message: Any) -> Message:
-    """A message as OpenAI's clients send it: the content may be a list of text parts, and `developer` is what they call
-    a system message today. Raises Refused."""
+    """A message in the form of OpenAI's clients: the content may be a list of text parts, and a system message may be
+    called `developer`. Raises Refused."""
     if isinstance(message, Mapping):
         content, role = message.get("content"), message.get("role")
         text = "" if content is None else text_of(content)
@@ -182,7 +182,7 @@ def chat_message(message: Any) -> Message:
 
 
 def text_of(content: Any) -> str:
-    """Of a content that is a text or a list of parts with texts. Raises Refused."""
+    """The text of a content that is a text or a list of parts with texts. Raises Refused."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -274,18 +274,18 @@ def from_columns(name: str, description: Any, columns: Any, required: Sequence[s
 
 def normalised(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with types in JSON schema's words, at every depth; `required` is always a list of known names."""
-    made = dict(schema)
-    if isinstance(made.get("type"), str):
-        word = made.pop("type").strip().lower()
+    schema_out = dict(schema)
+    if isinstance(schema_out.get("type"), str):
+        word = schema_out.pop("type").strip().lower()
         # `List[int]`, `Tuple[float, float]`, `Dict`: the word before the bracket says the kind.
-        made = ({"type": TYPES[word.split("[")[0]]} if word.split("[")[0] in TYPES else {}) | made
-    properties = made.get("properties")
+        schema_out = ({"type": TYPES[word.split("[")[0]]} if word.split("[")[0] in TYPES else {}) | schema_out
+    properties = schema_out.get("properties")
     if isinstance(properties, Mapping):
-        made["properties"] = {k: normalised(v) if isinstance(v, Mapping) else {} for k, v in properties.items()}
-        required = made.get("required")
-        made["required"] = [name for name in required if name in properties] if isinstance(required, list) else []
-    elif "properties" in made or "required" in made:
-        made = {key: value for key, value in made.items() if key not in ("properties", "required")}
-    if isinstance(made.get("items"), Mapping):
-        made["items"] = normalised(made["items"])
-    return made
+        schema_out["properties"] = {k: normalised(v) if isinstance(v, Mapping) else {} for k, v in properties.items()}
+        required = schema_out.get("required")
+        schema_out["required"] = [name for name in required if name in properties] if isinstance(required, list) else []
+    elif "properties" in schema_out or "required" in schema_out:
+        schema_out = {key: value for key, value in schema_out.items() if key not in ("properties", "required")}
+    if isinstance(schema_out.get("items"), Mapping):
+        schema_out["items"] = normalised(schema_out["items"])
+    return schema_out

@@ -1,6 +1,6 @@
-"""Layouts whose rows are requests with the calls that answer them (xlam, seal_tools, magicoder) or need what stands
-beside them (api_bank), and the table of all published layouts of SFT data. A layout turns one row into a conversation;
-`LAYOUTS` names them."""
+"""Layouts whose rows are requests with the calls that answer them (xlam, seal_tools, magicoder) or need other files
+(api_bank), and the table of all published layouts of SFT data. A layout turns one row into a conversation; `LAYOUTS`
+names them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from rocstar.types import seed_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutContext:
-    """What a layout may need besides the row."""
+    """Further inputs of a layout besides the row."""
 
     files: tuple[Path, ...]
-    """The source's own files, for layouts that must look through all rows first."""
+    """The source's own files, for layouts that must read all rows first."""
     tool_files: tuple[Path, ...] = ()
-    """Where tools are described apart from the rows."""
+    """Files with tools described separately from the rows."""
     other_tools: int = 0
-    """Tools offered besides those that are called, where a source describes them apart; number a conversation."""
+    """Number of tools offered besides the called ones, if a source describes tools separately."""
     seed: int = 0
     """For the choice of other tools."""
     code_tool: ToolSpec
@@ -60,11 +60,11 @@ class LayoutContext:
 
 
 def companion_rows(files: Sequence[Path]) -> Iterator[Row]:
-    """Rows of files that stand beside the source's own; here a bad row ends everything. Raises DataError."""
+    """Rows of files beside the source's own; here a bad row ends everything. Raises DataError."""
     for file in files:
         for number, row in rows_and_faults(file):
             if not isinstance(row, dict):
-                raise DataError(f"{file}:{number} is not a JSON object; mend the line or take the file out")
+                raise DataError(f"{file}:{number} is not a JSON object; correct the line or remove the file")
             yield row
 
 
@@ -104,8 +104,8 @@ def _xlam_column(column: Any) -> Any:
     """`int, optional` is `int`; an empty default, which xLAM writes for "none", is left out."""
     if not isinstance(column, Mapping):
         return {}
-    kept = {key: value for key, value in column.items() if key != "default" or value not in ("", None)}
-    return kept | ({"type": column["type"].split(",")[0]} if isinstance(column.get("type"), str) else {})
+    cleaned = {key: value for key, value in column.items() if key != "default" or value not in ("", None)}
+    return cleaned | ({"type": column["type"].split(",")[0]} if isinstance(column.get("type"), str) else {})
 
 
 # Seal-Tools: `query` and `calling`; tools are described in a file of their own (`tool.jsonl`).
@@ -113,7 +113,7 @@ def _xlam_column(column: Any) -> Any:
 #     calling  [{"api": "getNews", "parameters": {"country": "us"}, "responses": ["API_call_0"]}]
 #
 # A row is one request answered by calls made at once. Where an argument is another call's `API_call_n`, the calls
-# depend on results that nobody has, and the row is refused. Each conversation is offered the tools it calls and some
+# depend on unknown results, and the row is refused. Each conversation is offered the tools it calls and some
 # others of the same fields, because choosing is part of the task.
 
 SEAL_RESULT = re.compile(r"\bAPI_call_\d+\b")
@@ -153,7 +153,7 @@ def _seal_calls(row: Row, tools: Mapping[str, ToolSpec]) -> list[FunctionCall]:
     ]
     for call in calls:
         if unknown := SEAL_RESULT.search(str(call.arguments)):
-            raise Refused(Refusal.PLACEHOLDER, "calling", f"{call.name} is given {unknown[0]}, a result nobody has")
+            raise Refused(Refusal.PLACEHOLDER, "calling", f"{call.name} is given {unknown[0]}, an unknown result")
         if call.name not in tools:
             raise Refused(Refusal.UNKNOWN_TOOL, "calling", f"tool_files describe no {call.name!r}")
     return calls
@@ -166,10 +166,10 @@ def _seal_calls(row: Row, tools: Mapping[str, ToolSpec]) -> list[FunctionCall]:
 # `param_dict` holds what the dialogue's writer typed, often as text (`"2"`, `"['John']"`); `result.input` holds the
 # same arguments as the API took them (`2`, `["John"]`), and those are learned.
 #
-# The dialogues come without tool schemas. They are put together from the data: what the tool searches found (name,
+# The dialogues come without tool schemas. They are assembled from the data: results of the tool searches (name,
 # description, parameters), else the parameters seen in all calls of the same name, required where every call gives
-# them. A check of a call against the latter can only find what other calls contradict. A dialogue is offered the tools
-# that its file is named after (`AddAgenda-AddAlarm-level-1-1.jsonl`) and those it calls.
+# them. A check of a call against the latter can only find contradictions with other calls. A dialogue is offered the
+# tools that its file is named after (`AddAgenda-AddAlarm-level-1-1.jsonl`) and those it calls.
 
 API_BANK = {"User": Role.USER, "AI": Role.ASSISTANT, "API": Role.TOOL}
 API_BANK_LEVEL = re.compile(r"-level-\d.*$")
@@ -201,7 +201,7 @@ def api_bank(context: LayoutContext) -> RowReader:
 
 
 def _api_arguments(turn: Row) -> Mapping[str, Any]:
-    """The arguments as the API took them. Raises Refused where they are others than those written."""
+    """The arguments as the API took them. Raises Refused if they differ from those written."""
     written = mapping_of(turn.get("param_dict"), "param_dict")
     taken = mapping_of(turn.get("result"), "result").get("input")
     if not isinstance(taken, Mapping):
@@ -213,16 +213,16 @@ def _api_arguments(turn: Row) -> Mapping[str, Any]:
 
 def _api_tools(files: Sequence[Path]) -> dict[str, ToolSpec]:
     described: dict[str, Mapping[str, Any]] = {}
-    seen: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_name: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for turn in _api_turns(files):
-        with suppress(Refused):  # told when its row comes
-            seen[text_of(turn, "api_name")].append(_api_arguments(turn))
+        with suppress(Refused):  # reported at its row
+            by_name[text_of(turn, "api_name")].append(_api_arguments(turn))
         result = turn.get("result")
         output = result.get("output") if isinstance(result, Mapping) else None
-        for tool in output if isinstance(output, list) else [output]:  # what a tool search found
+        for tool in output if isinstance(output, list) else [output]:  # the results of a tool search
             if isinstance(tool, Mapping) and isinstance(tool.get("input_parameters"), Mapping) and "name" in tool:
                 described[tool["name"]] = tool
-    return {name: _api_tool(name, calls, described.get(name, {})) for name, calls in seen.items()}
+    return {name: _api_tool(name, calls, described.get(name, {})) for name, calls in by_name.items()}
 
 
 def _api_turns(files: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
@@ -246,8 +246,8 @@ def _api_tool(name: str, calls: Sequence[Mapping[str, Any]], described: Mapping[
 
 
 # Magicoder's OSS-Instruct (`problem`, `solution`, `lang`) and Evol-Instruct (`instruction`, `response`): the one Python
-# program of a solution becomes a call of the code tool. It is not run: the row ends with the call. Words before the
-# program stay, words after it go, because they speak of a result the assistant has not seen.
+# program of a solution becomes a call of the code tool. It is not run: the row ends with the call. Text before the
+# program stays, text after it is removed, because it describes a result the assistant has not seen.
 
 FENCED = re.compile(r"^```[ \t]*([\w+#.-]*)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
@@ -257,7 +257,7 @@ def magicoder(context: LayoutContext) -> RowReader:
     tool = context.code_tool
 
     def read(row: Row) -> Chat:
-        asked, answered = ("problem", "solution") if "problem" in row else ("instruction", "response")
+        request, answered = ("problem", "solution") if "problem" in row else ("instruction", "response")
         response = text_of(row, answered)
         blocks = list(FENCED.finditer(response))
         if len(blocks) != 1:
@@ -270,7 +270,7 @@ def magicoder(context: LayoutContext) -> RowReader:
             ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Refused(Refusal.CODE, answered, f"is not Python: {error}") from None
-        turns = Turns(text_of(row, asked))
+        turns = Turns(text_of(row, request))
         if before := response[: blocks[0].start()].strip():
             turns.add(Role.ASSISTANT, before)
         turns.calls([FunctionCall(name=tool.name, arguments={next(iter(tool.parameters["properties"])): code})])
@@ -291,7 +291,7 @@ LAYOUTS: Mapping[str, Callable[[LayoutContext], RowReader]] = {
 
 
 def conversation(reader: RowReader, row: Any) -> Chat | Refused:
-    """What a layout's reader makes of a row."""
+    """The conversation of a row, or its refusal."""
     try:
         if not isinstance(readable(row), dict):
             raise Refused(Refusal.LAYOUT, "line", f"expected an object with fields, got {type(row).__name__}")

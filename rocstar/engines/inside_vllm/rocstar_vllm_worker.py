@@ -1,9 +1,9 @@
-"""What rocstar adds to each vLLM worker process: new weights from a folder or straight from the learners, and a
-vocabulary that ends with the tokenizer's.
+"""rocstar's extension of each vLLM worker process: loads new weights from a folder or straight from the learners, and
+limits the vocabulary to the tokenizer's.
 
 vLLM loads it with `--worker-extension-cls rocstar_vllm_worker.RocstarWorker`; its methods are called through POST
-/collective_rpc. What went wrong is part of what they return, because an exception in a worker breaks the connection of
-whoever asked. Not here: pausing and caches, which vLLM's own endpoints do."""
+/collective_rpc. They return errors instead of raising, because an exception in a worker breaks the client's connection.
+Not here: pausing and caches, which vLLM's own endpoints do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class RocstarWorker:
-    """Mixed into vLLM's own worker class; every name of ours begins with rocstar_ so that none of theirs is hidden."""
+    """Mixed into vLLM's own worker class; our names begin with rocstar_ so that they hide none of vLLM's."""
 
     model_runner: Any
     model_config: Any
@@ -32,11 +32,11 @@ class RocstarWorker:
     rank: int
     rocstar_known: int | None = None
     rocstar_receiver: Any = None
-    """Its end of weights that are sent (`rocstar_vllm_receive.Receiver`), which is beside this file in vLLM alone."""
+    """Receives sent weights (`rocstar_vllm_receive.Receiver`); importable only inside vLLM."""
 
     def rocstar_open(self, known: int, name: str = "") -> dict[str, Any]:
-        """From now on no id from `known` on is drawn or takes probability. Returns what a client must know; to one that
-        takes this server for another, of that name, no more than our own."""
+        """From now on ids from `known` on are not sampled and get no probability. Returns the facts that a client
+        needs; if `name` is another server's, only this server's own name."""
         own = os.environ.get("ROCSTAR_SERVER_NAME", "")
         if name not in ("", own):
             return {"name": own}
@@ -60,18 +60,18 @@ class RocstarWorker:
         }
 
     def rocstar_load(self, folder: str) -> dict[str, str]:
-        """Take the weights of a Hugging Face folder, or of PEFT's adapter in one and the model that it is for. Returns
-        {"refused": why} where nothing was changed, and {"failed": why} where a part of them may have been."""
+        """Load the weights of a Hugging Face folder, or of a PEFT adapter folder and its base model. Returns
+        {"refused": why} if nothing was changed, and {"failed": why} if some weights may have been."""
         try:
             tensors = _tensors(Path(folder), self.model_config.dtype)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             return {"refused": f"its files could not be read: {error}"}
         if tensors is None:
-            return {"refused": "it holds no *.safetensors file that this machine can see"}
+            return {"refused": "it holds no *.safetensors file that this machine can read"}
         return self._rocstar_take(tensors)
 
     def rocstar_receive(self, plan: dict[str, Any]) -> dict[str, str]:
-        """Take the weights that a learner sends, with which it goes on when this has begun on all workers. Returns as
+        """Load the weights that a learner sends; it continues once this call has begun on all workers. Returns as
         `rocstar_load`."""
         try:
             sent = self.rocstar_receiver.tensors(plan, self.rank)
@@ -84,13 +84,13 @@ class RocstarWorker:
         try:
             self.model_runner.reload_weights(weights_iterator=tensors)
             self._rocstar_pack_again()
-        except Exception as error:  # told to the client, which takes this engine out of service
+        except Exception as error:  # reported to the client, which takes this engine out of service
             return {"failed": repr(error)}
         return {}
 
     def rocstar_release(self) -> dict[str, str]:
-        """On CPUs, where vLLM's own sleep frees nothing: the memory of keys and values goes back to the system, and is
-        zero when it is taken again."""
+        """On CPUs, where vLLM's own sleep frees nothing: return the memory of keys and values to the system; it is zero
+        when it is used again."""
         libc = ctypes.CDLL(None)
         for cache in self.model_runner.kv_caches:
             begin, size = cache.untyped_storage().data_ptr(), cache.untyped_storage().nbytes()
@@ -100,8 +100,8 @@ class RocstarWorker:
         return {}
 
     def _rocstar_pack_again(self) -> None:
-        """On CPUs vLLM computes linear layers from a packed copy of their weights, and its reload packs only the layers
-        that it loads itself: a tied LM head, whose weights are the embeddings', would keep its old copy."""
+        """Repack a tied LM head. On CPUs vLLM computes linear layers from a packed copy of their weights, and its
+        reload repacks only layers with weights of their own, so a tied head would keep its old copy."""
         if self.device.type != "cpu":
             return
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
@@ -111,7 +111,7 @@ class RocstarWorker:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
     def _rocstar_mask(self) -> None:
-        """Wrap the model's logits. vLLM computes them outside of what it compiles or captures as a graph."""
+        """Mask the model's logits, which vLLM computes outside its compiled or captured graphs."""
         model = self.model_runner.get_model()
         compute = model.compute_logits
 
@@ -125,7 +125,7 @@ class RocstarWorker:
 
 
 def _tensors(folder: Path, dtype: torch.dtype) -> Named | None:
-    """None where there are none. Raises OSError, ValueError, KeyError, SafetensorError."""
+    """None if there are none. Raises OSError, ValueError, KeyError, SafetensorError."""
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         return _adapted(folder, json.loads(adapter.read_text()), dtype)
@@ -142,8 +142,8 @@ def _stored(files: list[Any]) -> Named:
 
 
 def _adapted(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Named:
-    """The model that the adapter is for, read here, with W + alpha / rank * B A in fp32 where the adapter has a pair;
-    each W as the learner holds it, in `dtype`."""
+    """The adapter's base model, with W + alpha / rank * B A in fp32 for each adapted layer; each W first rounded to
+    `dtype`, as in the learner."""
     base = Path(config["base_model_name_or_path"])  # may hold its weights in other layouts too
     factors, stored = dict(_stored(_files(folder))), _files(base, "model*.safetensors")
     scale = config["lora_alpha"] / config["r"]
@@ -152,12 +152,12 @@ def _adapted(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Named:
     if lost := layers - {name.removesuffix(".weight") for file in stored for name in file.keys()}:  # noqa: SIM118
         raise KeyError(f"{min(lost)} has an adapter and is not in {base}")
 
-    def merged(name: str, held: torch.Tensor) -> torch.Tensor:
+    def merged(name: str, weight: torch.Tensor) -> torch.Tensor:
         layer = name.removesuffix(".weight")
         if layer not in layers:
-            return held
+            return weight
         down, up = (factors[f"base_model.model.{layer}{end}"] for end in ends)
-        both: torch.Tensor = held.to(dtype).float() + (up @ down) * scale
+        both: torch.Tensor = weight.to(dtype).float() + (up @ down) * scale
         return both
 
-    return ((name, merged(name, held)) for name, held in _stored(stored))
+    return ((name, merged(name, weight)) for name, weight in _stored(stored))

@@ -1,11 +1,11 @@
 """Arena-Hard: a judge model compares each answer with a baseline's, twice, the second time with the places swapped.
 
-The judge says [[A>>B]], [[A>B]], [[A=B]], [[B>A]] or [[B>>A]]; a strong verdict counts three times. The figure is the
-mean score of all games, 1 for a win and 0.5 for a tie, without a correction for style. An attempt is RIGHT where its
-two games come to more than a half. A judge that says neither is asked no second time: the attempt is UNDECIDED.
+The judge writes [[A>>B]], [[A>B]], [[A=B]], [[B>A]] or [[B>>A]]; a strong verdict counts three times. The figure is the
+mean score of all games, 1 for a win and 0.5 for a tie, without a correction for style. An attempt is RIGHT if its two
+games score more than a half. A judge that gives no verdict is not asked again: the attempt is UNDECIDED.
 
-Source: Arena-Hard-Auto (Li et al. 2024, arXiv 2406.11939), Apache-2.0, for verdicts, weights and the mean of games;
-the words of the question to the judge are ours."""
+Source: Arena-Hard-Auto (Li et al. 2024, arXiv 2406.11939), Apache-2.0, for verdicts, weights and the mean of games; the
+prompt to the judge is ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocstar.evaluation.scoring import Parts, Scorer, final_text, judged, ratio
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict, problem_id
 
-STRONG = 3  # games that a strong verdict counts for
+STRONG = 3  # games that a strong verdict counts as
 SCORES: Mapping[str, tuple[float, int]] = {
     "A>>B": (1.0, STRONG),
     "A>B": (1.0, 1),
@@ -30,7 +30,7 @@ SCORES: Mapping[str, tuple[float, int]] = {
     "B>A": (0.0, 1),
     "B>>A": (0.0, STRONG),
 }
-"""Verdict -> (score of A, games it counts for)."""
+"""Verdict -> (score of A, games it counts as)."""
 SPELLED = {"A<B": "B>A", "A<<B": "B>>A", "B<A": "A>B", "B<<A": "A>>B", "B=A": "A=B"}
 _VERDICT = re.compile(r"\[\[([AB](?:>>|>|=|<<|<)[AB])\]\]")
 SYSTEM = (
@@ -49,22 +49,22 @@ def columns(file: BenchmarkFile) -> list[str]:
 def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
     """Raises DataError. `answer` is the baseline's: `answers` holds rows with `uid` and `answer`."""
     baseline = {column(row, "uid", where): _answer(row, where) for _, where, row in lines(rows, file.answers)}
-    made = []
+    problems_found = []
     for part, where, row in lines(rows, file.files):
         name, question = column(row, "uid", where), str(column(row, file.question, where))
         if name not in baseline:
             raise DataError(
                 f"{where}: the baseline has no answer to {name!r} in {', '.join(file.answers) or 'no file'}."
             )
-        made.append(Problem(id=problem_id(question), question=question, answer=baseline[name], source=part))
-    return made
+        problems_found.append(Problem(id=problem_id(question), question=question, answer=baseline[name], source=part))
+    return problems_found
 
 
 def _answer(row: Row, where: str) -> str:
     """The baseline's answer in a plain row, or in a row of Arena-Hard's own `model_answer` files."""
     if "messages" in row:
-        said = row["messages"][-1]["content"]
-        return str(said["answer"] if isinstance(said, Mapping) else said)
+        content = row["messages"][-1]["content"]
+        return str(content["answer"] if isinstance(content, Mapping) else content)
     return str(column(row, "answer", where))
 
 
@@ -77,14 +77,14 @@ class ArenaScorer(Scorer):
         self._judge = parts.judge
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable stands where the judge could not be asked. Raises ContractBroken for an
-        ENVIRONMENT_FAILED attempt."""
+        """VerifierUnavailable where the judge could not be reached. Raises ContractBroken for an ENVIRONMENT_FAILED
+        attempt."""
         return await all_or_none(self._judged(problem, attempt) for problem, attempt in attempts)
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         """`win_rate` with an interval that treats the question as the unit."""
         games = [
-            [_seen(found) for a in group.trajectories if a.outcome and (found := a.outcome.extracted)]
+            [_score_of(found) for a in group.trajectories if a.outcome and (found := a.outcome.extracted)]
             for group in groups
         ]
         sums = [(sum(won for won, _ in group), sum(weight for _, weight in group)) for group in games]
@@ -100,23 +100,23 @@ class ArenaScorer(Scorer):
         if first is None or second is None:
             undecided = judged(False, method="no_verdict", extracted=None, text=text)
             return replace(undecided, verdict=Verdict.UNDECIDED)
-        said = f"{first}, {second}"
-        won, weight = _seen(said)
-        return judged(won / weight > 0.5, method="judge", extracted=said, text=text)
+        verdicts = f"{first}, {second}"
+        won, weight = _score_of(verdicts)
+        return judged(won / weight > 0.5, method="judge", extracted=verdicts, text=text)
 
     async def _ask(self, question: str, a: str, b: str) -> str | None:
         prompt = f"The request:\n{question}\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}"
-        asked = f"judge/{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()}"
-        return verdict_in(str(await self.parts.recall.answer(asked, lambda: self._judge.ask(prompt, system=SYSTEM))))
+        key = f"judge/{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()}"
+        return verdict_in(str(await self.parts.recall.answer(key, lambda: self._judge.ask(prompt, system=SYSTEM))))
 
 
 def verdict_in(text: str) -> str | None:
-    """The one verdict in what a judge said; None where there is none, or several that differ."""
+    """The verdict in a judge's text; None if there is none, or several that differ."""
     found = {SPELLED.get(one, one) for one in _VERDICT.findall(text)} & SCORES.keys()
     return found.pop() if len(found) == 1 else None
 
 
-def _seen(verdicts: str) -> tuple[float, int]:
+def _score_of(verdicts: str) -> tuple[float, int]:
     """(score, games) of the subject: it was A in the first game and B in the second."""
     first, second = (SCORES[one] for one in verdicts.split(", "))
     return first[0] * first[1] + (1 - second[0]) * second[1], first[1] + second[1]

@@ -1,6 +1,6 @@
-"""Multiple choice in GPQA's columns: one right and three wrong answers, shown as A to D in an order that follows from
-the question, so that every subject and every resumed evaluation sees the same one. The letter in the box is compared;
-without a box, the one that the last phrase announces ("Answer: C").
+"""Multiple choice in GPQA's columns: one right and three wrong answers, shown as A to D in an order derived from the
+question, so that every subject and every resumed evaluation sees the same one. The letter in the box is compared;
+without a box, the one announced by the last phrase ("Answer: C").
 
 Source: GPQA (Rein et al. 2023) for the columns and the letters; the order by identity is ours."""
 
@@ -33,11 +33,11 @@ def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
 
 
 def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any]) -> Problem:
-    asked, right = (str(column(row, name, where)).strip() for name in (file.question, file.answer))
+    question, right = (str(column(row, name, where)).strip() for name in (file.question, file.answer))
     options = [right, *(str(column(row, name, where)).strip() for name in WRONG)]
-    order = random.Random(seed_for("options", asked)).sample(range(len(options)), len(options))
+    order = random.Random(seed_for("options", question)).sample(range(len(options)), len(options))
     shown = "\n".join(f"{letter}) {options[place]}" for letter, place in zip(LETTERS, order, strict=True))
-    question = f"{asked}\n\n{shown}\n\n{ASK}"
+    question = f"{question}\n\n{shown}\n\n{ASK}"
     return Problem(id=problem_id(question), question=question, answer=LETTERS[order.index(0)], source=part)
 
 
@@ -51,6 +51,6 @@ class ChoiceScorer(Scorer):
 
 
 def chosen(texts: Sequence[str]) -> str | None:
-    """The letter that an attempt (one text per turn) ends with; None where it names none."""
+    """The letter that an attempt (one text per turn) ends with; None if there is none."""
     letter = chosen_letter(clean(last_answer(texts, phrases=True) or ""))
     return letter if letter in tuple(LETTERS) else None

@@ -1,11 +1,11 @@
-"""BFCL, single turn, Python: the model is shown functions and calls some, or none where none fits. Nothing is run: the
-calls are compared with the possible answers by name, types and values.
+"""BFCL, single turn, Python: the model sees functions and calls some, or none if none fits. Nothing is run: the calls
+are compared with the possible answers by name, types and values.
 
 A category (simple, multiple, parallel ..., live or not) is a file of rows, and the file of possible answers of the same
-name. Without one, the category asks whether the model calls at all: `irrelevance` wants no call, `relevance` some.
+name. Without one, the category asks whether the model calls at all: `irrelevance` expects no call, `relevance` some.
 Source: BFCL (Patil et al. 2025), Apache-2.0, its `ast_checker` written anew; departure: a "." in a function's name may
-come back as "_", as in the original for models that cannot write dots. Refused: Java
-and JavaScript, and categories that need the systems that BFCL simulates (multi-turn, memory, web search)."""
+come back as "_", as in the original for models that cannot write dots. Refused: Java and JavaScript, and categories
+that need the systems that BFCL simulates (multi-turn, memory, web search)."""
 
 from __future__ import annotations
 
@@ -83,19 +83,19 @@ def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) 
         "possible": truths[name] if truths is not None else None,
         "wants_call": "irrelevance" not in part,
     }
-    said = "\n\n".join(str(message["content"]) for message in conversations[0] if message["role"] == "user")
-    return Problem(id=problem_id(f"{name}\n{said}"), question=said, answer="", source=part, metadata=metadata)
+    question = "\n\n".join(str(message["content"]) for message in conversations[0] if message["role"] == "user")
+    return Problem(id=problem_id(f"{name}\n{question}"), question=question, answer="", source=part, metadata=metadata)
 
 
 def _types(described: Row) -> Iterator[str]:
-    """The types of the parameters that are described, of their items and of what is in them."""
+    """The types of the described parameters, of their items and nested properties."""
     for one in described.get("properties", {}).values():
         yield one["type"]
         yield from [one["items"]["type"]] if one["type"] in ("array", "tuple") else _types(one)
 
 
 def shown(function: Row) -> dict[str, Any]:
-    """A function as the model is shown it: name, description, and its parameters as JSON schema."""
+    """A function as shown to the model: name, description, and its parameters as JSON schema."""
     return {**function, "parameters": _schema(function["parameters"])}
 
 
@@ -110,8 +110,8 @@ def _schema(value: Any) -> Any:
 class FunctionScorer(Scorer):
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Parts of BFCL v3's sum, and the categories that were not run (`not_run`): `non_live_python`, whose categories
-        count alike, and `live`, whose rows do. Its overall figure is the mean of non-live (with Java and JavaScript
-        among the simple ones), live and several turns, and cannot be had from these. Source: BFCL's
+        count equally, and `live`, whose rows do. BFCL's overall figure is the mean of non-live (with Java and
+        JavaScript among the simple ones), live and multi-turn, and can't be computed from these. Source: BFCL's
         `generate_leaderboard_csv`."""
         shares: dict[str, list[float]] = {}
         for group in groups:
@@ -131,24 +131,24 @@ class FunctionScorer(Scorer):
         settled(attempt, "graded")
         calls = [call for turn in attempt.turns for call in turn.calls]
         complaint = complaint_of(problem.metadata, calls)
-        said = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None
+        calls_text = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None
         text = "\n".join(written(self.parts.codec, self.parts.calls, attempt))
-        return judged(complaint is None, method=complaint or "calls", extracted=said, text=text)
+        return judged(complaint is None, method=complaint or "calls", extracted=calls_text, text=text)
 
 
-def complaint_of(asked: Mapping[str, Any], calls: Sequence[ToolCall]) -> str | None:
-    """What is wrong with the calls, in a word or two; None where they are right. asked: metadata of the problem."""
-    if asked["possible"] is None:
+def complaint_of(expected: Mapping[str, Any], calls: Sequence[ToolCall]) -> str | None:
+    """The error in the calls, in a word or two; None if they are right. expected: metadata of the problem."""
+    if expected["possible"] is None:
         called = any(call.parse_error is None for call in calls)
-        return None if called == asked["wants_call"] else "called" if called else "no call"
+        return None if called == expected["wants_call"] else "called" if called else "no call"
     if any(call.parse_error is not None for call in calls):
         return "malformed call"
-    if len(calls) != len(asked["possible"]):
+    if len(calls) != len(expected["possible"]):
         return "wrong number of calls"
     left, complaint = list(calls), None
-    for possible in asked["possible"]:
+    for possible in expected["possible"]:
         ((name, values),) = possible.items()
-        parameters = next(function["parameters"] for function in asked["described"] if function["name"] == name)
+        parameters = next(function["parameters"] for function in expected["described"] if function["name"] == name)
         complaints = [_mismatch(name, parameters, values, call) for call in left]
         if None not in complaints:
             complaint = complaints[0]
@@ -182,7 +182,7 @@ def _wrong_value(described: Row, value: Any, possible: Sequence[Any]) -> str | N
     if type(value) is not kind:
         if first is None or type(value) is not first:
             return "wrong type"
-        return None if value in possible else "wrong value"  # a variable's name stands for the value
+        return None if value in possible else "wrong value"  # a variable's name counts as the value
     if inner is not None and isinstance(value, list) and not any(_items_fit(inner, value, one) for one in possible):
         return "wrong type"
     if first is not None and first is not kind:
@@ -207,13 +207,13 @@ def _is_among(kind: type, inner: type | None, value: Any, possible: Sequence[Any
     if kind is str:
         return _plain(value) in [_plain(one) for one in possible if isinstance(one, str)]
     if kind is list:
-        wanted = [[_plain(item) for item in one] for one in possible if one == "" or isinstance(one, list)]
-        return [_plain(item) for item in value] in wanted
+        expected = [[_plain(item) for item in one] for one in possible if one == "" or isinstance(one, list)]
+        return [_plain(item) for item in value] in expected
     return value in possible
 
 
 def _is_dict(value: Any, possible: Any) -> bool:
-    """possible: key -> the values that are right; "" among them: the key may be left out."""
+    """possible: key -> the right values; "" among them: the key may be omitted."""
     if not isinstance(value, dict) or not isinstance(possible, dict):
         return False
     known = all(key in possible and _plain(one) in map(_plain, possible[key]) for key, one in value.items())
@@ -221,5 +221,5 @@ def _is_dict(value: Any, possible: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A text without case, blanks and the signs that BFCL overlooks; anything else as it is."""
+    """A text without case, blanks and the characters that BFCL ignores; anything else unchanged."""
     return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value

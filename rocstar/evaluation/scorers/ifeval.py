@@ -1,16 +1,16 @@
-"""IFEval: an answer is right where it follows every instruction of its prompt to the letter (strict, prompt level).
-Figures beside that: strict for single instructions, and loose for both, where the answer may also pass without its
-stars, its first or its last line.
+"""IFEval: an answer is right if it follows every instruction of its prompt exactly (strict, prompt level). Further
+figures: strict for single instructions, and loose for both, where the answer may also pass without its stars, its first
+or its last line.
 
 Each of its 25 kinds of instructions is a function (answer, its arguments) -> whether the answer follows it, written
-anew after google-research's instruction_following_eval (Apache-2.0) and compared with it (docs/results.md). What it
-counts is kept, oddities included: a keyword is a regular expression and may stand inside a longer word, a bullet may
-begin with any number of dashes, a paragraph divider is `***`. One departure: where a row asks for a sign that is no
-letter (`#`, `!`), the original counts a letter drawn at random, and this one counts the sign. Sentences and words with
-capitals are nltk's, languages langdetect's (extra `eval`).
+anew after google-research's instruction_following_eval (Apache-2.0) and compared with it (docs/results.md). Its
+counting rules are kept, oddities included: a keyword is a regular expression and may stand inside a longer word, a
+bullet may begin with any number of dashes, a paragraph divider is `***`. One departure: if a row asks for a character
+that is not a letter (`#`, `!`), the original counts a random letter, and this one counts the character. Sentences and
+words with capitals are nltk's, languages langdetect's (extra `eval`).
 
-IFBench has the same figures over 58 harder kinds of instructions. Its checks lean on taggers, syllable and emoji
-tables, so they are not written again: the benchmark's own package `ifbench` of github.com/allenai/IFBench is asked.
+IFBench has the same figures over 58 harder kinds of instructions. Its checks need taggers, syllable and emoji tables,
+so the benchmark's own package `ifbench` of github.com/allenai/IFBench computes them.
 
 Sources: Zhou et al. 2023, arXiv 2311.07911 (paper Table 5 quotes the strict prompt level); Pyatkin et al. 2025, arXiv
 2507.02833."""
@@ -205,7 +205,7 @@ def follows(instruction: str, arguments: Mapping[str, Any], prompt: str, answer:
 
 
 def variants(answer: str) -> tuple[str, ...]:
-    """The forms of which one must follow where the verdict is loose: without stars, first line or last line."""
+    """The variants of which one must follow for a loose verdict: without stars, first line or last line."""
     lines = answer.split("\n")
     cut = (answer, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])))
     return (*cut, *(part.replace("*", "") for part in cut))
@@ -227,10 +227,10 @@ def _compared(count: int, relation: str, threshold: int) -> bool:
 
 
 def _language(text: str) -> str | None:
-    """Two letters, such as `en`; None where no language can be told, and then any passes."""
+    """Two letters, such as `en`; None if no language is detected: then any passes."""
     from langdetect import DetectorFactory, LangDetectException, detect
 
-    DetectorFactory.seed = 0  # it draws at random, and one answer must get one verdict
+    DetectorFactory.seed = 0  # it is randomised, and an answer must always get the same verdict
     try:
         found: str = detect(text)
     except LangDetectException:
@@ -280,13 +280,13 @@ def check() -> None:
 
 
 def check_ifbench() -> None:
-    """Raises ConfigError where its package is not there."""
+    """Raises ConfigError if its package is not installed."""
     if find_spec("ifbench") is None:
         raise ConfigError(f"IFBench is scored by its own package, which is not installed; {IFBENCH_HINT}")
 
 
 def published(instruction: str, arguments: Mapping[str, Any], prompt: str, answer: str) -> bool:
-    """What IFBench's package says. Raises KeyError for an instruction that it does not know."""
+    """The verdict of IFBench's package. Raises KeyError for an unknown instruction."""
     from ifbench import instructions_registry
 
     one = instructions_registry.INSTRUCTION_DICT[instruction](instruction)
@@ -297,8 +297,8 @@ def published(instruction: str, arguments: Mapping[str, Any], prompt: str, answe
 
 
 class IfevalScorer(Scorer):
-    """`decide` says whether one instruction is followed; `follows` knows those of IFEval. `method` of an outcome spells
-    the verdicts on single instructions: S strict, l only loose, . neither."""
+    """`decide` judges one instruction; `follows` knows those of IFEval. `method` of an outcome spells the verdicts on
+    single instructions: S strict, l only loose, . neither."""
 
     def __init__(self, parts: Parts, decide: Follows = follows) -> None:
         super().__init__(parts)
