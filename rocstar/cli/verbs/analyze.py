@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ def analyze(
     from rocstar.analysis.screen import pages
     from rocstar.analysis.sources import find_source
     from rocstar.support.exits import need
+    from rocstar.support.screen import Screen
 
     if pictures is not None:
         need("plot")
@@ -50,9 +52,19 @@ def analyze(
         return
     reports = []
     methods = [method_of(name) for name in names]
-    for method, source in [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]:
-        piece, scorer = _tokens_of(source, entropy)
-        reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
+    sources = [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]
+    told = ""
+
+    def said(name: str, done: int, total: int) -> None:
+        nonlocal told
+        told = f"{name}: {done} of {total} files read"
+
+    with Screen() as screen, screen.never_silent(lambda: told):
+        for method, source in sources:
+            said(source.name, 0, len(source.files))
+            piece, scorer = _tokens_of(source, entropy)
+            report = analyse(source, method=method, piece=piece, entropies=scorer, said=partial(said, source.name))
+            reports.append(report)
     if pictures is not None:
         from rocstar.analysis.pictures import draw
 
