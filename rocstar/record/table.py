@@ -77,6 +77,8 @@ class Where:
 
     sql: str
     values: tuple[Any, ...]
+    beside: str = ""
+    """A join with another table that the condition is on too."""
 
 
 def where_of(asked: Mapping[str, str], *others: Condition) -> Where:

@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3309, 19),
     "parts": (1799, 9),
     "protocols": (290, 1),
-    "record": (3001, 17),
+    "record": (3003, 17),
     "rollout": (1850, 12),
     "run": (4604, 24),
     "sandbox": (8630, 45),
@@ -40,14 +40,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (944, 7),
     "train": (209, 1),
     "types": (603, 1),
-    "view": (1951, 9),
+    "view": (1961, 9),
 }
-CLASSES, FUNCTIONS = 591, 4179
+CLASSES, FUNCTIONS = 591, 4180
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_921}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_939}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
