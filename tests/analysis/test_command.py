@@ -161,6 +161,18 @@ def test_siblings_give_their_question_once(tmp_path: Path) -> None:
     assert list(trained_questions(made, 2)) == ["What is p?", "What is p?"]
 
 
+def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_run(tmp_path)
+    for step in (3, 4, 5, 6):
+        written(made.rollout_file(step), [attempt([turn(None)])], step=step)
+    report = told(capsys, "r", "--every", "3", "--runs", str(tmp_path / "runs"))
+    assert [row["step"] for row in report["by_step"]] == [3, 6] and report["whole"]["attempts"] == 2
+    assert [row["step"] for row in report["training"]] == [1, 2]
+    assert run(["analyze", "r", "--every", "2", "--swap", "--runs", str(tmp_path / "runs")]) == 2
+
+
 def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
     made_run(tmp_path)
     told = list[tuple[int, int]]()

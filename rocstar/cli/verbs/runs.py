@@ -278,7 +278,7 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
         return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
     if "error" not in asked:
         return ""
-    others = {name: text for name, text in asked.items() if name != "error"}
+    others = {name: text for name, text in asked.items() if name != "error"} | {"failed": "1.."}
     there = Counter(name for row in select(files, others) for name in failures(row["turns"]))
     told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
     return f"; failures that are there: {told}" if told else "; no call failed there"
