@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.sources import Entropies, Source
 from rocstar.analysis.tally import LEVELS, AttemptCounts, after_error_table, right_after
-from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, count_tokens, turn_of
-from rocstar.evaluation.contamination import note_of, questions_of
+from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, Words, count_tokens, count_words, turn_of
+from rocstar.evaluation.contamination import note_of
 from rocstar.record.folder import step_of
 from rocstar.record.journal import read_journal
+from rocstar.record.rollouts import questions_of
 
 FIGURES = {"reflection_after_ok": "Fig. 10", "reflection_after_error": "Fig. 11", "forking": "§5.4, class 1"}
 MOST_TOKENS = 4000  # of one example; what follows is left out
@@ -70,16 +70,22 @@ def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> di
 
 
 def analyse(
-    source: Source, *, method: str, piece: Piece | None = None, entropies: Entropies | None = None
+    source: Source,
+    *,
+    method: str,
+    piece: Piece | None = None,
+    entropies: Entropies | None = None,
+    said: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Everything about one source; docs/analysis.md says what each key means.
 
     method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
-    attempts that have none. Raises DataError."""
-    tally, examples = AttemptCounts(), Examples()
+    attempts that have none. said: told how many of how many files were read. Raises DataError."""
+    tally, examples, words = AttemptCounts(), Examples(), Words()
     steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
-    for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies)):
+    for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, said=said)):
         if piece and (kinds := count_tokens(steps[attempt.step], attempt, piece)):
+            count_words(words, attempt, kinds, piece)
             examples.offer(attempt, kinds, piece)
     whole = tally.whole()
     report: dict[str, Any] = {
@@ -98,29 +104,21 @@ def analyse(
     }
     if not any(counts.attempts for counts in steps.values()):
         return report
-    words = {kind: _words(steps.values(), kind) for kind in TokenKind}
     temperature = source.temperatures()
     tokens = {
         "by_step": [
             {"step": step, "temperature": temperature(step), **counts.figures()}
             for step, counts in sorted(steps.items())
         ],
-        "words": {
-            str(kind): dict(islice(sorted(found.items(), key=lambda word: (-word[1], word[0])), SHOWN_WORDS))
-            for kind, found in words.items()
-        },
+        "words": {str(kind): _most_frequent(words, kind) for kind in TokenKind},
         "examples": examples.shown(),
     }
     return report | {"tokens": tokens}
 
 
-def _words(steps: Iterable[TokenCounts], kind: TokenKind) -> dict[str, int]:
-    found: dict[str, int] = defaultdict(int)
-    for counts in steps:
-        for (what, text), count in counts.words.items():
-            if what is kind:
-                found[text] += count
-    return found
+def _most_frequent(words: Words, kind: TokenKind) -> dict[str, int]:
+    found = [(text, count) for (what, text), count in words.items() if what is kind]
+    return dict(sorted(found, key=lambda word: (-word[1], word[0]))[:SHOWN_WORDS])
 
 
 def _training(source: Source) -> list[dict[str, Any]]:

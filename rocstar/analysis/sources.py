@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,24 @@ class Source:
         last = next(reversed(stages.values()), None)
         return lambda step: of_step.get(step) if self.run else last
 
-    def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
+    def attempts(
+        self,
+        *,
+        tokens: bool,
+        entropies: Entropies | None = None,
+        said: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
-        pass that gives those of all attempts. Raises DataError."""
+        pass that gives those of all attempts. said: told how many of how many files were read. Raises DataError."""
         if self.transcripts:
             return read_transcripts(self.files[0])
-        read = chain.from_iterable(read_attempts(file, tokens=tokens) for file in self.files)
+        read = self._read(tokens, said)
         return read if entropies is None else _scored(read, entropies)
+
+    def _read(self, tokens: bool, said: Callable[[int, int], None]) -> Iterator[Attempt]:
+        for done, file in enumerate(self.files, 1):
+            yield from read_attempts(file, tokens=tokens)
+            said(done, len(self.files))
 
 
 def find_source(name: str, runs: Path) -> Source:

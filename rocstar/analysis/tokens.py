@@ -34,7 +34,7 @@ SHARE = 0.2  # of an attempt's tokens; paper §5.4
 NEAR = 32  # tokens of a completion that count as directly after the reply
 RUN = 3  # marked tokens that make a run
 GAP = 2  # unmarked tokens that a run may hold between two marked ones
-MOST_WORDS = 20_000  # kept while counting
+MOST_WORDS = 20_000  # kept while counting, of all steps together
 
 _BLOCK = re.compile(
     r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|(?P<answer><answer>).*?(?:</answer>|\Z)|"
@@ -54,6 +54,10 @@ class TokenKind(StrEnum):
     FORKING = "forking"
 
 
+Words = Counter[tuple[TokenKind, str]]
+"""Marked tokens by kind and text."""
+
+
 @dataclass(slots=True)
 class TokenCounts:
     """Sums over attempts that have entropies."""
@@ -71,8 +75,6 @@ class TokenCounts:
     in_calls: int = 0
     """Tokens in calls, marked or not."""
     call_entropy: float = 0.0
-    words: Counter[tuple[TokenKind, str]] = field(default_factory=Counter)
-    """Marked tokens by kind and text; the rarest are forgotten as it grows."""
 
     def figures(self) -> dict[str, Any]:
         outside, entropy = self.tokens - self.in_calls, self.entropy - self.call_entropy
@@ -106,14 +108,19 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
     counts.marked += len(marked)
     for place, kind in kinds.items():
         counts.kinds[kind] += 1
-        counts.words[kind, piece(attempt.token_ids[place])] += 1
         if kind is TokenKind.REFLECTION:
             failed = turn_of(attempt, place).after == "error"
             counts.after_error += failed
             counts.after_ok += not failed
-    if len(counts.words) > MOST_WORDS:
-        counts.words = Counter(dict(counts.words.most_common(MOST_WORDS // 2)))
     return kinds
+
+
+def count_words(words: Words, attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> None:
+    """Add the marked tokens of an attempt. The rarest words are forgotten where there are more than MOST_WORDS."""
+    words.update((kind, piece(attempt.token_ids[place])) for place, kind in kinds.items())
+    if len(words) > MOST_WORDS:
+        for word, _ in words.most_common()[MOST_WORDS // 2 :]:
+            del words[word]
 
 
 def marked_places(entropies: Sequence[float], written: Sequence[int]) -> set[int]:

@@ -13,7 +13,7 @@ from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known
 from rocstar.record.folder import RunFolder, read_json
-from rocstar.record.rollouts import attempt_rows
+from rocstar.record.rollouts import questions_of
 
 SHOWN = 5  # overlaps that a note quotes
 
@@ -97,8 +97,3 @@ def _of_file(path: str) -> Iterator[str]:
         yield from (problem.question for problem in load_problems(path))
     except DataError:  # only the recipe's task knows the names of its columns
         return
-
-
-def questions_of(file: Path) -> Iterator[str]:
-    """The question of each attempt in a file, repeats included."""
-    return (row["question"] for row in attempt_rows(file, ("question",)))

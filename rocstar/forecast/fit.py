@@ -27,9 +27,10 @@ from rocstar.forecast.policies import RoundRobin
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, planned
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import read_rollouts
+from rocstar.record.rollouts import rows_of_step
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
+from rocstar.support.screen import plural
 
 ROUNDS = 12  # of Gauss-Newton; without tools the first is exact
 PROBE = 0.02  # of a cost's size: the change that shows a slope; the order of events jumps, so it must not be tiny
@@ -37,6 +38,9 @@ ENOUGH = 1e-3  # relative gain of a round below which there is nothing more to f
 NO_TIME = 1e-12  # seconds in the place of zero, which has no logarithm
 EXACT = 1e-7  # relative error that no clock shows
 HALVINGS = 4
+
+LENGTHS = ("problem_id", "prompt_ids", "turns", "response_tokens", "seconds", "tool_seconds")
+"""What of a recorded attempt is looked at."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -181,7 +185,7 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     many."""
     folder = RunFolder.find(name, runs)
     settings = json.loads(folder.resolved.read_text())
-    rows = [read_rollouts(folder, number) for number in _chosen(folder, last, steps)]
+    rows = [list(rows_of_step(folder, number, LENGTHS)) for number in _chosen(folder, last, steps)]
     longest = max(row["response_tokens"] for attempts in rows for row in attempts)
     engines = sum(entry.get("count", 1) for entry in settings.get("engine", [])) or 1
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
@@ -197,7 +201,10 @@ def _chosen(folder: RunFolder, last: int | None, steps: int) -> list[int]:
     there = sorted(int(file.stem.partition("=")[2]) for file in folder.rollouts.glob("step=*.parquet"))
     chosen = [number for number in there if last is None or number <= last][-steps:]
     if len(chosen) < steps or (last is not None and chosen[-1] != last):
-        raise DataError(f"{folder.path} has rollouts of the steps {there}; choose --step and --steps among them")
+        between = f", from {there[0]} to {there[-1]}" if there else ""
+        raise DataError(
+            f"{folder.path} has rollouts of {plural(len(there), 'step')}{between}; choose --step and --steps among them"
+        )
     return chosen
 
 
@@ -211,9 +218,9 @@ def engine_of(settings: dict[str, Any], longest: int) -> EngineModel:
 
 
 def _recorded_step(rows: Iterable[Mapping[str, Any]], limit: int, engines: int) -> Trial:
-    """The attempts of one recorded step, as `record.rollouts.read_rollouts` gives them; those of a step begin together.
-    An attempt's tool seconds are spread evenly over its tool turns, since only their sum is recorded; attempts that
-    never sampled are left out. Raises DataError where nothing is left."""
+    """The attempts of one recorded step, as rows of LENGTHS; those of a step begin together. An attempt's tool seconds
+    are spread evenly over its tool turns, since only their sum is recorded; attempts that never sampled are left out.
+    Raises DataError where nothing is left."""
     found = [(attempt, row["seconds"]) for row in rows if (attempt := _recorded(row, limit)) is not None]
     if not found:
         raise DataError("the recorded step has no attempt that sampled a token; choose another step")

@@ -13,6 +13,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -186,25 +187,44 @@ def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
 
 def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[Row]:
     """The attempts of a step as rows of `COLUMNS`, decoded. Raises DataError when the step has no file."""
-    run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+    return list(rows_of_step(folder if isinstance(folder, RunFolder) else RunFolder(folder), step))
+
+
+def rows_of_step(run: RunFolder, step: int, columns: Sequence[str] = tuple(COLUMNS)) -> Iterator[Row]:
+    """The same with some of the columns, a batch in memory at a time: 16,384 attempts of 10,000 tokens are some 25 GB
+    of rows. Raises DataError likewise."""
     file = run.rollout_file(step)
     if not file.is_file():
         raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
-    return list(attempt_rows(file))
+    yield from attempt_rows(file, columns)
 
 
 def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterator[Row]:
     """The rows of one file with some of its columns, in order and decoded, a batch at a time. Raises DataError if the
     file does not hold attempts."""
+    with _opened(file) as opened:
+        absent = {*columns} - {*opened.schema_arrow.names, *LATER_COLUMNS}
+        if absent:
+            raise ValueError(f"it has no column {', '.join(sorted(absent))}")
+        for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
+            yield from map(decoded, batch.to_pylist())
+
+
+def questions_of(file: Path) -> Iterator[str]:
+    """The questions of a file's attempts, one for each group of siblings in a batch. Raises DataError."""
+    with _opened(file) as opened:
+        for batch in opened.iter_batches(columns=["question"]):
+            yield from batch["question"].unique().to_pylist()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Raises DataError for a file that cannot be read, also while its rows are read."""
     from pyarrow import ArrowException, parquet
 
     try:
         with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
-            absent = {*columns} - {*opened.schema_arrow.names, *LATER_COLUMNS}
-            if absent:
-                raise ValueError(f"it has no column {', '.join(sorted(absent))}")
-            for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
-                yield from map(decoded, batch.to_pylist())
+            yield opened
     except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
@@ -336,12 +356,10 @@ def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
     """Count the attempts whose tokens were all written by weights of version `oldest` or newer, by problem id."""
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
-        columns = ["problem_id", "verdict", "policy_version", "turns"]
-        rows = read_table(file, columns).to_pylist()
-        if rows and rows[0]["policy_version"] < oldest:
-            break
-        for row in rows:
-            wrote = (version for turn in json.loads(row["turns"]) for version, _ in turn["version_spans"])
+        for row in attempt_rows(file, ("problem_id", "verdict", "policy_version", "turns")):
+            if row["policy_version"] < oldest:
+                return found
+            wrote = (version for turn in row["turns"] for version, _ in turn["version_spans"])
             if row["verdict"] in (Verdict.RIGHT, Verdict.WRONG) and min(wrote, default=oldest) >= oldest:
                 before = found.get(row["problem_id"], Tally())
                 found[row["problem_id"]] = Tally(before.attempts + 1, before.right + (row["verdict"] == Verdict.RIGHT))

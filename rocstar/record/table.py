@@ -9,11 +9,12 @@ Not here: the page's stored table of all attempts (view/index.py), and reading w
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Where:
 
     sql: str
     values: tuple[Any, ...]
+    beside: str = ""
+    """A join with another table that the condition uses."""
 
 
 def where_of(given: Mapping[str, str], *others: Condition) -> Where:
@@ -148,25 +151,58 @@ def select(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Row]:
     in the policy's text, ignoring case.
 
     Raises BadFilter, and DataError for a file that does not hold attempts."""
-    where, step = where_of(filters), filters.get("step", "")
+    where = where_of(filters)
     with duckdb.connect(config=SETTINGS) as connection:
-        for file in files:
-            if step.isdecimal() and file.name.startswith("step=") and step_of(file) != int(step):
-                continue
-            try:
-                yield from _of_file(connection, str(file), filters, where)
-            except (duckdb.Error, KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
+        for file in _of_step(files, filters):
+            with _named(file):
+                found = [row for row, _ in _fitting(connection, str(file), filters, where)]
+                yield from _whole(connection, str(file), found)
 
 
-def _of_file(connection: duckdb.DuckDBPyConnection, path: str, given: Mapping[str, str], where: Where) -> Iterator[Row]:
-    values: list[Any] = [path, *(failures_in(connection, path) if given.get("error") else ([], [])), *where.values]
+def _of_step(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Path]:
+    """The files that may have attempts of the step that is filters for."""
+    step = filters.get("step", "")
+    for file in files:
+        if not step.isdecimal() or not file.name.startswith("step=") or step_of(file) == int(step):
+            yield file
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Raises DataError with the name of a file that does not hold attempts."""
+    try:
+        yield
+    except (duckdb.Error, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
+
+
+def _fitting(
+    connection: duckdb.DuckDBPyConnection,
+    path: str,
+    filters: Mapping[str, str],
+    where: Where,
+    column: str | None = None,
+    count: int | None = None,
+) -> list[tuple[int, float]]:
+    """(row, value) of the rows of a file that fit, in order. column: the `count` rows with the highest values in it,
+    highest first; -inf where it holds no number."""
+    values: list[Any] = [path, *(failures_in(connection, path) if filters.get("error") else ([], [])), *where.values]
     sql = f"SELECT row FROM ({ROWS}) WHERE {where.sql}"
-    if text := given.get("q", "").lower():
+    if text := filters.get("q", "").lower():
         sql, values = f"{sql} AND row IN (SELECT file_row_number FROM {READ} WHERE {SAID})", [*values, path, text, text]
-    found = [row for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
-    for begin in range(0, len(found), BATCH_ROWS):
-        yield from rows_in(connection, path, found[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
+    if column is None:
+        return [(row, 0.0) for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
+    most = f"coalesce(nullif({column}::DOUBLE, 'nan'::DOUBLE), '-inf'::DOUBLE)"
+    sql = f"SELECT file_row_number, {most} AS most FROM {READ} WHERE file_row_number IN ({sql})"
+    ranked = f"{sql} ORDER BY most DESC, file_row_number LIMIT ?"
+    found: list[tuple[int, float]] = connection.execute(ranked, [path, *values, count]).fetchall()
+    return found
+
+
+def _whole(connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int]) -> Iterator[Row]:
+    """Rows of a file by their numbers, ascending, a batch at a time."""
+    for begin in range(0, len(rows), BATCH_ROWS):
+        yield from rows_in(connection, path, rows[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
 
 
 def rows_in(
@@ -196,10 +232,22 @@ def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[
     return rows, errors
 
 
-def first(rows: Iterable[Row], count: int, column: str | None) -> list[Row]:
-    """The first `count` rows, or those with the highest values in a column, highest first. Raises ConfigError."""
+def first(files: Iterable[Path], filters: Mapping[str, str], count: int, column: str | None = None) -> list[Row]:
+    """The first `count` attempts that fit a filter, or those with the highest values in a column, highest first; no
+    others are read whole. Raises ConfigError, and what `select` raises."""
     if column is None:
-        return list(islice(rows, count))
+        return list(islice(select(files, filters), count))
     if column not in SORTS:
         raise ConfigError(f"attempts cannot be sorted by {column}; choose one of {', '.join(SORTS)}")
-    return nlargest(count, rows, key=lambda row: -math.inf if row[column] in (None, math.nan) else row[column])
+    where, found = where_of(filters), list[tuple[float, Path, int]]()
+    with duckdb.connect(config=SETTINGS) as connection:
+        for file in _of_step(files, filters):
+            with _named(file):
+                some = _fitting(connection, str(file), filters, where, column, count)
+                found = nlargest(count, [*found, *((value, file, row) for row, value in some)], key=itemgetter(0))
+        rows = dict[tuple[Path, int], Row]()
+        for file in {file: None for _, file, _ in found}:
+            with _named(file):
+                numbers = sorted(row for _, its_file, row in found if its_file == file)
+                rows |= zip(((file, row) for row in numbers), _whole(connection, str(file), numbers), strict=True)
+    return [rows[file, row] for _, file, row in found]

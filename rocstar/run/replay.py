@@ -31,7 +31,7 @@ from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
 from rocstar.record.journal import read_journal
-from rocstar.record.rollouts import attempts_table, problem_of, read_rollouts, read_table, trajectory_of
+from rocstar.record.rollouts import SHORT_COLUMNS, attempts_table, problem_of, read_table, rows_of_step, trajectory_of
 from rocstar.run.continued import THREADS
 from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
@@ -46,6 +46,8 @@ COMPARED = {
     "log-probabilities": ("old_logprobs", "entropies"),
 }
 """Columns of an attempt that follow from its text, the settings and the weights."""
+LEARNT_FROM = (*SHORT_COLUMNS, "prompt_ids", "token_ids", "sampled_logprobs")
+"""Columns that trajectories are made of."""
 TRIED = ("learning.", "resample.")
 NEVER = ("learning.optimizer", "learning.kl_coefficient")
 """Settings that depend on earlier steps: another optimizer's moments, a reference that was never kept."""
@@ -222,13 +224,13 @@ class Replay:
 
     def groups(self, step: int) -> list[Group]:
         """The step's attempts as they were recorded, in order. Raises DataError."""
-        members: list[list[Mapping[str, Any]]] = []
-        for row in read_rollouts(self.run, step):
-            last = members[-1][-1] if members else None
-            if last is None or row["problem_id"] != last["problem_id"] or row["index"] <= last["index"]:
-                members.append([])
-            members[-1].append(row)
-        return [Group(problem=problem_of(some[0]), trajectories=tuple(map(trajectory_of, some))) for some in members]
+        groups: list[tuple[Problem, list[Trajectory]]] = []
+        for row in rows_of_step(self.run, step, LEARNT_FROM):
+            made, last = trajectory_of(row), groups[-1][1][-1] if groups else None
+            if last is None or made.problem_id != last.problem_id or made.index <= last.index:
+                groups.append((problem_of(row), []))
+            groups[-1][1].append(made)
+        return [Group(problem=problem, trajectories=tuple(siblings)) for problem, siblings in groups]
 
     def _open(self) -> None:
         recipe, checkpoint, inside = self.recipe, self.span.checkpoint, self.span.begun > self.span.stage_begun
@@ -263,7 +265,7 @@ class Replay:
 
     def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> ReplayedStep:
         differs = {}
-        recorded = read_table(self.run.rollout_file(step))
+        recorded = read_table(self.run.rollout_file(step), [name for columns in COMPARED.values() for name in columns])
         again = attempts_table(step, attempt_records(learnt.chosen, learnt.rows, policy_version=version), None)
         for what, columns in COMPARED.items():
             if other := [name for name in columns if not again[name].equals(recorded[name].cast(again[name].type))]:

@@ -278,9 +278,10 @@ def _opened(file: Path) -> duckdb.DuckDBPyConnection:
 KEPT_SEARCHES = 8
 SHORTEST = 2  # characters of a text that is looked for
 WAIT_SECONDS = 0.15  # of the first answer for what can be found at once
-# Replies of tools stand in `turns`, as JSON.
+# Replies of tools stand in `turns`, as JSON. {last}: the number of the file's last row.
 FOUND = f"""
-INSERT INTO found.hits SELECT ?, ?, file_row_number FROM {READ} WHERE {SAID} OR contains(lower(turns), ?)
+INSERT INTO found.hits SELECT ?, ?, bitstring_agg(file_row_number, 0, {{last}})
+FROM {READ} WHERE {SAID} OR contains(lower(turns), ?)
 """
 
 
@@ -306,7 +307,8 @@ class Searches:
         self._kept: OrderedDict[str, Search] = OrderedDict()
         self._next, self._choosing = 0, threading.Lock()
         index.ask("ATTACH IF NOT EXISTS ':memory:' AS found")
-        index.ask("CREATE TABLE IF NOT EXISTS found.hits (search INTEGER, file INTEGER, row INTEGER)")
+        # A bit for each attempt of a file: a common word stands in millions, whose numbers would fill the memory.
+        index.ask("CREATE TABLE IF NOT EXISTS found.hits (search INTEGER, file INTEGER, bits BIT)")
 
     def find(self, text: str) -> Search:
         """Looks into the files that were not looked into yet, then waits a moment."""
@@ -343,7 +345,9 @@ class Searches:
                     return
                 file = str(self._index.source.root / path)
                 with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
-                    self._index.ask(FOUND, [search.number, number, file, needle, needle, escaped])
+                    last = self._index.ask("SELECT coalesce(max(row), 0) FROM attempts WHERE file = ?", [number])
+                    sql = FOUND.format(last=int(last[0][0]))
+                    self._index.ask(sql, [search.number, number, file, needle, needle, escaped])
                 search.done += 1
         finally:
             search.idle.set()

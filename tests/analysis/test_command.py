@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.analysis.report import analyse
 from rocstar.analysis.screen import _tokens, number
 from rocstar.analysis.sources import find_source
 from rocstar.cli.main import run
@@ -152,6 +153,31 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     write_json(folder / "result.json", {"setup": {"model": "nowhere"}})
     note = told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"]
     assert (note["questions"], note["same"], note["trained_questions"]) == (2, 1, 1)
+
+
+def test_siblings_give_their_question_once(tmp_path: Path) -> None:
+    """Of the 8.4 million attempts of a run of the paper's size, an evaluation is compared with 260,000."""
+    made = made_run(tmp_path)
+    assert list(trained_questions(made, 2)) == ["What is p?", "What is p?"]
+
+
+def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_run(tmp_path)
+    for step in (3, 4, 5, 6):
+        written(made.rollout_file(step), [attempt([turn(None)])], step=step)
+    report = told(capsys, "r", "--every", "3", "--runs", str(tmp_path / "runs"))
+    assert [row["step"] for row in report["by_step"]] == [3, 6] and report["whole"]["attempts"] == 2
+    assert [row["step"] for row in report["training"]] == [1, 2]
+    assert run(["analyze", "r", "--every", "2", "--swap", "--runs", str(tmp_path / "runs")]) == 2
+
+
+def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
+    made_run(tmp_path)
+    told = list[tuple[int, int]]()
+    analyse(find_source("r", tmp_path / "runs"), method="", said=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_training_up_to_the_evaluated_step_counts_and_files_stand_for_attempts_that_were_not_kept(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,9 @@ from rocstar.analysis.tokens import (
     RUN,
     TokenCounts,
     TokenKind,
+    Words,
     count_tokens,
+    count_words,
     enclosed,
     kinds_of,
     marked_places,
@@ -113,6 +116,17 @@ def test_counts_name_what_the_reply_said() -> None:
     figures = counts.figures()
     assert (figures["reflection_after_error"], figures["reflection_after_ok"]) == (3, 0)
     assert figures["entropy"] == 2.7 / 15
+
+
+def test_words_are_counted_over_all_steps_and_the_rarest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the paper's size has 510 steps, each with most words of a vocabulary."""
+    monkeypatch.setattr("rocstar.analysis.tokens.MOST_WORDS", 4)
+    words, held = Words(), list[int]()
+    for step in range(50):
+        one = replace(told(([A, *range(100 + 3 * step, 103 + 3 * step)], None)), step=step)
+        count_words(words, one, dict.fromkeys(range(2, 6), TokenKind.FORKING), str)
+        held.append(len(words))
+    assert words[TokenKind.FORKING, str(A)] == 50 and max(held) <= 4
 
 
 def test_marks_of_the_template_are_no_forks_wherever_their_tokens_are_cut() -> None:

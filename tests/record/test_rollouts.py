@@ -9,12 +9,17 @@ from types import MappingProxyType
 import pytest
 
 from rocstar.errors import DataError
+from rocstar.record import rollouts
 from rocstar.record.rollouts import (
     COLUMNS,
     AttemptRecord,
+    Row,
     attempt_rows,
+    decoded,
     read_rollouts,
     read_table,
+    recorded_tallies,
+    rows_of_step,
     segments_of,
     trajectory_of,
     write_attempts,
@@ -129,6 +134,32 @@ def test_a_step_without_attempts_is_a_file_without_rows(tmp_path: Path) -> None:
     folder = run(tmp_path)
     write_rollouts(folder, 1, [], None)
     assert read_rollouts(folder, 1) == []
+
+
+def test_a_step_is_read_a_batch_at_a_time_and_without_what_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tmp_path)
+    write_rollouts(folder, 1, [record(index, Verdict.RIGHT) for index in range(20)], None)
+    monkeypatch.setattr(rollouts, "BATCH_ROWS", 4)
+    read = list[Row]()
+    monkeypatch.setattr(rollouts, "decoded", lambda row: read.append(decoded(row)) or read[-1])
+    rows = rows_of_step(folder, 1, ("index", "turns"))
+    assert next(rows).keys() == {"index", "turns"} and len(read) == 1
+    assert [row["index"] for row in rows] == [*range(1, 20)]
+
+
+def test_tallies_of_young_weights_end_at_the_first_attempt_of_an_older_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tmp_path)
+    for step in (1, 2, 3):
+        made = [replace(record(index, Verdict.RIGHT), policy_version=step) for index in range(6)]
+        write_rollouts(folder, step, made, None)
+    read = list[Row]()
+    monkeypatch.setattr(rollouts, "decoded", lambda row: read.append(decoded(row)) or read[-1])
+    assert recorded_tallies(folder, 3) == {PROBLEM.id: (6, 6)}
+    assert [row["policy_version"] for row in read] == [3] * 6 + [2]
 
 
 def test_the_page_explains_every_column() -> None:

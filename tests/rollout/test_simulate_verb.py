@@ -108,7 +108,7 @@ def test_costs_are_not_fitted_to_steps_that_overlapped_and_a_step_that_was_not_r
     recorded: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["simulate", str(recorded.path), "--step", "7"]) == 2
-    assert "has rollouts of the steps [0, 1]; choose --step" in capsys.readouterr().err
+    assert "has rollouts of 2 steps, from 0 to 1; choose --step" in capsys.readouterr().err
     folder = RunFolder(tmp_path / "overlapped")
     shutil.copytree(recorded.path, folder.path)
     settings = json.loads(folder.resolved.read_text())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,8 +20,10 @@ from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.replays import keep
 from rocstar.record.rollouts import read_rollouts, write_rollouts
+from rocstar.view import query
 from rocstar.view.app import STATIC, application, serve
-from rocstar.view.sources import Library
+from rocstar.view.index import Index, Searches
+from rocstar.view.sources import Library, RunSource
 from tests.view.recorded import (
     RECIPE,
     add_evaluation,
@@ -102,6 +105,21 @@ def test_search_looks_into_replies_attempts_and_questions(made: RunFolder, clien
     ]
     assert wanted
     assert sorted((row["step"], row["problem_id"], row["sibling"]) for row in found["rows"]) == sorted(wanted)
+
+
+def test_a_search_holds_a_row_for_each_file_however_many_attempts_it_finds(made: RunFolder, tmp_path: Path) -> None:
+    """A common word stands in millions of attempts of a run of the paper's size."""
+    with closing(Index.open(RunSource(name="made", root=made.path, run=made), tmp_path)) as index:
+        index.settle()
+        search = Searches(index).find("what is")
+        assert search.idle.wait(60)
+        where = query.filtered({}, hits=search.number)
+        everything = query.filtered({})
+        assert query.count(index, where) == query.count(index, everything) > 144
+        assert query.facets(index, where) == query.facets(index, everything)
+        ordered = {"sort": "-step", "offset": 0, "limit": 500}
+        assert query.groups(index, where, **ordered) == query.groups(index, everything, **ordered)
+        assert index.ask("SELECT count(*) FROM found.hits") == index.ask("SELECT count(*) FROM files")
 
 
 def test_search_finds_text_that_json_escapes(tmp_path: Path) -> None:

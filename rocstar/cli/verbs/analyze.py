@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +32,9 @@ def analyze(
         bool,
         typer.Option("--swap", help="Only this: what changes when a tool's first reply is swapped, blank or false."),
     ] = False,
+    every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Read the attempts of a run's last step and each Nth before it.")
+    ] = 1,
     pictures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.")] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
@@ -42,17 +47,29 @@ def analyze(
     from rocstar.analysis.screen import pages
     from rocstar.analysis.sources import find_source
     from rocstar.support.exits import need
+    from rocstar.support.screen import Screen
 
     if pictures is not None:
         need("plot")
     if swap:
-        _swap(names, runs, as_json=as_json, others=entropy or pictures is not None)
+        _swap(names, runs, as_json=as_json, others=entropy or pictures is not None or every > 1)
         return
     reports = []
     methods = [method_of(name) for name in names]
-    for method, source in [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]:
-        piece, scorer = _tokens_of(source, entropy)
-        reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
+    found = [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]
+    sources = [(label, replace(source, files=source.files[::-every][::-1])) for label, source in found]
+    told = ""
+
+    def said(name: str, done: int, total: int) -> None:
+        nonlocal told
+        told = f"{name}: {done} of {total} files read"
+
+    with Screen() as screen, screen.never_silent(lambda: told):
+        for method, source in sources:
+            said(source.name, 0, len(source.files))
+            piece, scorer = _tokens_of(source, entropy)
+            report = analyse(source, method=method, piece=piece, entropies=scorer, said=partial(said, source.name))
+            reports.append(report)
     if pictures is not None:
         from rocstar.analysis.pictures import draw
 
@@ -69,7 +86,7 @@ def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
     from rocstar.support.exits import need
 
     if others:
-        raise ConfigError("--swap is an analysis of its own; leave --entropy and --pictures out")
+        raise ConfigError("--swap is an analysis of its own; leave --entropy, --every and --pictures out")
     need("train")
     from rocstar.analysis.swap import swapped
 

@@ -248,16 +248,19 @@ def rollouts(
 
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
     from rocstar.record.formats import facts, structured
-    from rocstar.record.table import first, select
+    from rocstar.record.table import first
+    from rocstar.support.screen import Screen
 
     asked = options.filter()
     files, origin = _source(options.name, options.runs)
-    rows = first(select(files, asked), limit, sort)
+    with Screen() as screen, screen.never_silent(screen.working):
+        rows = first(files, asked, limit, sort)
+        there = _there(files, asked) if not rows and not as_json else ""
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt{_there(files, asked)}")
+        print(f"{origin.name} has no such attempt{there}")
     else:
         print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
 
@@ -275,7 +278,7 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
         return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
     if "error" not in asked:
         return ""
-    others = {name: text for name, text in asked.items() if name != "error"}
+    others = {name: text for name, text in asked.items() if name != "error"} | {"failed": "1.."}
     there = Counter(name for row in select(files, others) for name in failures(row["turns"]))
     counts = ", ".join(f"{name} ({count})" for name, count in there.most_common())
     return f"; existing failures: {counts}" if counts else "; no call failed there"
@@ -326,6 +329,7 @@ def export(
     from rocstar.record.formats import ENDINGS, FORMS
     from rocstar.record.formats import export as write
     from rocstar.record.table import select
+    from rocstar.support.screen import Screen
 
     if form not in FORMS:
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
@@ -337,9 +341,11 @@ def export(
         raise ConfigError(f"{path} {there}; name a file in a folder that is there with --out")
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
-    count = write(islice(select(files, asked), limit), origin, form, path)
+    with Screen() as screen, screen.never_silent(screen.working):
+        count = write(islice(select(files, asked), limit), origin, form, path)
+        there = "" if count else _there(files, asked)
     if not count:
-        print(f"{origin.name} has no such attempt{_there(files, asked)}", file=sys.stderr)
+        print(f"{origin.name} has no such attempt{there}", file=sys.stderr)
     print(f"{count} attempts in {path}")
 
 
