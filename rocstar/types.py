@@ -36,7 +36,7 @@ def seed_for(*identity: int | str) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     id: str
-    """Stable hash of the question (`problem_id`)."""
+    """Stable hash of the question (`problem_id`), and of what stands before it in `messages`."""
     question: str
     """What the model is asked, plain text."""
     answer: str
@@ -45,6 +45,20 @@ class Problem:
     """Data set or file it came from."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Anything else a loader knows (family, level, row number); never read by training."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """The conversation that it came as, each message a `role` and a `content`: perhaps a system text, earlier turns of
+    user and assistant, at last the question. Empty: the question alone."""
+
+    @property
+    def system(self) -> str | None:
+        """The system text of its own, in place of the template's."""
+        return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
+
+    @property
+    def earlier(self) -> tuple[tuple[str, str], ...]:
+        """(what the user said, what the assistant answered) before the question."""
+        said = [message["content"] for message in self.messages if message["role"] != "system"][:-1]
+        return tuple(zip(said[::2], said[1::2], strict=True))
 
 
 # -- What the model asked a tool for, and what came back.

@@ -223,7 +223,8 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     """What a program of the user's own gives back, run in a process group and with a home of its own, behind walls
     where `reads` names what it may read. Raises AgentFailed, Unavailable."""
     problem = client.attempt.problem
-    given = json.dumps({"id": problem.id, "question": problem.question}).encode()
+    messages = {"messages": [dict(message) for message in problem.messages]} if problem.messages else {}
+    given = json.dumps({"id": problem.id, "question": problem.question, **messages}).encode()
     home = mkdtemp(prefix="rocstar-agent-")
     environment = _environment(client, home)
     try:

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
-from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema, with_tools
+from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
@@ -142,10 +142,15 @@ class ModelTemplate:
         """The tokenizer keeps its template, unless it knows no tools."""
         return self.source.text if self.taught else None
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
-        first = [] if system is None else [{"role": "system", "content": _marked(system)}]
+    def opening(
+        self, question: str, tools: Sequence[ToolSpec], system: str | None = None, earlier: Turns = ()
+    ) -> tuple[Segment, ...]:
+        messages = [] if system is None else [{"role": "system", "content": _marked(system)}]
+        for asked, said in earlier:
+            messages.append({"role": "user", "content": _marked(asked)})
+            messages.append({"role": "assistant", "content": _marked(said)})
         schemas = [_marked_strings(tool_schema(spec)) for spec in tools]
-        return _segments(self.source.render([*first, self._user(question)], schemas, header=True))
+        return _segments(self.source.render([*messages, self._user(question)], schemas, header=True))
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
         answers = [

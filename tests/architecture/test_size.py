@@ -15,21 +15,21 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1148, 6),
+    "agents": (1150, 6),
     "analysis": (2056, 11),
-    "answers": (3400, 18),
+    "answers": (3454, 18),
     "cli": (3338, 23),
     "cluster": (787, 8),
-    "config": (2143, 11),
-    "data": (4611, 24),
-    "dialogue": (1498, 10),
+    "config": (2150, 11),
+    "data": (4652, 24),
+    "dialogue": (1524, 10),
     "engines": (4592, 24),
     "errors": (53, 1),
-    "evaluation": (3658, 21),
+    "evaluation": (3665, 21),
     "faults": (658, 4),
     "forecast": (2003, 9),
     "learning": (3309, 19),
-    "parts": (1799, 9),
+    "parts": (1800, 9),
     "protocols": (290, 1),
     "record": (2937, 17),
     "rollout": (1850, 12),
@@ -39,15 +39,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "support": (2035, 17),
     "tools": (944, 7),
     "train": (209, 1),
-    "types": (603, 1),
+    "types": (617, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4172
+CLASSES, FUNCTIONS = 592, 4185
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_867}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_130}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
