@@ -16,10 +16,11 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from rocstar.answers.cases import Case
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
+from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.support.plugins import load, raised_by
@@ -36,6 +38,7 @@ NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
 TRL, VERL = "trl", "verl"
 SHOWN_CHARS = 80  # of what a function gave, in a message
+WHOLE = 1 << 22  # characters of a tool's reply that a function sees, more than sandbox.output_bytes can be
 Function = Callable[..., Any]
 
 
@@ -49,6 +52,7 @@ def verifier_named(
     calls: CallSyntax = HERMES,
     folders: Sequence[Path | str] = (),
     right_above: float = RIGHT_ABOVE,
+    ends: Collection[int] = (),
 ) -> Verifier:
     """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`load_reward`). The settings are those
     of BoxedVerifier, and of RewardVerifier. Raises ConfigError."""
@@ -59,13 +63,51 @@ def verifier_named(
         grader = Grader(graders=BY_VERIFIER[name]) if name in BY_VERIFIER else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
     reward = load_reward(name, folders)
-    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above)
+    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
 
 
 def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
     """Raises ConfigError for a name that `verifier_named` does not take; needs no model."""
     if name not in NAMES:
         load_reward(name, folders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What an attempt said, in each form that a function may ask for."""
+
+    text: str
+    """Of all turns, without calls and replies."""
+    messages: Sequence[Mapping[str, Any]]
+    """The same with them, as TRL has them: calls that parsed as `tool_calls`, replies as messages of role `tool`."""
+    ids: Sequence[int] | None = None
+    """All tokens after the prompt; None where nobody has them (`reward test`)."""
+
+    @property
+    def turns(self) -> int:
+        """As verl counts: the question, what the assistant said, and each answer of a tool's to it."""
+        roles = [str(message["role"]) for message in self.messages]
+        return 1 + sum(before != here for before, here in pairwise(["user", *roles]))
+
+    @classmethod
+    def of_text(cls, text: str) -> Said:
+        return cls(text=text, messages=[{"role": "assistant", "content": text}])
+
+    @classmethod
+    def of_attempt(cls, texts: Sequence[str], trajectory: Trajectory) -> Said:
+        """texts: of each turn, without its calls."""
+        messages: list[dict[str, Any]] = []
+        for text, turn in zip(texts, trajectory.turns, strict=True):
+            asked = [
+                {"type": "function", "function": {"name": call.tool, "arguments": dict(call.arguments)}}
+                for call in turn.calls
+                if call.parse_error is None
+            ]
+            messages.append({"role": "assistant", "content": text} | ({"tool_calls": asked} if asked else {}))
+            for call, result in zip(turn.calls, turn.results, strict=False):
+                told = feedback_text(result, max_chars=WHOLE, truncate="middle", errors="full")
+                messages.append({"role": "tool", "name": call.tool, "content": told})
+        return cls(text="\n".join(texts), messages=messages, ids=trajectory.token_ids[len(trajectory.prompt_ids) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +120,38 @@ class Reward:
     """`trl` or `verl`."""
     takes: frozenset[str] | None
     """The names of its parameters; None when it takes any."""
-    chat: bool
-    """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict."""
+    chat: bool | None
+    """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict. None: it
+    says nothing, and they are what the problem's prompt is, as in TRL."""
 
-    def __call__(self, problem: Problem, text: str) -> Any:
-        """What it says about one text. Raises whatever the function does, and ConfigError, to be read after its name,
-        where it gave no reward."""
-        columns = self.arguments(problem, text)
+    def __call__(self, problem: Problem, said: Said) -> Any:
+        """What it says about one attempt. Raises whatever the function does, and ConfigError, to be read after its
+        name, where it gave no reward."""
+        columns = self.arguments(problem, said)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
         return reward_in(given, self.signature)
 
-    def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
-        """All that it is offered, by name: in TRL's signature columns of one row."""
+    def arguments(self, problem: Problem, said: Said) -> dict[str, Any]:
+        """All that it is offered, by name: in TRL's signature columns of one row, the row's own before ours."""
         known = {"question": problem.question, "source": problem.source}
         if self.signature == VERL:
-            extra = {**problem.metadata, **known}
+            row = problem.metadata
+            inner = row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
             return {
-                "data_source": problem.source, "solution_str": text, "ground_truth": problem.answer, "extra_info": extra
-            }  # fmt: skip
+                "data_source": row.get("data_source", problem.source),
+                "solution_str": said.text,
+                "ground_truth": problem.answer,
+                "extra_info": {**known, **row, **inner, "num_turns": said.turns},
+            }
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
-        columns: dict[str, Any] = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
-        told = {"prompts": ("user", problem.question), "completions": ("assistant", text)}
-        for name, (role, content) in told.items():
-            columns[name] = [[{"role": role, "content": content}] if self.chat else content]
-        return columns
+        columns: dict[str, Any] = {name: [value] for name, value in {**golds, **known, **problem.metadata}.items()}
+        is_chat = bool(problem.messages) if self.chat is None else self.chat
+        asked = list(problem.messages) or [{"role": "user", "content": problem.question}]
+        columns["prompts"] = [asked if is_chat else problem.question]
+        columns["completions"] = [list(said.messages) if is_chat else said.text]
+        return columns | ({} if said.ids is None else {"completion_ids": [list(said.ids)]})
 
 
 def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
@@ -117,7 +165,7 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
         )
     function = load_function(reference, folders, "evaluate.verifier")
     reward = reward_of(reference, function, f"evaluate.verifier = {reference!r}")
-    given = reward.arguments(Problem(id="", question="", answer=""), "")
+    given = reward.arguments(Problem(id="", question="", answer=""), replace(Said.of_text(""), ids=()))
     missing = [
         name for name, one in inspect.signature(function).parameters.items()
         if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in given
@@ -134,7 +182,8 @@ def reward_of(name: str, function: Function, said: str = "the reward function") 
     """said: the function in messages. Raises ConfigError when its parameters are neither TRL's nor verl's."""
     signature, parameters = signature_of(function, said), inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
+    annotated = parameters["completions"].annotation if "completions" in parameters else None
+    chat = None if annotated is inspect.Parameter.empty else "dict" in str(annotated).lower()
     return Reward(name, function, signature, None if takes_any else frozenset(parameters), chat)
 
 
@@ -228,18 +277,19 @@ def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> l
 def score(reward: Reward, case: Case) -> Scored:
     """What the function gives a case, whose columns are those of its problem; what it raises becomes the `error`."""
     row = case.columns
-    extra, prompt = row.get("extra_info"), row.get("prompt", row.get("prompts", ""))
+    prompt = row.get("prompt", row.get("prompts", ""))
     asked = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
     problem = Problem(
         id=f"line {case.line}",
         question=str(row.get("question", asked)),
         answer=case.gold,
         source=str(row.get("data_source", "")),
-        metadata={**row, **(extra if isinstance(extra, Mapping) else {})},
+        metadata={**row, **dict.fromkeys(("answer", "solution", "ground_truth"), case.gold)},
+        messages=tuple(prompt) if isinstance(prompt, list) else (),
     )
     started, given, told = time.perf_counter(), None, ""
     try:
-        given = reward(problem, case.text)
+        given = reward(problem, Said.of_text(case.text))
     except ConfigError as wrong:
         told = str(wrong)
     except BaseException as error:  # their code: SystemExit must not end ours
@@ -267,6 +317,8 @@ class RewardVerifier:
     """Wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
     right_above: float = RIGHT_ABOVE
     """A larger reward is RIGHT."""
+    ends: Collection[int] = ()
+    """Tokens that end a turn, which the function is not shown, as TRL and verl do not."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
@@ -282,8 +334,8 @@ class RewardVerifier:
     ) -> Outcome | VerifierUnavailable:
         """An attempt that a limit cut is wrong and earns nothing, but the function is asked all the same: where a wrong
         answer costs something, running into the limit must not be cheaper."""
-        texts = written(self.codec, self.calls, trajectory)
-        reward = await self._reward_of(problem, trajectory.index, "\n".join(texts))
+        texts = written(self.codec, self.calls, trajectory, self.ends)
+        reward = await self._reward_of(problem, trajectory.index, Said.of_attempt(texts, trajectory))
         if isinstance(reward, VerifierUnavailable):
             return reward
         if cut:
@@ -294,12 +346,12 @@ class RewardVerifier:
         prompt = self.codec.decode(trajectory.prompt_ids)
         return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
 
-    async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
+    async def _reward_of(self, problem: Problem, index: int, said: Said) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
             return late  # a call that hangs would make each one after it wait as long
-        threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
+        threading.Thread(target=self._run, args=(done, problem, said), name="reward", daemon=True).start()
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
@@ -318,13 +370,13 @@ class RewardVerifier:
             return VerifierUnavailable(f"your reward function {told}; let it return a finite number.")
         return reward
 
-    def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
+    def _run(self, done: Future[Any], problem: Problem, said: Said) -> None:
         if not done.set_running_or_notify_cancel():
             return
         if not self._one_at_a_time.acquire(timeout=self.seconds):
             return done.set_exception(TimeoutError())
         try:
-            done.set_result(self.reward(problem, text))
+            done.set_result(self.reward(problem, said))
         except ConfigError as wrong:
             done.set_exception(ConfigError(f"your reward function {self.reward.name} {wrong}"))
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
