@@ -292,6 +292,9 @@ class RolloutSection(StageRolloutSection):
     template: Literal["paper", "model", "compact"] = "paper"
     """Chat template. paper: that of the paper's Fig. 3; model: that of `model.path`; compact: no system text and no
     list of tools."""
+    template_options: dict[str, Any] = {}
+    """For the template model: variables of the chat template, such as enable_thinking = false (TRL's
+    chat_template_kwargs)."""
     preamble: str | None = None
     """Text before each question; unset: the template's own, which asks for the answer in a box."""
     tool_name: Word = "python"

@@ -137,7 +137,7 @@ class AttemptParts:
         rollout = self.recipe.rollout
         specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
         preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent words its own
-        return template_for(rollout.template, model, specs, preamble=preamble)
+        return template_for(rollout.template, model, specs, preamble=preamble, options=rollout.template_options)
 
     def conversation(
         self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None

@@ -223,3 +223,18 @@ def test_a_conversation_of_several_rounds_is_what_the_template_renders(source: s
         messages += [{"role": "assistant", "content": "", "tool_calls": [call(f"print({n})")]}]
         messages += [{"role": "tool", "content": str(n)}]
     assert template.source.render(messages, [tool_schema(PYTHON)], header=True) == written  # type: ignore[attr-defined]
+
+
+def test_variables_of_a_template_are_set_and_unknown_ones_refused(tmp_path: Path) -> None:
+    source = (
+        "{% for message in messages %}{{ message.role + ': ' + message.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% if enable_thinking is defined and not enable_thinking %}"
+        "{{ '<think></think>' }}{% endif %}{% endif %}"
+    )
+    folder = folder_of(tmp_path, source)
+    plain, thoughtless = (template_for("model", folder, options=it) for it in ({}, {"enable_thinking": False}))
+    assert text_of(plain.opening("Q", ())).endswith("Q<|im_end|>assistant: ")
+    assert text_of(thoughtless.opening("Q", ())).endswith("Q<|im_end|>assistant: <think></think>")
+    for name, told in (("enable_thinkin", "; it has enable_thinking"), ("messages", "no such variable")):
+        with pytest.raises(ConfigError, match=rf"rollout\.template_options\.{name}: .*{told}"):
+            template_for("model", folder, options={name: False})
