@@ -205,13 +205,13 @@ def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsy
 
 def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (workplace / "a.jsonl").write_text(json.dumps({"prompt": SAID}) + "\n")
-    (workplace / "own.py").write_text("def right(completions): return [1.0]\n")
+    (workplace / "without_reference.py").write_text("def right(completions): return [1.0]\n")
     (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
     files = ["data.source=files", "data.train_files=a.jsonl", "data.columns.answer=", "evaluate.problems=0"]
     told = ["train", "tiny.toml", *files, "sft.rows_file=b.jsonl", "rollout.template=compact", "--dry-run"]
     assert cli.run(told) == exits.USAGE
     assert "data.columns.answer names no column" in capsys.readouterr().err
-    assert cli.run([*told, "evaluate.verifier=own.py:right"]) == exits.OK
+    assert cli.run([*told, "evaluate.verifier=without_reference.py:right"]) == exits.OK
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

@@ -38,6 +38,8 @@ NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
 TRL, VERL = "trl", "verl"
 SHOWN_CHARS = 80  # of what a function gave, in a message
+OF_TEXTS = frozenset({"reward_model", "reward_spec"})
+"""Columns of verl's and SkyRL's rows: their prompts are messages, and their functions take texts."""
 WHOLE = 1 << 22  # characters of a tool's reply that a function sees, more than sandbox.output_bytes can be
 Function = Callable[..., Any]
 
@@ -122,7 +124,7 @@ class Reward:
     """The names of its parameters; None when it takes any."""
     chat: bool | None
     """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict. None: it
-    says nothing, and they are what the problem's prompt is, as in TRL."""
+    says nothing, and they are what the prompt is in a row of TRL's."""
 
     def __call__(self, problem: Problem, said: Said) -> Any:
         """What it says about one attempt. Raises whatever the function does, and ConfigError, to be read after its
@@ -147,7 +149,8 @@ class Reward:
             }
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
         columns: dict[str, Any] = {name: [value] for name, value in {**golds, **known, **problem.metadata}.items()}
-        is_chat = bool(problem.messages) if self.chat is None else self.chat
+        of_trl = bool(problem.messages) and not problem.metadata.keys() & OF_TEXTS
+        is_chat = of_trl if self.chat is None else self.chat
         asked = list(problem.messages) or [{"role": "user", "content": problem.question}]
         columns["prompts"] = [asked if is_chat else problem.question]
         columns["completions"] = [list(said.messages) if is_chat else said.text]

@@ -17,8 +17,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2098, 17),
     "agents": (1150, 6),
     "analysis": (2056, 11),
-    "answers": (3454, 18),
-    "cli": (3338, 23),
+    "answers": (3457, 18),
+    "cli": (3339, 23),
     "cluster": (787, 8),
     "config": (2154, 11),
     "data": (4652, 24),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (2937, 17),
     "rollout": (1850, 12),
-    "run": (4602, 24),
+    "run": (4607, 24),
     "sandbox": (8630, 45),
     "serving": (781, 6),
     "support": (2035, 17),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_130}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_170}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
