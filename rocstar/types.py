@@ -36,7 +36,7 @@ def seed_for(*identity: int | str) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     id: str
-    """Stable hash of the question (`problem_id`)."""
+    """Stable hash of the question (`problem_id`) and of the messages before it."""
     question: str
     """The question for the model, plain text."""
     answer: str
@@ -45,6 +45,20 @@ class Problem:
     """Data set or file it came from."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of a loader (family, level, row number); never read by training."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """The prompt as a conversation, if the data has one; each message has `role` and `content`: perhaps a system text,
+    then turns of user and assistant, the question last. Empty: the question alone."""
+
+    @property
+    def system(self) -> str | None:
+        """The problem's own system text, which replaces the template's."""
+        return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
+
+    @property
+    def earlier(self) -> tuple[tuple[str, str], ...]:
+        """(user text, assistant text) of each turn before the question."""
+        said = [message["content"] for message in self.messages if message["role"] != "system"][:-1]
+        return tuple(zip(said[::2], said[1::2], strict=True))
 
 
 # -- Tool calls and their results.

@@ -187,6 +187,33 @@ def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pyte
     assert json.loads(capsys.readouterr().out)["first_prompt"] is None
 
 
+SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+
+
+def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = [*SAID, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?"}]
+    (workplace / "a.jsonl").write_text(json.dumps({"prompt": talk, "answer": "4"}) + "\n")
+    changes = ["data.source=files", "data.train_files=a.jsonl", "data.test_files=a.jsonl", "rollout.template=compact"]
+    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    told = ["train", "tiny.toml", *changes, "evaluate.problems=0", "sft.rows_file=b.jsonl", "--dry-run", "--json"]
+    assert cli.run(told) == exits.OK
+    assert json.loads(capsys.readouterr().out)["first_prompt"] == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workplace / "a.jsonl").write_text(json.dumps({"prompt": SAID}) + "\n")
+    (workplace / "without_reference.py").write_text("def right(completions): return [1.0]\n")
+    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    files = ["data.source=files", "data.train_files=a.jsonl", "data.columns.answer=", "evaluate.problems=0"]
+    told = ["train", "tiny.toml", *files, "sft.rows_file=b.jsonl", "rollout.template=compact", "--dry-run"]
+    assert cli.run(told) == exits.USAGE
+    assert "data.columns.answer names no column" in capsys.readouterr().err
+    assert cli.run([*told, "evaluate.verifier=without_reference.py:right"]) == exits.OK
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
     capsys: pytest.CaptureFixture[str], as_json: list[str]

@@ -223,7 +223,8 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     """The answer of a user's program, run in its own process group and home, sandboxed if `reads` names the paths that
     it may read. Raises AgentFailed, Unavailable."""
     problem = client.attempt.problem
-    given = json.dumps({"id": problem.id, "question": problem.question}).encode()
+    messages = {"messages": [dict(message) for message in problem.messages]} if problem.messages else {}
+    given = json.dumps({"id": problem.id, "question": problem.question, **messages}).encode()
     home = mkdtemp(prefix="rocstar-agent-")
     environment = _environment(client, home)
     try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rocstar.agents.conversations import Answer, Conversations, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
@@ -48,7 +49,7 @@ class AgentAttempt:
         """The problem's fields that the agent gets."""
         self._own = conversation.own_tools()
         self._tools = conversation.by_name(self._own)
-        self._opening = conversation.ids(conversation.template.opening(problem.question, ()))
+        self._opening = conversation.ids(prompt_of(conversation.template, problem, ()))
         self._room = len(self._opening) + roller.limits.max_response_tokens
         """The most tokens of a conversation."""
         self._said = Conversations(conversation, name)

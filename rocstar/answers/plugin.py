@@ -16,10 +16,11 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from rocstar.answers.cases import Case
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
+from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.support.plugins import load, raised_by
@@ -36,6 +38,9 @@ NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
 TRL, VERL = "trl", "verl"
 SHOWN_CHARS = 80  # of a function's result, in a message
+OF_TEXTS = frozenset({"reward_model", "reward_spec"})
+"""Columns of verl's and SkyRL's rows, whose prompts are messages though their functions take texts."""
+WHOLE = 1 << 22  # characters of a tool's reply that a function sees; sandbox.output_bytes allows fewer
 Function = Callable[..., Any]
 
 
@@ -49,6 +54,7 @@ def verifier_named(
     calls: CallSyntax = HERMES,
     folders: Sequence[Path | str] = (),
     right_above: float = RIGHT_ABOVE,
+    ends: Collection[int] = (),
 ) -> Verifier:
     """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`load_reward`). The settings are those
     of BoxedVerifier, and of RewardVerifier. Raises ConfigError."""
@@ -59,13 +65,51 @@ def verifier_named(
         grader = Grader(graders=BY_VERIFIER[name]) if name in BY_VERIFIER else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
     reward = load_reward(name, folders)
-    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above)
+    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
 
 
 def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
     """Raises ConfigError for a name that `verifier_named` does not take; needs no model."""
     if name not in NAMES:
         load_reward(name, folders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """The text of an attempt, in each form that a function may take."""
+
+    text: str
+    """Of all turns, without calls and replies."""
+    messages: Sequence[Mapping[str, Any]]
+    """The same with calls that parsed and replies, in TRL's form: `tool_calls`, and messages of role `tool`."""
+    ids: Sequence[int] | None = None
+    """All tokens after the prompt; None if there are none, in `reward test`."""
+
+    @property
+    def turns(self) -> int:
+        """As verl counts turns: the question, the assistant's, and those of tools."""
+        roles = [str(message["role"]) for message in self.messages]
+        return 1 + sum(before != here for before, here in pairwise(["user", *roles]))
+
+    @classmethod
+    def of_text(cls, text: str) -> Transcript:
+        return cls(text=text, messages=[{"role": "assistant", "content": text}])
+
+    @classmethod
+    def of_attempt(cls, texts: Sequence[str], trajectory: Trajectory) -> Transcript:
+        """texts: of each turn, without its calls."""
+        messages: list[dict[str, Any]] = []
+        for text, turn in zip(texts, trajectory.turns, strict=True):
+            calls = [
+                {"type": "function", "function": {"name": call.tool, "arguments": dict(call.arguments)}}
+                for call in turn.calls
+                if call.parse_error is None
+            ]
+            messages.append({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
+            for call, result in zip(turn.calls, turn.results, strict=False):
+                reply = feedback_text(result, max_chars=WHOLE, truncate="middle", errors="full")
+                messages.append({"role": "tool", "name": call.tool, "content": reply})
+        return cls(text="\n".join(texts), messages=messages, ids=trajectory.token_ids[len(trajectory.prompt_ids) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +122,39 @@ class Reward:
     """`trl` or `verl`."""
     takes: frozenset[str] | None
     """The names of its parameters; None if it takes any."""
-    chat: bool
-    """Completions are conversations, lists of messages, not texts: their annotation contains a dict."""
+    chat: bool | None
+    """Completions are conversations, lists of messages, not texts: their annotation contains a dict. None: there is no
+    annotation, and they have the form of the prompt in TRL's rows."""
 
-    def __call__(self, problem: Problem, text: str) -> Any:
-        """Its result for one text. Raises the function's own errors, and ConfigError, a message to follow its name, if
-        it returned no reward."""
-        columns = self.arguments(problem, text)
+    def __call__(self, problem: Problem, transcript: Transcript) -> Any:
+        """Its result for one attempt. Raises the function's own errors, and ConfigError, a message to follow its name,
+        if it returned no reward."""
+        columns = self.arguments(problem, transcript)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
         return reward_in(given, self.signature)
 
-    def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
-        """All arguments that it may take, by name: in TRL's signature as columns of one row."""
+    def arguments(self, problem: Problem, transcript: Transcript) -> dict[str, Any]:
+        """All arguments that it may take, by name: in TRL's signature columns of one row, whose own names win."""
         known = {"question": problem.question, "source": problem.source}
         if self.signature == VERL:
-            extra = {**problem.metadata, **known}
+            row = problem.metadata
+            inner = row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
             return {
-                "data_source": problem.source, "solution_str": text, "ground_truth": problem.answer, "extra_info": extra
-            }  # fmt: skip
+                "data_source": row.get("data_source", problem.source),
+                "solution_str": transcript.text,
+                "ground_truth": problem.answer,
+                "extra_info": {**known, **row, **inner, "num_turns": transcript.turns},
+            }
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
-        columns: dict[str, Any] = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
-        chats = {"prompts": ("user", problem.question), "completions": ("assistant", text)}
-        for name, (role, content) in chats.items():
-            columns[name] = [[{"role": role, "content": content}] if self.chat else content]
-        return columns
+        columns: dict[str, Any] = {name: [value] for name, value in {**golds, **known, **problem.metadata}.items()}
+        of_trl = bool(problem.messages) and not problem.metadata.keys() & OF_TEXTS
+        is_chat = of_trl if self.chat is None else self.chat
+        asked = list(problem.messages) or [{"role": "user", "content": problem.question}]
+        columns["prompts"] = [asked if is_chat else problem.question]
+        columns["completions"] = [list(transcript.messages) if is_chat else transcript.text]
+        return columns | ({} if transcript.ids is None else {"completion_ids": [list(transcript.ids)]})
 
 
 def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
@@ -117,7 +168,7 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
         )
     function = load_function(reference, folders, "evaluate.verifier")
     reward = reward_of(reference, function, f"evaluate.verifier = {reference!r}")
-    given = reward.arguments(Problem(id="", question="", answer=""), "")
+    given = reward.arguments(Problem(id="", question="", answer=""), replace(Transcript.of_text(""), ids=()))
     missing = [
         name for name, one in inspect.signature(function).parameters.items()
         if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in given
@@ -134,7 +185,8 @@ def reward_of(name: str, function: Function, said: str = "the reward function") 
     """said: the function's name in messages. Raises ConfigError if its parameters are neither TRL's nor verl's."""
     signature, parameters = signature_of(function, said), inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
+    annotated = parameters["completions"].annotation if "completions" in parameters else None
+    chat = None if annotated is inspect.Parameter.empty else "dict" in str(annotated).lower()
     return Reward(name, function, signature, None if takes_any else frozenset(parameters), chat)
 
 
@@ -228,18 +280,19 @@ def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> l
 def score(reward: Reward, case: Case) -> Scored:
     """The function's reward for a case, whose columns are those of its problem; its exception becomes the `error`."""
     row = case.columns
-    extra, prompt = row.get("extra_info"), row.get("prompt", row.get("prompts", ""))
+    prompt = row.get("prompt", row.get("prompts", ""))
     question = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
     problem = Problem(
         id=f"line {case.line}",
         question=str(row.get("question", question)),
         answer=case.gold,
         source=str(row.get("data_source", "")),
-        metadata={**row, **(extra if isinstance(extra, Mapping) else {})},
+        metadata={**row, **dict.fromkeys(("answer", "solution", "ground_truth"), case.gold)},
+        messages=tuple(prompt) if isinstance(prompt, list) else (),
     )
     started, given, message = time.perf_counter(), None, ""
     try:
-        given = reward(problem, case.text)
+        given = reward(problem, Transcript.of_text(case.text))
     except ConfigError as wrong:
         message = str(wrong)
     except BaseException as error:  # the user's code: SystemExit must not end this process
@@ -267,6 +320,8 @@ class RewardVerifier:
     """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
     right_above: float = RIGHT_ABOVE
     """A larger reward is RIGHT."""
+    ends: Collection[int] = ()
+    """Tokens that end a turn; the function does not see them, as in TRL and verl."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
@@ -282,8 +337,8 @@ class RewardVerifier:
     ) -> Outcome | VerifierUnavailable:
         """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative
         reward, running into the limit must not be cheaper."""
-        texts = written(self.codec, self.calls, trajectory)
-        reward = await self._reward_of(problem, trajectory.index, "\n".join(texts))
+        texts = written(self.codec, self.calls, trajectory, self.ends)
+        reward = await self._reward_of(problem, trajectory.index, Transcript.of_attempt(texts, trajectory))
         if isinstance(reward, VerifierUnavailable):
             return reward
         if cut:
@@ -294,12 +349,14 @@ class RewardVerifier:
         prompt = self.codec.decode(trajectory.prompt_ids)
         return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
 
-    async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
+    async def _reward_of(
+        self, problem: Problem, index: int, transcript: Transcript
+    ) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
             return late  # a hanging call would delay each later one as much
-        threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
+        threading.Thread(target=self._run, args=(done, problem, transcript), name="reward", daemon=True).start()
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
@@ -318,13 +375,13 @@ class RewardVerifier:
             return VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
         return reward
 
-    def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
+    def _run(self, done: Future[Any], problem: Problem, transcript: Transcript) -> None:
         if not done.set_running_or_notify_cancel():
             return
         if not self._one_at_a_time.acquire(timeout=self.seconds):
             return done.set_exception(TimeoutError())
         try:
-            done.set_result(self.reward(problem, text))
+            done.set_result(self.reward(problem, transcript))
         except ConfigError as wrong:
             done.set_exception(ConfigError(f"your reward function {self.reward.name} {wrong}"))
         except BaseException as error:  # the user's code: SystemExit must not count as an answer either

@@ -9,7 +9,7 @@ they are taken out before anything is looked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Literal
@@ -103,10 +103,12 @@ def settled(trajectory: Trajectory, truncated: Truncated) -> Grade | None:
     return Grade(Verdict.WRONG, "truncated", None) if is_wrong else None
 
 
-def written(codec: TextCodec, calls: CallSyntax, trajectory: Trajectory) -> list[str]:
-    """What the assistant wrote, one text per turn, without its tool calls; replies are left out, so neither a tool nor
-    a program can answer for the model."""
-    return [calls.strip(codec.decode(turn.completion.token_ids)) for turn in trajectory.turns]
+def written(codec: TextCodec, calls: CallSyntax, trajectory: Trajectory, ends: Collection[int] = ()) -> list[str]:
+    """What the assistant wrote, one text per turn, without its tool calls and a last token that is one of `ends`;
+    replies are left out, so neither a tool nor a program can answer for the model."""
+    completions = (turn.completion.token_ids for turn in trajectory.turns)
+    bare = (ids[:-1] if ids and ids[-1] in ends else ids for ids in completions)
+    return [calls.strip(codec.decode(ids)) for ids in bare]
 
 
 def outcome(

@@ -146,7 +146,7 @@ class ColumnsSection(Section):
     question: list[str] = Field(default=["question"], min_length=1)
     """Columns of the question; several are joined by a space, such as a story and the question about it."""
     answer: str = "answer"
-    """Column of the reference answer."""
+    """Column of the reference answer; "": the rows have none, for a reward function of your own."""
 
 
 class TaskSection(Section):
@@ -292,6 +292,9 @@ class RolloutSection(StageRolloutSection):
     template: Literal["paper", "model", "compact"] = "paper"
     """Chat template. paper: that of the paper's Fig. 3; model: that of `model.path`; compact: no system text and no
     list of tools."""
+    template_options: dict[str, Any] = {}
+    """For the template model: variables of the chat template, such as enable_thinking = false (TRL's
+    chat_template_kwargs)."""
     preamble: str | None = None
     """Text before each question; unset: the template's own, which asks for the answer in a box."""
     tool_name: Word = "python"
@@ -799,6 +802,13 @@ class Recipe(Section):
             yield (
                 f"data.drop_solved_age {age} counts recorded attempts and run.save_rollouts is false; leave one "
                 "of them out"
+            )
+        data = [self.data, *(stage.data for stage in self.rl_stages)]
+        asked = any(one.source == "files" and not one.columns.answer for one in data)
+        if asked and ":" not in self.evaluate.verifier and not self.rollout.agent:
+            yield (
+                f"evaluate.verifier {self.evaluate.verifier!r} compares with a reference and data.columns.answer names "
+                "no column; name it, or a reward function of your own as evaluate.verifier"
             )
         without = any(not stage.rollout.has_tools for stage in self.rl_stages)
         if self.evaluate.verifier == "tool_output" and without:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
 STORIES = ("Body", "body")
 """Columns of the story that a question asks about (SVAMP, ASDiv): without it the question makes no sense."""
 
+PICTURES = ("images", "image", "videos", "audios")
+"""Columns that TRL and verl give to a model besides the text."""
 SHOWN_CHARS = 40  # of a wrong value, in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _GSM8K_MARK = "####"
@@ -51,8 +53,8 @@ class ProblemColumns:
 
     @property
     def used(self) -> set[str]:
-        """The top-level columns that are read."""
-        return {name.partition(".")[0] for name in (*self.question, self.answer or "")}
+        """The columns that are read as a whole; of one that another is nested in, a reward may want the rest."""
+        return {*self.question, self.answer or ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,10 @@ def load_problems(
 
     question, answer: column names; several for the question are joined by a space. If a default one is absent and
     exactly one usual synonym exists, ignoring case, that is used, after the story that it asks about, if any (SVAMP's
-    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source: recorded with each problem,
-    default the file's name. limit: read only the first so many rows. Numbers count as answers and become text (8.0
-    becomes "8"); every other column goes into `metadata`, with the line (parquet: the row) counted from 1 as "line".
+    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. answer "": rows have no reference.
+    source: recorded with each problem, default the file's name. limit: read only
+    the first so many rows. Numbers count as answers and become text (8.0 becomes "8"); every other column goes into
+    `metadata`, with the line (parquet: the row) counted from 1 as "line".
     Raises DataError naming file, line and field. Source: ours."""
     name = source or Path(path).name
     columns_asked = (question,) if isinstance(question, str) else tuple(question)
@@ -112,10 +115,11 @@ def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> 
     """The columns of a row to read for these names. Raises DataError."""
     refuse_no_columns(row, where)
     by_default = question == ("question",)
-    if by_default and answer == "answer" and _is_foreign(row):
-        return detect_columns(row, where=where)
+    if by_default and answer in ("answer", "") and _is_foreign(row):
+        found = detect_columns(row, where=where, needs_answer=bool(answer))
+        return found if answer else replace(found, answer=None)
     names = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
-    answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS)
+    answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS) if answer else None
     return ProblemColumns(layout="given", question=_with_story(row, *names) if by_default else names, answer=answered)
 
 
@@ -145,13 +149,23 @@ def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: 
 def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, line: int) -> Problem:
     """The Problem of a row; all other columns go into `metadata`, with the line as "line". Raises DataError naming
     file, line and field."""
-    parts = [_question_part(row, name, where, required=len(columns.question) == 1) for name in columns.question]
-    question = " ".join(part for part in parts if part)
+    _refuse_pictures(row, where)
+    found = [_messages(row, name, where, required=len(columns.question) == 1) for name in columns.question]
+    question = " ".join(messages[-1]["content"] for messages in found if messages)
     if not question:
         raise EmptyField(f"{where}, fields {', '.join(columns.question)}: all empty, expected a text.")
     answer = "" if columns.answer is None else _answer_text(row, columns.answer, where)
     metadata = {name: value for name, value in row.items() if name not in columns.used} | {"line": line}
-    return Problem(id=problem_id(question), question=question, answer=answer, source=source, metadata=metadata)
+    before = [message for messages in found for message in messages[:-1]]
+    is_talk = any(isinstance(row.get(name), Sequence) and not isinstance(row[name], str) for name in columns.question)
+    return Problem(
+        id=problem_id("\x1f".join([*(message["content"] for message in before), question])),
+        question=question,
+        answer=answer,
+        source=source,
+        metadata=metadata,
+        messages=(*before, {"role": "user", "content": question}) if is_talk else (),
+    )
 
 
 def value_at(row: Row, name: str, where: str) -> Any:
@@ -211,20 +225,40 @@ def _has(row: Row, name: str) -> bool:
     return bool(dot) and isinstance(row.get(head), Mapping) and _has(row[head], rest)
 
 
-def _question_part(row: Row, name: str, where: str, *, required: bool) -> str:
-    """The text of one column; of a conversation its only user message; a system message before it is ignored."""
+def _messages(row: Row, name: str, where: str, *, required: bool) -> list[dict[str, str]]:
+    """The messages of one column: a conversation, or the text of a user; none if it is empty."""
     value = value_at(row, name, where)
     place = f'{where}, field "{name}"'
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        turns = [(m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None) for m in value]
-        user_texts = [content for role, content in turns if role == "user"]
-        if len(user_texts) != 1 or any(role not in ("system", "developer", "user") for role, _ in turns):
-            found = ", ".join(str(role) for role, _ in turns if role) or "no messages"
-            raise DataError(f"{place}: expected messages with one user turn and no other but system, got {found}.")
-        return _text(user_texts[0], f"{place}, user message", numbers=False)
+        return _conversation(value, place)
     if not required and (value is None or (isinstance(value, str) and not value.strip())):
-        return ""
-    return _text(value, place, numbers=False)
+        return []
+    return [{"role": "user", "content": _text(value, place, numbers=False)}]
+
+
+def _conversation(value: Sequence[Any], place: str) -> list[dict[str, str]]:
+    """Messages that end with a question. Raises DataError."""
+    messages = [dict(message) if isinstance(message, Mapping) else {} for message in value]
+    roles = ["system" if message.get("role") == "developer" else message.get("role") for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if len(turns) % 2 == 0 or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        found = ", ".join(str(role) for role in roles if role) or "no messages"
+        raise DataError(
+            f"{place}: expected messages that are perhaps a system text, then user and assistant in turn, and at last "
+            f"a user's, got {found}; leave such rows out."
+        )
+    if any(message.get("tool_calls") for message in messages):
+        raise DataError(f"{place}: a message calls a tool, which no prompt here can hold; leave such rows out.")
+    texts = [_text(m.get("content"), f"{place}, message {n}", numbers=False) for n, m in enumerate(messages, start=1)]
+    return [{"role": str(role), "content": text} for role, text in zip(roles, texts, strict=True)]
+
+
+def _refuse_pictures(row: Row, where: str) -> None:
+    """Raises DataError for a row that TRL or verl would show with pictures."""
+    for name in PICTURES:
+        if row.get(name):
+            reason = "holds pictures, sound or film, which no model here is shown; leave such rows out, or the column."
+            raise DataError(f'{where}, field "{name}": {reason}')
 
 
 def _answer_text(row: Row, name: str, where: str) -> str:

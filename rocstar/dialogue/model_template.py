@@ -15,18 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Template as Compiled
 from jinja2 import TemplateError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
-from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema, with_tools
+from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
@@ -34,14 +36,18 @@ from rocstar.protocols import ToolSpec
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
 SEEN = "What is this?"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+OURS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+"""Variables of a template that nobody else may set."""
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatSource:
     """A chat template, compiled."""
 
-    def __init__(self, source: str, files: ModelFiles, place: str) -> None:
-        """`place` names the template in messages. Raises ConfigError."""
-        self._place, self._files = place, files
+    def __init__(self, source: str, files: ModelFiles, place: str, options: Mapping[str, Any]) -> None:
+        """`place` names the template in messages; options: variables of its own, such as enable_thinking. Raises
+        ConfigError."""
+        self._place, self._files, self._options = place, files, options
         self.text = source
         self._tokens = {name: text for name in SPECIAL if (text := files.token(name))}
         self.mentions_thinking = "</think>" in source
@@ -49,6 +55,10 @@ class ChatSource:
             self._compiled = _compiled(source)
         except TemplateError as error:
             raise ConfigError(f"{place} is no valid Jinja template: {str(error).rstrip('.')}.") from None
+        free = find_undeclared_variables(_environment().parse(source)) - {*OURS, *self._tokens} if options else set()
+        if unknown := next((name for name in options if name not in free), None):
+            told = f"it has {', '.join(sorted(free))}" if free else "it has none"
+            raise ConfigError(f"rollout.template_options.{unknown}: no such variable of {place}; {told}.")
 
     def taught_tools(self) -> ChatSource:
         """The template extended to tools, which it does not support. Raises ConfigError."""
@@ -57,19 +67,20 @@ class ChatSource:
             in_system = SEEN in self.render(example, (), header=True)
         except ConfigError:
             in_system = False
-        return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place)
+        return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place, self._options)
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any], *, header: bool) -> str:
         """The conversation as text; `header` adds the text before the next completion. Raises ConfigError."""
         try:
-            return self._compiled.render(
-                messages=messages, tools=list(tools) or None, add_generation_prompt=header, **self._tokens
-            )
+            shown = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": header}
+            return self._compiled.render(**shown, **self._tokens, **self._options)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self._place} can't render such a conversation: {str(error).rstrip('.')}.") from None
 
 
-def find_chat_source(files: ModelFiles, folder: Path, *, with_tools: bool) -> ChatSource:
+def find_chat_source(
+    files: ModelFiles, folder: Path, *, with_tools: bool, options: Mapping[str, Any] = EMPTY
+) -> ChatSource:
     """The template of chat_template.jinja, else that of tokenizer_config.json; of several named ones `tool_use` with
     tools, else `default`, as in transformers. Raises ConfigError."""
     source: Any = files.chat_template if files.chat_template is not None else files.tokenizer.get("chat_template")
@@ -78,17 +89,21 @@ def find_chat_source(files: ModelFiles, folder: Path, *, with_tools: bool) -> Ch
         source = named.get("tool_use") if with_tools and "tool_use" in named else named.get("default")
     if not isinstance(source, str) or not source:
         raise ConfigError(f"{folder} has no chat template; use rollout.template 'paper' or 'compact'.")
-    return ChatSource(source, files, f"the chat template of {folder}")
+    return ChatSource(source, files, f"the chat template of {folder}", options)
 
 
 def _compiled(source: str) -> Compiled:
+    return _environment().from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = DAY.strftime
-    return environment.from_string(source)
+    return environment
 
 
 def _tojson(
@@ -142,10 +157,15 @@ class ModelTemplate:
         """The tokenizer keeps its template, unless it does not support tools."""
         return self.source.text if self.taught else None
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
-        first = [] if system is None else [{"role": "system", "content": _marked(system)}]
+    def opening(
+        self, question: str, tools: Sequence[ToolSpec], system: str | None = None, earlier: Turns = ()
+    ) -> tuple[Segment, ...]:
+        messages = [] if system is None else [{"role": "system", "content": _marked(system)}]
+        for asked, said in earlier:
+            messages.append({"role": "user", "content": _marked(asked)})
+            messages.append({"role": "assistant", "content": _marked(said)})
         schemas = [_marked_strings(tool_schema(spec)) for spec in tools]
-        return _segments(self.source.render([*first, self._user(question)], schemas, header=True))
+        return _segments(self.source.render([*messages, self._user(question)], schemas, header=True))
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
         answers = [
@@ -175,11 +195,14 @@ class ModelTemplate:
         return _segments(text[end + len(self.stop) :])
 
 
-def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
+def load_model_template(
+    folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None, options: Mapping[str, Any] = EMPTY
+) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. A template without support for tools is extended (`with_tools`). Raises
-    ConfigError if it writes calls in an unsupported syntax, or rewrites text before a reply."""
-    source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
+    in a `\\boxed{}`, which is where it is read. options: variables of the template. A template without support for
+    tools is extended (`with_tools`). Raises ConfigError if it writes calls in an unsupported syntax, or rewrites text
+    before a reply."""
+    source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools), options=options)
     stop = _stop(source, folder)
     template = ModelTemplate(
         source=source,

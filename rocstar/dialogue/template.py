@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, CallSyntax
 from rocstar.dialogue.segments import Segment, foreign, ours
 from rocstar.protocols import ToolSpec
+from rocstar.types import Problem
 
 START, STOP = "<|im_start|>", "<|im_end|>"
 RESERVED = (START, STOP, OPEN, CLOSE, "<tool_response>", "</tool_response>")
@@ -43,6 +45,10 @@ MODEL_PREAMBLE = (
 )
 
 
+Turns = Sequence[tuple[str, str]]
+"""(what the user said, what the assistant answered), in order."""
+
+
 class Template(Protocol):
     """Text around completions. Promise: opening + completion + reply + completion ... is the whole conversation, and
     only segments authored by the template hold its markers."""
@@ -67,8 +73,11 @@ class Template(Protocol):
         """Jinja source for the `chat_template` of a saved tokenizer; None to keep what the tokenizer came with."""
         ...
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
-        """Everything before the first completion; `system` replaces the default system text."""
+    def opening(
+        self, question: str, tools: Sequence[ToolSpec], system: str | None = None, earlier: Turns = ()
+    ) -> tuple[Segment, ...]:
+        """Everything before the first completion; `system` replaces the default system text. earlier: what a user
+        said and the assistant answered before; a preamble stands before the question alone."""
         ...
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
@@ -114,9 +123,16 @@ class ChatMl:
         """Text right before each completion."""
         return f"{START}assistant\n{self.opened}"
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
+    def opening(
+        self, question: str, tools: Sequence[ToolSpec], system: str | None = None, earlier: Turns = ()
+    ) -> tuple[Segment, ...]:
         user = ours(f"{START}user\n{self.preamble}"), foreign(question), ours(f"{STOP}\n{self.assistant_header}")
-        return *self._system_message(tools, system), *user
+        end = ours(f"{STOP}\n")
+        before = (
+            (ours(f"{START}user\n"), foreign(asked), end, ours(self.assistant_header), foreign(said), end)
+            for asked, said in earlier
+        )
+        return *self._system_message(tools, system), *chain.from_iterable(before), *user
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
         responses = ((ours("\n<tool_response>\n"), foreign(text), ours("\n</tool_response>")) for text in tool_texts)
@@ -136,6 +152,11 @@ class ChatMl:
         text = ours(self.system or "") if system is None else foreign(system)
         block = tools_block(tools) if self.lists_tools and tools else ()
         return ours(f"{START}system\n"), text, *block, ours(f"{STOP}\n")
+
+
+def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
+    """What the model reads first of a problem."""
+    return template.opening(problem.question, tools, problem.system, problem.earlier)
 
 
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:

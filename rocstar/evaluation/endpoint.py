@@ -217,9 +217,10 @@ def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec])
     """The first messages."""
     messages = messages_of(problem)
     if solver.environment is not OneTurn:
-        messages = [{"role": "user", "content": solver.words.preamble + problem.question}]
-        if solver.words.system is not None:
-            messages = [{"role": "system", "content": solver.words.system}, *messages]
+        system = solver.words.system if problem.system is None else problem.system
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages += [message for message in problem.messages[:-1] if message["role"] != "system"]
+        messages.append({"role": "user", "content": solver.words.preamble + problem.question})
     if not specs or solver.tools != "text":
         return list(messages)
     block = text_of(tools_block(specs))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.dialogue.segments import text_of
-from rocstar.errors import RunHalted
+from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, is_right, maj_at_k, summarise, votes_PR
 from rocstar.evaluation.recall import Recall
@@ -159,7 +159,13 @@ def _words_of(conversation: Conversation) -> list[str]:
     """The template's text around a question and around the reply of a tool."""
     specs = [tool.spec for tool in (*conversation.tools, *conversation.own_tools())]
     template = conversation.template
-    return [text_of(template.opening(PROBE, specs)), text_of(template.reply([PROBE]))]
+    try:
+        replies = [text_of(template.reply([PROBE]))]
+    except ConfigError:
+        if specs:
+            raise
+        replies = []  # without tools a template need not know how their replies are written
+    return [text_of(template.opening(PROBE, specs)), *replies]
 
 
 def _sha256(value: Any) -> str:

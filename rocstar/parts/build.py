@@ -29,7 +29,7 @@ from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.parts.lengths import named
 from rocstar.parts.placement import Placement
-from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, TextCodec, ToolSpec, Verifier
+from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec, Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
@@ -138,7 +138,7 @@ class AttemptParts:
         rollout = self.recipe.rollout
         specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
         preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent writes its own
-        return template_for(rollout.template, model, specs, preamble=preamble)
+        return template_for(rollout.template, model, specs, preamble=preamble, options=rollout.template_options)
 
     def conversation(
         self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None
@@ -149,7 +149,7 @@ class AttemptParts:
             codec=codec, template=template, tools=tools.shared, feedback=self.feedback, own_tools=tools.own
         )
 
-    def verifier(self, rollout: StageRolloutSection, codec: TextCodec, template: Template, grader: Grader) -> Verifier:
+    def verifier(self, rollout: StageRolloutSection, codec: Codec, template: Template, grader: Grader) -> Verifier:
         """Judges attempts. Raises ConfigError."""
         evaluate = self.recipe.evaluate
         return verifier_named(
@@ -160,6 +160,7 @@ class AttemptParts:
             calls=template.calls,
             folders=self.recipe.run.modules,
             right_above=evaluate.right_above,
+            ends=codec.stop_ids(template),
         )
 
     def roller(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, ours
-from rocstar.dialogue.template import Template
+from rocstar.dialogue.template import Template, prompt_of
 from rocstar.errors import EngineUnavailable
 from rocstar.protocols import AttemptTool, Environment, Reply, Tool
 from rocstar.rollout.together import all_or_none
@@ -88,7 +88,7 @@ class ToolEnvironment:
 
     def opening(self) -> tuple[int, ...]:
         specs = [tool.spec for tool in self._tools]
-        return self._conversation.ids(self._conversation.template.opening(self._problem.question, specs))
+        return self._conversation.ids(prompt_of(self._conversation.template, self._problem, specs))
 
     def budget(self) -> int:
         return self._limits.max_response_tokens - self._used_tokens

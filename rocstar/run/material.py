@@ -26,7 +26,7 @@ from rocstar.data.sft.format import Chat, Refused
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import ChatMl, Template
+from rocstar.dialogue.template import ChatMl, Template, prompt_of
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
@@ -412,7 +412,7 @@ def first_prompt(material: Material) -> str | None:
     if problem is None or (pretrained is None and recipe.rollout.environment is not None):
         return None
     if pretrained is None:
-        return text_of(material.template.opening(problem.question, parts.specs if recipe.has_tools else ()))
+        return text_of(prompt_of(material.template, problem, parts.specs if recipe.has_tools else ()))
     conversation = material.conversation(pretrained.codec)
     return pretrained.codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
 
@@ -429,7 +429,7 @@ def _positions_at_first(material: Material) -> int:
     if not problems:
         return 1
     specs = material.parts.specs if recipe.has_tools else ()
-    openings = (material.template.opening(problem.question, specs) for problem in problems)
+    openings = (prompt_of(material.template, problem, specs) for problem in problems)
     most = longest + max(len(text_of(segments).encode()) for segments in openings)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
         return longest

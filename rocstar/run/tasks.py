@@ -78,7 +78,7 @@ class FileTask(Task):
         rows = self._rows(self._data.train_files)
         there = {problem.id: problem for problem in rows}
         found = [problem for problem in there.values() if problem.id not in excluded]
-        other = sum(there[row.id].answer != row.answer for row in rows)
+        other = sum(_judged_by(there[row.id]) != _judged_by(row) for row in rows)
         counts = (
             (len(there) - len(found), len(there), "problem", "held out, and so not learnt from"),
             (other, len(rows), "row", "left out, because a later one has another answer to the same question"),
@@ -104,6 +104,11 @@ class FileTask(Task):
             for path in paths
             for problem in load_problems(Path(path), question=columns.question, answer=columns.answer, limit=limit)
         ]
+
+
+def _judged_by(problem: Problem) -> Any:
+    """Its reference; of one without, which a reward function judges, the columns."""
+    return problem.answer or {name: value for name, value in problem.metadata.items() if name != "line"}
 
 
 BUILT_IN: Mapping[str, type[ArithmeticTask | FileTask]] = {"arithmetic": ArithmeticTask, "files": FileTask}

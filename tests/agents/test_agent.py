@@ -323,6 +323,13 @@ async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -
     assert found.outcome and found.outcome.reward == 0.75, found.fault
 
 
+async def test_a_program_is_told_what_stands_before_the_question(tmp_path: Path) -> None:
+    said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBLEM.question})
+    text = "assert problem['messages'][0]['content'] == 'Be brief.'\nprint(json.dumps({'reward': 0.75}))\n"
+    found = await made(program(tmp_path, text), [ANSWER], problem=replace(PROBLEM, messages=said))
+    assert found.outcome and found.outcome.reward == 0.75, found.fault
+
+
 async def test_an_answer_is_judged_and_never_a_reward(tmp_path: Path) -> None:
     agent = program(tmp_path, "print(json.dumps({'answer': 42}))\n")
     found = await made(agent, ["no box"], verifier=right_if("5"))

@@ -53,3 +53,22 @@ def scalar(completions: Sequence[str], **_: Any) -> float:
 
 def unscored(solution_str: str, **_: Any) -> dict[str, int]:
     return {"scor": 1}
+
+
+seen: list[dict[str, Any]] = []
+"""What some of them were given."""
+
+
+def trl_as_usual(completions, prompts, level=None, **columns):  # type: ignore[no-untyped-def]
+    """Without annotations, as in TRL's own examples: shows what it was given."""
+    seen.append({"completions": completions, "prompts": prompts, "level": level, **columns})
+    return [1.0]
+
+
+def trl_of_lengths(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def verl_of_rows(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
+    seen.append({"data_source": data_source, "text": solution_str, **extra_info})
+    return 1.0

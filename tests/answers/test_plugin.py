@@ -2,6 +2,9 @@
 
 import inspect
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,9 @@ from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_r
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
-from rocstar.types import RIGHT_ABOVE, Outcome, Stop, Verdict
-from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
+from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Stop, Turn, Verdict
+from tests.answers.reward_functions import seen
+from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 HERE = "tests.answers.reward_functions:"
@@ -184,3 +188,63 @@ async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdi
     verifier = verifier_named("boxed_text", Letters(), Grader())
     found = await verified(verifier, problem(gold), attempt(turn(rf"\boxed{{\text{{{said}}}}}")))
     assert (found.verdict, found.extracted) == (verdict, rf"\text{{{said}}}")
+
+
+async def given(name: str, problem: Problem, *turns: Turn, ends: Sequence[int] = ()) -> dict[str, Any]:
+    """What the function of this name was given for an attempt."""
+    seen.clear()
+    verifier = RewardVerifier(Letters(), load_reward(HERE + name), ends=ends)
+    assert (await verified(verifier, problem, attempt(*turns))).verdict is RIGHT
+    return seen.pop()
+
+
+async def test_completions_are_conversations_where_the_prompt_is_one_as_in_trl() -> None:
+    asked = ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})
+    call = turn("I call.<tool_call>x</tool_call>", printed("5"))
+    found = await given("trl_as_usual", replace(problem("5"), messages=asked), call, turn("It is 5."))
+    (said,) = found["completions"]
+    assert found["prompts"] == [list(asked)]
+    assert [one["role"] for one in said] == ["assistant", "tool", "assistant"]
+    assert (said[0]["content"], said[1]["content"], said[2]) == (
+        "I call.",
+        "5",
+        {"role": "assistant", "content": "It is 5."},
+    )
+    assert said[0]["tool_calls"] == [{"type": "function", "function": {"name": "python", "arguments": {"code": ""}}}]
+    found = await given("trl_as_usual", problem("5"), call, turn("It is 5."))
+    assert (found["completions"], found["prompts"]) == (["I call.\nIt is 5."], ["q"])
+
+
+async def test_columns_of_the_row_win_over_ours_of_the_same_name() -> None:
+    row = replace(problem("5"), metadata={"solution": "So it is 5.", "source": "web", "level": None})
+    found = await given("trl_as_usual", row, turn("5"))
+    assert (found["solution"], found["answer"], found["source"], found["level"]) == (
+        ["So it is 5."],
+        ["5"],
+        ["web"],
+        [None],
+    )
+
+
+async def test_verl_is_given_the_row_s_own_data_source_and_extra_info() -> None:
+    row = {"data_source": "openai/gsm8k", "extra_info": {"index": 7, "question": "raw"}, "line": 3}
+    found = await given("verl_of_rows", replace(problem("5"), metadata=row), turn("a", printed("5")), turn("b"))
+    assert (found["data_source"], found["index"], found["question"], found["num_turns"]) == (
+        "openai/gsm8k",
+        7,
+        "raw",
+        4,
+    )
+
+
+async def test_what_ends_a_turn_is_not_shown_to_a_function() -> None:
+    """A pattern that ends with $ would never match."""
+    letters = Letters().encode("5.")
+    assert (await given("verl_of_rows", problem("5"), turn("5."), ends=letters[-1:]))["text"] == "5"
+    assert (await given("verl_of_rows", problem("5"), turn("5."), ends=letters[:1]))["text"] == "5."
+
+
+async def test_a_function_may_count_the_tokens_after_the_prompt() -> None:
+    verifier = RewardVerifier(Letters(), load_reward(HERE + "trl_of_lengths"))
+    found = await verified(verifier, problem("5"), attempt(turn("abc", printed("5")), turn("de")))
+    assert found.reward == len(Letters().encode("abc" + "reply" + "de"))

@@ -152,3 +152,22 @@ def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
     assert "expected: 3\nagreed: 1\n" in capsys.readouterr().out
     assert cli.run(["verify", "--cases", str(data), "--expected", "grade"]) == USAGE  # it gives verdicts only
     assert "expected true or false, got 0.5" in capsys.readouterr().err
+
+
+def test_problems_of_verl_rows_are_asked_as_training_asks_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {
+        "data_source": "d",
+        "prompt": [{"role": "user", "content": "q"}],
+        "extra_info": {"index": 7, "question": "q"},
+    }
+    rows = tmp_path / "p.jsonl"
+    rows.write_text(json.dumps({**row, "reward_model": {"ground_truth": "5"}}) + "\n")
+    (tmp_path / "verl_reward_for_a_test.py").write_text(
+        "def f(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float((data_source, extra_info['index']) == ('d', 7) and ground_truth in solution_str)\n"
+    )
+    asked = ["reward", "test", f"{tmp_path}/verl_reward_for_a_test.py:f", "--data", str(rows), "--json"]
+    assert cli.run(asked) == OK
+    assert [one["reward"] for one in json.loads(capsys.readouterr().out)["rows"]] == [1.0, 0.0]

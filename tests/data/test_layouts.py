@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 
 from rocstar.data.problems import detect_columns, load_problems, problem_of
 from rocstar.errors import DataError
+from rocstar.types import Problem, problem_id
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 # One row of each layout, as its project writes it, and the layout it must be taken for.
@@ -57,6 +59,10 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
     [
         ({"text": "1+1?"}, "the fields text do not fit any known layout"),
         ({"prompt": [*ASKED, {"role": "assistant", "content": "2"}], "label": "2"}, "got system, user, assistant"),
+        ({"prompt": [*ASKED, ASKED[1]], "label": "2"}, "got system, user, user; leave such rows out"),
+        ({"prompt": [{**ASKED[1], "tool_calls": [{}]}], "label": "2"}, "a message calls a tool"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "label": "2"}, "message 1: expected a text"),
+        ({"prompt": ASKED, "label": "2", "images": [b"png"]}, 'field "images": holds pictures'),
         ({"prompt": [], "label": "2"}, "got no messages"),
         ({"prompt": ["1+1?"], "label": "2"}, "got no messages"),
         ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'field "reward_model.ground_truth"'),
@@ -68,3 +74,51 @@ def test_a_bad_row_is_told_with_its_place(row: dict[str, Any], wanted: str) -> N
         problem_of(row, detect_columns(row, where="f, line 7"), where="f, line 7", source="s", line=7)
     assert wanted in str(caught.value)
     assert "f, line 7" in str(caught.value)
+
+
+def read(path: Path, *rows: dict[str, Any], **asked: Any) -> list[Problem]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_problems(path, **asked)
+
+
+def test_a_prompt_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_path: Path) -> None:
+    talk = [*ASKED, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 2+2?"}]
+    asked, followed, bare = read(
+        tmp_path / "a.jsonl",
+        {"prompt": ASKED, "answer": "2"},
+        {"prompt": talk, "answer": "4", "images": None},
+        {"prompt": "1+1?", "answer": "2"},
+    )
+    assert (asked.question, asked.system, asked.earlier) == ("1+1?", "Be brief.", ())
+    assert (followed.question, followed.system, followed.earlier) == ("And 2+2?", "Be brief.", (("1+1?", "2"),))
+    assert list(followed.messages) == talk
+    assert (bare.messages, bare.id) == ((), problem_id("1+1?"))
+    assert len({asked.id, followed.id, bare.id, problem_id("And 2+2?")}) == 4
+
+
+def test_a_developer_is_a_system_and_a_question_of_messages_without_one_has_the_id_of_its_text(tmp_path: Path) -> None:
+    told, bare = read(
+        tmp_path / "a.jsonl",
+        {"prompt": [{**ASKED[0], "role": "developer"}, ASKED[1]], "answer": "2"},
+        {"prompt": ASKED[1:], "answer": "2"},
+    )
+    assert told.system == "Be brief." and bare.system is None and bare.id == problem_id("1+1?")
+
+
+def test_rows_of_an_own_reward_need_no_reference_and_keep_their_columns_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": ASKED, "solution": None, "task": "style"},
+        {"question": "1+1?", "answer": "$2$"},
+        {"prompt": "2+2?", "solution": "$4$"},
+    ]
+    found = read(tmp_path / "a.jsonl", *rows, answer="")
+    assert [problem.answer for problem in found] == ["", "", ""]
+    assert [p.metadata.get("solution", p.metadata.get("answer")) for p in found] == [None, "$2$", "$4$"]
+
+
+def test_of_a_nested_column_a_reward_sees_what_is_not_read(tmp_path: Path) -> None:
+    extra, model = {"question": "1+1?", "index": 7}, {"style": "rule", "ground_truth": "2"}
+    (problem,) = read(
+        tmp_path / "a.jsonl", {"data_source": "x", "prompt": ASKED, "reward_model": model, "extra_info": extra}
+    )
+    assert (problem.metadata["extra_info"], problem.metadata["reward_model"]) == (extra, model)

@@ -69,6 +69,13 @@ def calls_then_answers(body: Mapping[str, Any]) -> Said:
     return text(ANSWER) if body["messages"][-1]["role"] == "tool" else call("python", PROGRAM, "Let me see.")
 
 
+async def test_an_endpoint_is_sent_the_system_text_and_the_earlier_turns_of_a_problem() -> None:
+    before = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"})
+    said = (*before, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+3?"})
+    _, bodies, _ = await attempted(calls_then_answers, problem=replace(PROBLEM, messages=said))
+    assert bodies[0]["messages"] == [*said[:3], {"role": "user", "content": "Solve: 2+3?"}]
+
+
 async def test_calls_in_openai_form_run_here_and_their_results_go_back() -> None:
     made, (first, second), _ = await attempted(calls_then_answers)
     assert [one["role"] for one in first["messages"]] == ["system", "user"]

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from rocstar.config.sections import Recipe, RolloutSection
+from rocstar.dialogue.templates import template_for
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy, name_of, setup_of
+from rocstar.evaluation.evaluate import _words_of as setup_words
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
+from tests.dialogue.folders import folder_of
 from tests.rollout.examples import ANSWER, CODEC, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 
@@ -136,3 +139,16 @@ def test_the_name_is_readable_and_the_setup_says_everything() -> None:
     assert made["data"]["sha256"] == "0" * 64 and made["data"]["problems"] == 20
     assert len(made["template"]["sha256"]) == 64 and made["versions"]["rocstar"]
     assert name_of({**made, "step": 9}, "t", known=("model", "step")) == name_of(made, "t", known=("model", "step"))
+
+
+PLAIN = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_a_model_whose_template_knows_no_tools_is_evaluated_without_tools(tmp_path: Path) -> None:
+    template = template_for("model", folder_of(tmp_path, PLAIN), preamble="")
+    bare = replace(conversation(), template=template, tools=())
+    assert len(setup_words(bare)) == 1
+    assert len(setup_words(conversation())) == 2

@@ -142,8 +142,9 @@ def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None)
     made = []
     for problem in problems:
         wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "unknown"
-        known = {"prompt": problem.question, "question": problem.question, "data_source": problem.source}
-        columns = {**problem.metadata, **known, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
+        prompt = list(problem.messages) or problem.question
+        known = {"prompt": prompt, "question": problem.question, "data_source": problem.source}
+        columns = {**known, **problem.metadata, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
         for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):
             text = f"<answer>\\boxed{{{said}}}</answer>"
             line = int(problem.metadata.get("line", 0))

@@ -181,7 +181,7 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.segments import text_of
-    from rocstar.dialogue.template import ChatMl
+    from rocstar.dialogue.template import ChatMl, prompt_of
     from rocstar.parts.build import AttemptParts
     from rocstar.parts.modelfolder import find_model
 
@@ -191,7 +191,7 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     specs = parts.specs if recipe.has_tools else ()
     codec = Codec.load(counted) if counted else None
     return Wording(
-        render=lambda question: text_of(chosen.opening(question, specs)),
+        render=lambda problem: text_of(prompt_of(chosen, problem, specs)),
         markers=codec.added_tokens if codec else chosen.markers if isinstance(chosen, ChatMl) else (),
         length=(lambda prompt: len(codec.encode(prompt))) if codec else len,
         unit="characters" if counted is None else "tokens",

@@ -161,7 +161,8 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
             rows += 1
             sheet.counts[section.name, READ] += role == "source"
             columns = columns or _columns_of(row, section, f"{path}, line {line}", role)
-            problem = problem_of(row, columns, where=f"{path}, line {line}", source=section.name, line=line)
+            where = f"{path}, line {line}"
+            problem = _alone(problem_of(row, columns, where=where, source=section.name, line=line), where)
         except EmptyField as fault:
             drop_unread("empty", fault)
         except DataError as fault:
@@ -207,6 +208,13 @@ def _columns_of(row: Any, section: InputSection, where: str, role: str) -> Probl
         question=tuple(section.question) or found.question,
         answer=(section.answer or found.answer) if needs_answer else None,
     )
+
+
+def _alone(problem: Problem, where: str) -> Problem:
+    """The problem without its system text: a pool holds questions. Raises DataError where turns stand before it."""
+    if problem.earlier:
+        raise DataError(f"{where}: the question follows earlier turns, which a pool can't hold; leave such rows out.")
+    return replace(problem, id=problem_id(problem.question), messages=()) if problem.messages else problem
 
 
 def _cut(problem: Problem, texts: Sequence[str]) -> Problem:

@@ -33,10 +33,10 @@ ColumnsOf = Callable[[Any, str], ProblemColumns]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """How a question becomes a prompt, and how its length is measured."""
+    """How a problem becomes a prompt, and how its length is measured."""
 
-    render: Callable[[str], str]
-    """Question -> everything before the first completion."""
+    render: Callable[[Problem], str]
+    """Everything before the first completion."""
     markers: Sequence[str]
     """Special tokens, to be made visible."""
     length: Callable[[str], int]
@@ -165,7 +165,7 @@ def check_file(
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
         for problem in _readable(path, columns, report):
-            prompt = wording.render(problem.question)
+            prompt = wording.render(problem)
             if not report.prompt:
                 report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
             report.lengths[wording.length(prompt)] += 1

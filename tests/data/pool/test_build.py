@@ -14,6 +14,7 @@ from rocstar.data.pool.datasheet import Datasheet
 from rocstar.data.pool.overlap import STOCK_QUESTIONS
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
+from rocstar.types import problem_id
 
 BENCHMARK = "Alice has nine red apples and Bob takes away four of them before lunch today."
 ROWS = [
@@ -56,6 +57,21 @@ def build(config: PoolConfig) -> Datasheet:
 
 def rows_of(config: PoolConfig, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(config.out) / name).read_text().splitlines()]
+
+
+def test_a_pool_holds_questions_without_what_stands_before_them(tmp_path: Path) -> None:
+    config = pool(tmp_path, benchmark=[], limits={"max_bad_rows": 1})
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many legs has a cat?"}]
+    talk = [
+        *asked,
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And two of them?"},
+    ]
+    write(tmp_path / "rows.jsonl", {"prompt": asked, "label": "4"}, {"prompt": talk, "label": "8"})
+    build(config)
+    (kept,), (dropped,) = rows_of(config, "problems.jsonl"), rows_of(config, "dropped.jsonl")
+    assert (kept["question"], kept["id"]) == ("How many legs has a cat?", problem_id("How many legs has a cat?"))
+    assert dropped["rule"] == "bad_row" and "follows earlier turns" in dropped["evidence"]
 
 
 def test_every_row_is_kept_or_dropped_with_its_rule_and_evidence(tmp_path: Path) -> None:

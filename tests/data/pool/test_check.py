@@ -10,7 +10,7 @@ from rocstar.data.pool.rewording import ASK_FRACTION
 from rocstar.data.problems import ProblemColumns, columns_of
 from rocstar.errors import DataError
 
-WORDING = Wording(render=lambda question: f"<s>{question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
+WORDING = Wording(render=lambda it: f"<s>{it.question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
 ROWS = [
     {"prompt": "How many legs do three cats have in all?", "label": "12", "level": 1},
     {"prompt": "How many legs do three cats have in all?", "label": "12.0"},
