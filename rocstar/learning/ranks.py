@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import functools
 import os
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +44,7 @@ from rocstar.learning.models import device_of
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
+SIOCGIFADDR = 0x8915  # asks Linux for an interface's address
 MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
 RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
@@ -287,17 +291,30 @@ def join(
         backend = "cpu:gloo,cuda:nccl"
     shared.set(str(rank), "is here")
     _await(children, shared)  # torch would wait long for one that has ended
-    loopback = store.host in ("127.0.0.1", "localhost") and "GLOO_SOCKET_IFNAME" not in os.environ
-    if loopback:  # else gloo listens where other machines reach it
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    chosen = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_towards(store.host)
+    if chosen:  # else gloo listens where this machine's name leads: on Debian to 127.0.1.1, which no other can reach
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
         ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
     finally:
-        if loopback:
+        if chosen:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
     ranks.local_rank, ranks.children = local_rank, children
     return ranks
+
+
+def interface_towards(host: str) -> str | None:
+    """Name of the network interface by which this machine reaches `host`, that of loopback where `host` is this machine
+    under a loopback address. None where the system does not tell, as for a host that has IPv6 alone."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of a datagram socket: sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                if fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24] == own:
+                    return name
+    return None
 
 
 def _broken_exchange(error: RuntimeError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -61,6 +62,20 @@ store.set("rank 2", "is here")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+MEET_AT = """
+import sys
+import psutil
+from rocstar.cluster.here import RankProcess
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
+from rocstar.learning.ranks import lead
+
+ranks = lead(ClusterSection(learners=2), ModelSection(device="cpu"), RankProcess.begin, host=sys.argv[1])
+(other,) = ranks.children
+print(*{socket.laddr.ip for socket in psutil.Process(other.pid).net_connections() if socket.status == "LISTEN"})
+ranks.close()
+"""
+
 
 @pytest.mark.parametrize(
     ("dies", "patience", "learners", "told"),
@@ -77,6 +92,21 @@ def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
     """Rank 0 waited in silence for half an hour. dies: what the last rank does; those before it live."""
     ended = Command.start(tmp_path, "-c", LEADER, dies, str(patience), str(learners), act=PYTHON).wait()
     assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own address", "loopback"])
+def test_ranks_listen_where_rank_0_is_reached_and_not_where_the_name_of_their_machine_leads(
+    own: bool, tmp_path: Path
+) -> None:
+    """On Debian that name leads to 127.0.1.1, so ranks of two machines did not meet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1" if own else "127.0.0.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address = probe.getsockname()[0]
+    ended = Command.start(tmp_path, "-c", MEET_AT, address, act=PYTHON).wait()
+    assert (ended.code, ended.out) == (0, f"{address}\n"), ended.out + ended.told
 
 
 def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:
