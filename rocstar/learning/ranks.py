@@ -9,7 +9,7 @@ children (`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
 Weights are sharded over them layer by layer (FSDP2: `shard`).
 
 When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
-RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
+RunHalted. Where a machine is lost with its rank nothing closes, so rank 0 asks besides whoever started it (`watch`). Not protected: ranks trust one another and the network between them (objects travel pickled)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -45,6 +45,7 @@ IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; t
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
 SIOCGIFADDR = 0x8915  # asks Linux for an interface's address
+WATCH_SECONDS = 5.0  # between two looks whether a rank has ended whose connections stay open
 MEETING_SECONDS = 0.2  # between two looks at ranks that are still to come
 RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
@@ -80,6 +81,7 @@ class Ranks:
         self.children: Sequence[StartedRank] = ()
         self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
         self._depth = 0
+        self._closed, self._watcher = threading.Event(), threading.Thread()
         self._turn = threading.RLock()  # weights may be sent from another thread than that of updates
 
     # -- exchanges --------------------------------------------------------------------------------------------------
@@ -133,6 +135,18 @@ class Ranks:
         if how := _ending(self.children, 0):
             raise RunHalted(f"learner {how}; {RESUME}")
 
+    def watch(self, connections: Set[str]) -> None:
+        """Rank 0: break the exchange under way, which takes these connections, once a child has ended. Those to a
+        machine without power or network stay open, so that exchange would wait for as long as its timeout."""
+
+        def look() -> None:
+            while not self._closed.wait(WATCH_SECONDS):
+                if _ending(self.children, 0):
+                    return _break(connections)
+
+        self._watcher = threading.Thread(target=look, daemon=True)
+        self._watcher.start()
+
     @property
     def busy(self) -> bool:
         """Whether an exchange is under way that would leave other ranks, or a sharded model, half way if it ended."""
@@ -178,6 +192,9 @@ class Ranks:
         if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, (), {}))
+        self._closed.set()
+        if self._watcher.ident:  # it asks Ray, which may end after us
+            self._watcher.join()
         self.abandon()  # whatever rank 0 called is done, so there is nothing to wait for
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
@@ -294,6 +311,7 @@ def join(
     chosen = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_towards(store.host)
     if chosen:  # else gloo listens where this machine's name leads: on Debian to 127.0.1.1, which no other can reach
         os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    before = _connections().keys()
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
         ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
@@ -301,7 +319,26 @@ def join(
         if chosen:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
     ranks.local_rank, ranks.children = local_rank, children
+    if children:
+        ranks.watch(_connections().keys() - before)
     return ranks
+
+
+def _connections() -> dict[str, int]:
+    """Descriptors of this process's sockets, by the kernel's name of each, which no later one has."""
+    found: dict[str, int] = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found[os.readlink(f"/proc/self/fd/{descriptor}")] = int(descriptor)
+    return {name: descriptor for name, descriptor in found.items() if name.startswith("socket:")}
+
+
+def _break(connections: Set[str]) -> None:
+    for name, descriptor in _connections().items():
+        if name in connections:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.getpeername()  # raises for one that listens, which gloo does not survive without
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def interface_towards(host: str) -> str | None:

@@ -76,6 +76,30 @@ print(*{socket.laddr.ip for socket in psutil.Process(other.pid).net_connections(
 ranks.close()
 """
 
+IS_CUT_OFF = """
+import signal
+from rocstar.cluster.here import RankProcess
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
+from rocstar.learning import ranks
+
+class Far(RankProcess):
+    cut = False
+    def ended(self, seconds):
+        return "ended: its machine is gone" if self.cut else super().ended(seconds)
+
+ranks.WATCH_SECONDS = 0.05
+both = ranks.lead(ClusterSection(learners=2), ModelSection(device="cpu"), Far.begin)
+both.children[0].send_signal(signal.SIGSTOP)
+both.children[0].cut = True
+try:
+    with both.guarded("saving"):
+        both.gather(1)
+except ranks.RunHalted as error:
+    print(error)
+both.close()
+"""
+
 
 @pytest.mark.parametrize(
     ("dies", "patience", "learners", "told"),
@@ -107,6 +131,13 @@ def test_ranks_listen_where_rank_0_is_reached_and_not_where_the_name_of_their_ma
         address = probe.getsockname()[0]
     ended = Command.start(tmp_path, "-c", MEET_AT, address, act=PYTHON).wait()
     assert (ended.code, ended.out) == (0, f"{address}\n"), ended.out + ended.told
+
+
+def test_an_exchange_with_a_rank_whose_machine_is_lost_ends_though_its_connections_stay_open(tmp_path: Path) -> None:
+    """Rank 0 waited for as long as TCP or the exchange's timeout takes, while Ray had known for minutes."""
+    ended = Command.start(tmp_path, "-c", IS_CUT_OFF, act=PYTHON).wait()
+    told = "learner ranks lost one another during saving (rank 1 ended: its machine is gone); resume the run"
+    assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
 
 
 def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:
