@@ -9,7 +9,8 @@ children (`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
 Weights are sharded over them layer by layer (FSDP2: `shard`).
 
 When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
-RunHalted. Where a machine is lost with its rank nothing closes, so rank 0 asks besides whoever started it (`watch`). Not protected: ranks trust one another and the network between them (objects travel pickled)."""
+RunHalted. Where a machine is lost with its rank nothing closes, so rank 0 also asks whoever started it (`watch`).
+Not protected: ranks trust one another and the network between them (objects travel pickled)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (2056, 11),
     "answers": (3400, 18),
     "cli": (3339, 23),
-    "cluster": (787, 8),
+    "cluster": (817, 8),
     "config": (2143, 11),
     "data": (4611, 24),
     "dialogue": (1498, 10),
@@ -28,7 +28,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3658, 21),
     "faults": (658, 4),
     "forecast": (1970, 9),
-    "learning": (3309, 19),
+    "learning": (3364, 19),
     "parts": (1799, 9),
     "protocols": (290, 1),
     "record": (2937, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (603, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4171
+CLASSES, FUNCTIONS = 591, 4178
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_847}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_949}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -129,6 +129,7 @@ def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(monkeypatch: pyte
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", failed)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of the one that the other tests have
     told = "at 10.0.0.1:6379; start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if"
     with pytest.raises(Unavailable, match=re.escape(told)), connected(1):
         pass
