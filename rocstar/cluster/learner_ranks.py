@@ -15,7 +15,17 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster.here import start_ranks
-from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, gpus, own_address, sentence
+from rocstar.cluster.places import (
+    LOOPBACK,
+    START_SECONDS,
+    Wish,
+    at,
+    end_with_ray,
+    give_back,
+    gpus,
+    own_address,
+    sentence,
+)
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, Unavailable
@@ -36,6 +46,7 @@ class LearnerActor:
     def __init__(self, folder: str) -> None:
         """folder: where rank 0 works, on a file system that all machines share: checkpoint paths may be relative to it.
         Raises OSError where it is not there."""
+        end_with_ray()  # also where rank 0 is out of reach, whose connections then stay open
         os.chdir(folder)
         quiet_torch()  # before torch is loaded; rank 0 says later how many threads there are
         from rocstar.learning.ranks import serve_rank

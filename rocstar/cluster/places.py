@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,9 @@ from rocstar.errors import ConfigError, Unavailable
 LOOPBACK = "127.0.0.1"
 PLACE_SECONDS = 60.0  # others may be giving their places back; what Ray lacks altogether is refused at once
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
+LOOK_SECONDS = 1.0  # between two looks whether the Ray of this machine is there
 OBJECT_STORE_BYTES = 80 * 2**20  # hardly more than Ray's least, 75 MiB: nothing of ours passes through it
+REACHING = "start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if it asks for a token"
 ANY_PLACE = -1  # of a group, as Ray calls it
 
 
@@ -65,7 +68,8 @@ def _begin(cpus: float) -> None:
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unavailable(f"Ray could not be started or reached: {sentence(error)}") from error
+        advice = f"; {REACHING}" if named else ""
+        raise Unavailable(f"Ray could not be started or reached: {sentence(error)}{advice}") from error
 
 
 @contextmanager
@@ -137,6 +141,19 @@ def at(group: PlacementGroup, place: int = ANY_PLACE, *, gpus: int = 0, cpus: fl
     """Options of a task or an actor in a group's place."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)
     return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+
+
+def end_with_ray() -> None:
+    """Let this actor's process end with the Ray that started it. A worker of Ray's notices that only when it next calls
+    Ray; until then a server would keep its GPU."""
+    ray_process = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == ray_process:
+            time.sleep(LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def are_here(group: PlacementGroup) -> bool:

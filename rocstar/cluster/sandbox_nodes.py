@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import Wish, at, sentence
+from rocstar.cluster.places import Wish, at, end_with_ray, sentence
 from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
@@ -34,6 +34,7 @@ class NodeActor:
     """Keeps one service running on the machine where Ray put us; it ends with us."""
 
     def __init__(self, token: str, options: Sequence[str]) -> None:
+        end_with_ray()
         self._host: str = ray.util.get_node_ip_address()
         with socket.create_server((self._host, 0)) as free:
             self._port = free.getsockname()[1]

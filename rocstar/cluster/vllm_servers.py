@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import LOOPBACK, Wish, at, gpus, own_address, sentence
+from rocstar.cluster.places import LOOPBACK, Wish, at, end_with_ray, gpus, own_address, sentence
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
 
@@ -30,6 +30,7 @@ class ServerActor:
     """Has one server, from `start` to `close`."""
 
     def __init__(self) -> None:
+        end_with_ray()
         self._server: VllmServer | None = None
 
     async def start(self, settings: VllmSettings, driver: str) -> tuple[str, int]:

@@ -9,18 +9,22 @@ A method that every rank runs is marked `@together`. torchrun starts the ranks, 
 Weights are sharded over the ranks layer by layer (FSDP2: `shard`).
 
 When a rank dies, its connections close; every other rank then fails in its next exchange and exits, rank 0 with
-RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
+RunHalted. A lost machine closes nothing, so rank 0 also asks the launcher of its ranks (`watch`).
+Not protected: ranks trust one another and the network between them (objects travel pickled)."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import functools
 import os
 import signal
+import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -41,6 +45,8 @@ from rocstar.learning.models import device_of
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
 START = timedelta(minutes=5)
+SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface
+WATCH_SECONDS = 5.0  # between two checks for a rank that has ended though its connections stay open
 MEETING_SECONDS = 0.2  # between two checks for ranks that have not joined
 RESUME = "resume the run from its last checkpoint, on as many ranks as there are"
 
@@ -76,6 +82,7 @@ class Ranks:
         self.children: Sequence[StartedRank] = ()
         self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
         self._depth = 0
+        self._closed, self._watcher = threading.Event(), threading.Thread()
         self._turn = threading.RLock()  # weights may be sent from another thread than that of updates
 
     # -- exchanges --------------------------------------------------------------------------------------------------
@@ -129,6 +136,18 @@ class Ranks:
         if how := _ending(self.children, 0):
             raise RunHalted(f"learner {how}; {RESUME}")
 
+    def watch(self, connections: Set[str]) -> None:
+        """Rank 0: break the exchange under way, which takes these connections, once a child has ended. Those to a
+        machine without power or network stay open, so that exchange would wait for as long as its timeout."""
+
+        def look() -> None:
+            while not self._closed.wait(WATCH_SECONDS):
+                if _ending(self.children, 0):
+                    return _break(connections)
+
+        self._watcher = threading.Thread(target=look, daemon=True)
+        self._watcher.start()
+
     @property
     def busy(self) -> bool:
         """Whether an exchange is in progress whose end would leave other ranks, or a sharded model, inconsistent."""
@@ -175,6 +194,9 @@ class Ranks:
         if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, (), {}))
+        self._closed.set()
+        if self._watcher.ident:  # it asks Ray, which may end after us
+            self._watcher.join()
         self.abandon()  # every call of rank 0 is done, so there is nothing to wait for
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
@@ -288,17 +310,50 @@ def join(
         backend = "cpu:gloo,cuda:nccl"
     shared.set(str(rank), "is here")
     _await(children, shared)  # torch would wait long for a rank that has ended
-    loopback = store.host in ("127.0.0.1", "localhost") and "GLOO_SOCKET_IFNAME" not in os.environ
-    if loopback:  # else gloo listens on an address that other machines reach
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    chosen = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_towards(store.host)
+    if chosen:  # else gloo listens where this machine's name leads: on Debian to 127.0.1.1, which no other can reach
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    before = _connections().keys()
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
         ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
     finally:
-        if loopback:
+        if chosen:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
     ranks.local_rank, ranks.children = local_rank, children
+    if children:
+        ranks.watch(_connections().keys() - before)
     return ranks
+
+
+def _connections() -> dict[str, int]:
+    """Descriptors of this process's sockets, by the kernel's name of each, which no later one has."""
+    found: dict[str, int] = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found[os.readlink(f"/proc/self/fd/{descriptor}")] = int(descriptor)
+    return {name: descriptor for name, descriptor in found.items() if name.startswith("socket:")}
+
+
+def _break(connections: Set[str]) -> None:
+    for name, descriptor in _connections().items():
+        if name in connections:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.getpeername()  # raises for one that listens, which gloo does not survive without
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def interface_towards(host: str) -> str | None:
+    """Name of the network interface by which this machine reaches `host`, that of loopback where `host` is this machine
+    under a loopback address. None where the system does not tell, as for a host that has IPv6 alone."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of a datagram socket: sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                if fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24] == own:
+                    return name
+    return None
 
 
 def _broken_exchange(error: RuntimeError) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,9 +19,9 @@ import ray
 
 from rocstar.cluster import places
 from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, wishes
-from rocstar.cluster.places import Wish, are_here, own_address, refuse_unshared, set_aside
+from rocstar.cluster.places import Wish, are_here, connected, own_address, refuse_unshared, set_aside
 from rocstar.config.sections import Recipe
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, Unavailable
 from rocstar.parts.placement import Placement, place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,6 +68,8 @@ def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
         "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 5 and 5 "
         "free; ask for less or add machines"
     )
+    while ray.available_resources().get("CPU") != 5:  # Ray counts late what a test before gave back
+        time.sleep(0.1)
     with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, placed(recipe())):
         pass
     assert ray.available_resources()["CPU"] == 5
@@ -120,6 +123,47 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
     others = {"rest": Wish("the other machine", [{"CPU": 3}])} if shared else {}
     with set_aside(others), opened(asked, proof, placed(asked)) as machines:
         assert machines.engines_share_memory is shared
+
+
+def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(**settings: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", failed)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of the one that the other tests have
+    told = "at 10.0.0.1:6379; start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if"
+    with pytest.raises(Unavailable, match=re.escape(told)), connected(1):
+        pass
+
+
+STARTS = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True)
+input()
+"""
+WATCHES = """
+import time
+from rocstar.cluster import places
+places.LOOK_SECONDS = 0.01
+places.end_with_ray()
+print("watches", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_an_actor_does_ends_with_the_ray_that_started_it() -> None:
+    """After kill -9 of a machine's raylet its actors went on, and their services and servers with them."""
+    command = [sys.executable, "-c", STARTS, WATCHES]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout and parent.stdin
+    actor = psutil.Process(int(parent.stdout.readline()))
+    assert parent.stdout.readline() == "watches\n"
+    parent.kill()
+    parent.communicate()
+    psutil.wait_procs([actor], timeout=60)
+    assert not actor.is_running()
 
 
 OWN = """

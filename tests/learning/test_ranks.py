@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -61,6 +62,44 @@ store.set("rank 2", "is here")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+MEET_AT = """
+import sys
+import psutil
+from rocstar.cluster.here import RankProcess
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
+from rocstar.learning.ranks import lead
+
+ranks = lead(ClusterSection(learners=2), ModelSection(device="cpu"), RankProcess.begin, host=sys.argv[1])
+(other,) = ranks.children
+print(*{socket.laddr.ip for socket in psutil.Process(other.pid).net_connections() if socket.status == "LISTEN"})
+ranks.close()
+"""
+
+IS_CUT_OFF = """
+import signal
+from rocstar.cluster.here import RankProcess
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
+from rocstar.learning import ranks
+
+class Far(RankProcess):
+    cut = False
+    def ended(self, seconds):
+        return "ended: its machine is gone" if self.cut else super().ended(seconds)
+
+ranks.WATCH_SECONDS = 0.05
+both = ranks.lead(ClusterSection(learners=2), ModelSection(device="cpu"), Far.begin)
+both.children[0].send_signal(signal.SIGSTOP)
+both.children[0].cut = True
+try:
+    with both.guarded("saving"):
+        both.gather(1)
+except ranks.RunHalted as error:
+    print(error)
+both.close()
+"""
+
 
 @pytest.mark.parametrize(
     ("dies", "patience", "learners", "told"),
@@ -76,6 +115,28 @@ def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
 ) -> None:
     """Rank 0 waited in silence for half an hour. dies: what the last rank does; those before it live."""
     ended = Command.start(tmp_path, "-c", LEADER, dies, str(patience), str(learners), act=PYTHON).wait()
+    assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own address", "loopback"])
+def test_ranks_listen_where_rank_0_is_reached_and_not_where_the_name_of_their_machine_leads(
+    own: bool, tmp_path: Path
+) -> None:
+    """On Debian that name leads to 127.0.1.1, so ranks of two machines did not meet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1" if own else "127.0.0.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address = probe.getsockname()[0]
+    ended = Command.start(tmp_path, "-c", MEET_AT, address, act=PYTHON).wait()
+    assert (ended.code, ended.out) == (0, f"{address}\n"), ended.out + ended.told
+
+
+def test_an_exchange_with_a_rank_whose_machine_is_lost_ends_though_its_connections_stay_open(tmp_path: Path) -> None:
+    """Rank 0 waited for as long as TCP or the exchange's timeout takes, while Ray had known for minutes."""
+    ended = Command.start(tmp_path, "-c", IS_CUT_OFF, act=PYTHON).wait()
+    told = "learner ranks lost one another during saving (rank 1 ended: its machine is gone); resume the run"
     assert ended.code == 0 and ended.out.startswith(told), ended.out + ended.told
 
 
