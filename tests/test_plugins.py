@@ -244,7 +244,7 @@ class World(ToolEnvironment):
     ("method", "does", "said"),
     [
         ("async def reply", "1 / 0", "ZeroDivisionError: division by zero (plug_world.py, line 5)"),
-        ("async def reply", "return 1", "TypeError: it gave 1; let it return a rocstar.protocols.Reply"),
+        ("async def reply", "return 1", "TypeError: it returned 1; let it return a rocstar.protocols.Reply"),
         ("def budget", "raise KeyError('x')", "KeyError: 'x' (plug_world.py, line 5)"),
         ("async def close", "1 / 0", "ZeroDivisionError: division by zero (plug_world.py, line 5)"),
     ],

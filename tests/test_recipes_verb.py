@@ -40,7 +40,7 @@ def test_a_copied_recipe_brings_the_module_that_it_names(tmp_path: Path) -> None
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "quickstart.toml").write_text("mine")
     assert run(["recipes", "copy", "arithmetic.toml", "--to", str(tmp_path)]) == 2
-    assert "quickstart.toml is there already" in capsys.readouterr().err
+    assert "quickstart.toml already exists" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["quickstart.toml"]
     assert run(["recipes", "copy", "nothing.toml"]) == 2
     assert "there is no recipe nothing; there are 1.5b-1gpu.toml, 7b-8gpu.toml" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(
     assert "say which with --step N" in told("tiny", "learning.loss=gspo")
     assert "a replay takes no 'learning.optimizer=muon'" in told(*last, "learning.optimizer=muon")
     assert "a replay takes no 'rollout.temperature=2'" in told(*last, "rollout.temperature=2")
-    assert "is there already" in told(*last, "--bundle", ".")
+    assert "already exists" in told(*last, "--bundle", ".")
     for more in ("learning.loss=gspo", "--json"):
         assert "--bundle only writes a folder" in told(*last, "--bundle", "new", more)
     change(place, "stage.stage3.learning.clip_low")

@@ -96,7 +96,7 @@ async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> No
 async def test_wrong_ends_and_wrong_answers_under_load_are_counted() -> None:
     asked = [KnownProgram("a", "a", "ok", "1"), KnownProgram("b", "b", "failed"), KnownProgram("c", "c", "ok", "held")]
     found = await measured(scripted([("print(7", End("ok", "22"))]), asked, [3], attacks=False, calls=20)
-    assert found.wrong == ["a: expected ok, told other output", "b: expected failed, told ok"] and found.right == 1
+    assert found.wrong == ["a: expected ok, got other output", "b: expected failed, got ok"] and found.right == 1
     assert found.latency[3].wrong == 1
     shown = "\n".join(rows({"x": found, "y" * 40: found}))
     assert "y" * 40 + "     1 of 3" in shown and "x: 1 calls were answered wrongly at 3 callers" in shown
@@ -201,7 +201,7 @@ def test_a_service_that_tells_ends_wrongly_is_exit_code_1() -> None:
     with served("/run") as url:
         given = ["sandbox", "bench", f"code-judge:{url}", "--callers", "1", "--calls", "10"]
         done = CliRunner().invoke(app, given)
-    assert done.exit_code == 1 and "raises: expected failed, told ok" in done.stdout
+    assert done.exit_code == 1 and "raises: expected failed, got ok" in done.stdout
 
 
 def test_a_service_that_cannot_be_asked_is_found_out_before_any_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,7 +396,7 @@ def test_a_reward_that_was_changed_before_the_run_goes_on_is_told_and_kept(
     file = judged_for_a_step(folder, start)
     file.write_text(REWARDS.replace("0.5", "0.25"))
     ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
-    assert ended.code == 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
+    assert ended.code == 0 and "code.rewards.py: changed since the run last computed" in ended.told, ended.told
     assert "the evaluations differ in code.rewards.py" in ended.told, "before and after"
     changes = json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
     assert [(row["step"], row["setting"]) for row in changes] == [(1, "stage.stage1.steps"), (1, "code.rewards.py")]
@@ -411,7 +411,7 @@ def test_a_reward_that_is_put_back_before_a_step_was_made_with_another_is_not_to
     file = judged_for_a_step(folder, start)
     file.write_text(REWARDS.replace("[-0.25 if not boxes else", "[float('nan') if True else"))
     ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
-    assert ended.code != 0 and "code.rewards.py: not what it was when the run computed last" in ended.told, ended.told
+    assert ended.code != 0 and "code.rewards.py: changed since the run last computed" in ended.told, ended.told
     file.write_text(REWARDS)
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
     assert ended.code == 0 and "code.rewards.py" not in ended.told, ended.told

@@ -68,7 +68,7 @@ async def test_what_a_function_does_wrong_is_a_failure_of_its_attempt_alone(
             for line in ('{"reward": "9"}', '{"answer": [9]}', '{"answer": 9, "reward": 1}', '{"result": 9}')
         ),
         ("raise ValueError('no luck')\n", "ended with exit code 1: ValueError: no luck"),
-        ("os.kill(os.getpid(), 9)\n", "ended with SIGKILL: it said nothing"),
+        ("os.kill(os.getpid(), 9)\n", "ended with SIGKILL: it printed nothing"),
     ],
 )
 async def test_what_a_program_does_wrong_is_its_attempts_failure(tmp_path: Path, text: str, fault: str) -> None:
@@ -445,11 +445,11 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("no_such_program --flag", "names no program that is here; write a command"),
+        ("no_such_program --flag", "names no program that exists here; write a command"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
         (
             __file__,
-            r"no program that is here; write a command \('python a.py'\), package.module:name or a.py:name",
+            r"no program that exists here; write a command \('python a.py'\), package.module:name or a.py:name",
         ),
         ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),

@@ -157,7 +157,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "verll", "evaluate.verifier = "),
         (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
-        (HERE + "greedy", "wants width, which no verifier is given"),
+        (HERE + "greedy", "requires width, which no verifier gets"),
         (HERE + "greedy", "a column of the data with a default, as width=None"),
         ("builtins:vars", "has no readable signature"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),

@@ -57,7 +57,7 @@ def test_one_success_stands_above_its_siblings_and_equal_rewards_have_no_advanta
         ("def advantage(rewards, settings): return 0.5", "returned 0.5 for"),
         ("def advantage(rewards, settings): return [10**400, 0]", "failed on the rewards 1 and 0: OverflowError"),
         ("def advantage(rewards, settings): return ['1', '2']", "returned ('1', '2') for"),
-        ("def advantage(rewards, settings): return [True, False]", "made (True, False) of"),
+        ("def advantage(rewards, settings): return [True, False]", "returned (True, False) for"),
     ],
 )
 def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: str) -> None:
@@ -68,7 +68,7 @@ def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: st
     assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message
 
 
-@pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "made ('x',")])
+@pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "returned ('x',")])
 def test_an_advantage_that_goes_wrong_on_a_group_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
     code = f"def advantage(rewards, settings): return [1.0, -1.0] if len(rewards) == 2 else {later}"
     (modules / "plug_advantage.py").write_text(code)

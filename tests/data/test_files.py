@@ -135,7 +135,7 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: l
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.csv", b"question,answer\na,b,c\n", "line 2: 3 cells where the header has 2"),
         ("a.csv", b'question,answer\na,"b\n', "not CSV"),
-        ("a.csv", b"question;answer\n2,5 + 1?;3,5\n", "line 1: cells are parted by ';'"),
+        ("a.csv", b"question;answer\n2,5 + 1?;3,5\n", "line 1: cells are separated by ';'"),
         ("a.jsonl", rb'{"question": "\ud83d?", "answer": "1"}', 'field "question": "\\ud83d" is half a character'),
         ("a.txt", b"question", "not a kind of file we read"),
         ("a.parquet", b"PAR1", "not a parquet file"),

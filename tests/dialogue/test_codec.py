@@ -56,7 +56,7 @@ def test_a_marker_that_is_no_single_token_is_refused() -> None:
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         Codec.load(tmp_path)
-    with pytest.raises(ConfigError, match=r"model is not there any more; of a run that goes on, take its newest"):
+    with pytest.raises(ConfigError, match=r"model no longer exists; for a live run, take its newest"):
         Codec.load(tmp_path / "model")  # pruned by the run while an evaluation of it began
 
 
@@ -118,5 +118,5 @@ def test_older_files_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_a_settings_file_that_is_no_json_is_refused_in_a_sentence(tmp_path: Path) -> None:
     CODEC.save(tmp_path, COMPACT)
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"generation_config\.json is no JSON"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json is not JSON"):
         Codec.load(tmp_path)

@@ -272,7 +272,7 @@ async def test_a_waking_server_that_sleeps_on_or_refuses_the_weights_has_none(
     await engine.sleep()
     server.asleep.clear()
     server.faults["/wake_up"] = says('{"status": "sleeping"}')
-    with pytest.raises(EngineUnavailable, match="did not wake: it says that it is sleeping"):
+    with pytest.raises(EngineUnavailable, match="did not wake: its status is sleeping"):
         await engine.load_weights(NEW)
     del server.faults["/wake_up"]
     server.faults["/collective_rpc"] = says('{"results": [{"refused": "no such folder"}]}')

@@ -120,7 +120,7 @@ async def test_a_trainer_that_asks_nobody_is_refused_and_no_fault_is_as_promised
         assert not found.as_promised and found.words == "the fault never struck; the trainer said: nothing"
     for name in ("reward-raises", "reward-nan"):
         found = await examined(blind, name)
-        assert not found.as_promised and "said nothing of it; does it read FAULTS_REWARD?" in found.words
+        assert not found.as_promised and "did not report it; does it read FAULTS_REWARD?" in found.words
 
 
 @pytest.mark.parametrize("wrong", ["true", "nan", '"1"', "[1.0]", "1.0, ", "[" * 50_000], ids=lambda wrong: wrong[:5])

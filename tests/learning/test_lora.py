@@ -155,9 +155,7 @@ def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> Non
 
     refused("no adapter that fits the model in .*: Found missing adapter keys", dict([*tensors.items()][1:]))
     refused("no adapter that fits the model in ", {name: torch.ones(3, 3) for name in tensors})
-    refused(
-        "is an adapter of gone/away/model, which is needed and not there", base_model_name_or_path="gone/away/model"
-    )
+    refused("is an adapter of gone/away/model, which is needed and missing", base_model_name_or_path="gone/away/model")
     refused("names None as base_model_name_or_path", base_model_name_or_path=None)
     refused("which is no other model", base_model_name_or_path=str(folder))
 
