@@ -68,7 +68,7 @@ def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: st
     assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message
 
 
-@pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "returned ('x',")])
+@pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "ned ('x',")])
 def test_an_advantage_that_goes_wrong_on_a_group_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
     code = f"def advantage(rewards, settings): return [1.0, -1.0] if len(rewards) == 2 else {later}"
     (modules / "plug_advantage.py").write_text(code)
