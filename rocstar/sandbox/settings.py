@@ -3,12 +3,13 @@ nothing heavy, because the command line makes its help pages from it."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
+
+from rocstar.sandbox import container
 
 ISOLATION = ("L1", "L2", "L3")  # of `call.Isolation`, what may be asked for there
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
@@ -57,7 +58,7 @@ class Settings(ServeOptions):
 
     @property
     def all_slots(self) -> int:
-        return self.slots or SLOTS_PER_CORE * len(os.sched_getaffinity(0))
+        return self.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
 
 
 def names(listed: str) -> tuple[str, ...]:
