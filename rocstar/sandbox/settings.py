@@ -9,10 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-from rocstar.sandbox import container
-
 ISOLATION = ("L1", "L2", "L3")  # of `call.Isolation`, what may be asked for there
-SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 
 MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
@@ -55,10 +52,6 @@ class Settings(ServeOptions):
     token: str = ""
     """Asked of every caller, in a header or in the path; empty asks nothing. The first of `token_file`, which gateways
     send to nodes."""
-
-    @property
-    def all_slots(self) -> int:
-        return self.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
 
 
 def names(listed: str) -> tuple[str, ...]:

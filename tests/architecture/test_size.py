@@ -15,26 +15,26 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2098, 17),
-    "agents": (1148, 6),
+    "agents": (1156, 6),
     "analysis": (2056, 11),
     "answers": (3400, 18),
-    "cli": (3339, 23),
+    "cli": (3348, 23),
     "cluster": (787, 8),
     "config": (2143, 11),
     "data": (4611, 24),
     "dialogue": (1498, 10),
-    "engines": (4592, 24),
+    "engines": (4577, 24),
     "errors": (53, 1),
     "evaluation": (3658, 21),
     "faults": (658, 4),
     "forecast": (1970, 9),
     "learning": (3309, 19),
-    "parts": (1799, 9),
+    "parts": (1787, 9),
     "protocols": (290, 1),
     "record": (2937, 17),
     "rollout": (1850, 12),
-    "run": (4602, 24),
-    "sandbox": (8630, 45),
+    "run": (4603, 24),
+    "sandbox": (8792, 47),
     "serving": (781, 6),
     "support": (2035, 17),
     "tools": (944, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (603, 1),
     "view": (1951, 9),
 }
-CLASSES, FUNCTIONS = 591, 4171
+CLASSES, FUNCTIONS = 592, 4182
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 48_847}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_124}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.sandbox import container
+from rocstar.sandbox.service.core import daemon_of
 from rocstar.sandbox.settings import Settings
 
 V1 = "3:memory:/x\n4:cpu,cpuacct:/x\n8:pids:/x"
@@ -87,4 +88,4 @@ def test_a_service_takes_four_slots_for_each_core_that_it_is_granted(
     monkeypatch: pytest.MonkeyPatch, cpus: float, slots: int
 ) -> None:
     monkeypatch.setattr(container, "cpus", lambda: cpus)
-    assert (Settings().all_slots, Settings(slots=5).all_slots) == (slots, 5)
+    assert (daemon_of(Settings()).slots, daemon_of(Settings(slots=5)).slots) == (slots, 5)

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json
-from rocstar.sandbox import container
 from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
@@ -99,6 +98,7 @@ def findings(runs: Path) -> Iterator[Finding]:
 
 def _computer() -> Finding:
     from rocstar.record.identity import hardware, versions
+    from rocstar.sandbox import container
 
     machine, python = hardware(), versions()["python"]
     cores, memory = f"{machine['cores']} cores", f"{machine['memory_bytes'] / 1e9:.0f} GB"
