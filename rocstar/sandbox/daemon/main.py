@@ -135,6 +135,8 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     gone = asyncio.create_task(queue.gone.wait())
     watching = asyncio.create_task(watch.watch(pools.workers, (queue.sessions.look, pools.shortages.look)))
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
+    if not pools.plan.namespaces:
+        watch.kill_all([worker.process for worker in pools.workers()])
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES
+from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -89,6 +89,14 @@ def kill_others(slot: int, kept: int) -> bool:
             with suppress(OSError):
                 os.kill(pid, number)
     return not others
+
+
+def kill_all(slots: Iterable[int]) -> None:
+    """Kill all that these slots run and wait until it is gone, for GONE_SECONDS at most: where no namespace ends with
+    a slot, what its program has forked would outlive it."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (slots := [slot for slot in slots if not kill_others(slot, 0)]) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def is_dead(pid: int) -> bool:
