@@ -7,12 +7,14 @@ import socket
 import sys
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rocstar.cli.main import run
 from rocstar.cli.verbs import doctor, sandbox, serve, view
 from rocstar.cli.verbs.doctor import State, findings
+from rocstar.sandbox import container
 from rocstar.support.exits import install_command
 
 
@@ -23,6 +25,22 @@ def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:
     assert "isolation L" in found["sandbox"].found
     assert str(tmp_path) in found["disk"].found
     assert all(finding.remedy for finding in found.values() if finding.state is not State.OK)
+
+
+def test_the_limits_of_a_container_are_told_beside_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "cpus", lambda: 0.5)
+    monkeypatch.setattr(container, "memory_limit", lambda: 400_000_000)
+    told = doctor._computer().found
+    assert told.startswith("0.5 of ") and "by the limit of this container or job" in told and "0.4 of " in told
+    monkeypatch.setattr(container, "cpus", lambda: 1e6)
+    monkeypatch.setattr(container, "memory_limit", lambda: None)
+    assert " of " not in doctor._computer().found.partition("(")[0]
+
+
+def test_little_shared_memory_is_told_with_how_a_container_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64 * 2**20))
+    found = doctor._disk("shared memory", Path("/dev/shm"), doctor.SHARED_BYTES, doctor.SHARED_REMEDY)
+    assert found.found.startswith("0.1 GB free") and "--shm-size" in found.remedy
 
 
 def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,21 +127,3 @@ async def test_engines_in_processes_share_the_threads_and_compute_with_theirs(tm
     with pytest.raises(EngineUnavailable):
         await opened(EngineSettings(folder=str(tmp_path), rows=1, positions=1, vocab_size=1, threads=3))
     assert torch.get_num_threads() == 3
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "cores"),
-    [
-        ("0::/a/b", {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, [2.5]),
-        ("0::/", {"cpu.max": "100000 100000"}, [1.0]),
-        ("3:memory:/x\n4:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, [3.0]),
-        ("4:cpu:/x", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, []),
-    ],
-)
-def test_a_control_group_may_grant_fewer_cores(
-    tmp_path: Path, group: str, files: dict[str, str], cores: list[float]
-) -> None:
-    for name, text in {"own": group, **files}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert list(threads._shares(tmp_path, tmp_path / "own")) == cores

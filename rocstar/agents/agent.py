@@ -36,7 +36,7 @@ from rocstar.agents.wire import MODEL, read_chat, write_chat
 from rocstar.answers.extract import boxed
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.rollout.collect import Roller, verified
-from rocstar.sandbox import walled
+from rocstar.sandbox import container, walled
 from rocstar.support.plugins import check_call, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
@@ -46,6 +46,7 @@ ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it
 RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group)\b.*", re.MULTILINE)
 """The first line of a Python program's exception; its text may have more."""
 UNREAD = re.compile(r"ermission denied|No module named")
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second as shells and the sandbox report it
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
@@ -186,8 +187,9 @@ def agent_named(
             raise ConfigError(f"rollout.agent_reads names {lost[0]!r}, which does not exist; name files and folders")
         if reads is not None and (why := walled.why_not()):
             raise ConfigError(
-                f"rollout.agent_walls cannot work here ({why}); if the agent and all that it runs may have your "
-                "rights, set rollout.agent_walls = false"
+                f"rollout.agent_walls cannot work here ({why}); permit namespaces (docs/sandbox.md says under 'In a "
+                "container' which option does), or if the agent and all that it runs may have your rights, set "
+                "rollout.agent_walls = false"
             )
         runs, bound = partial(by_program, words, reads), at_once
     return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
@@ -227,6 +229,7 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     given = json.dumps({"id": problem.id, "question": problem.question, **messages}).encode()
     home = mkdtemp(prefix="rocstar-agent-")
     environment = _environment(client, home)
+    kills, refused = container.kills(), container.refused_processes()
     try:
         if reads is None:
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
@@ -237,6 +240,11 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
     finally:
         with suppress(OSError):  # processes that remain without a sandbox may write there
             await asyncio.to_thread(walled.remove, home)  # it may hold a million files
+    if code in KILLED and container.kills() > kills:
+        raise Unavailable(f"the kernel killed {words[0]} because memory ran out; lower rollout.agents_at_once")
+    if code and container.refused_processes() > refused:
+        limit = "the container's limit of processes and threads (pids.max) was reached"
+        raise Unavailable(f"{words[0]} {how_ended(code)} and {limit}; raise it, or lower rollout.agents_at_once")
     if code:
         reason = (RAISED.findall(stderr) or [stderr.rpartition("\n")[2]])[-1][:200] or "it printed nothing"
         hint = "; rollout.agent_reads lists what it may read" if reads is not None and UNREAD.search(reason) else ""

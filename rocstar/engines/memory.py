@@ -1,17 +1,10 @@
-"""Memory of the torch engine's KV cache, and the available main memory. Loads no torch, so that a recipe can be checked
-before anything starts."""
+"""Memory of the torch engine's KV cache. Loads no torch, so that a recipe can be checked before anything starts."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 
-CGROUPS = (  # limit and use of this process's memory group, bytes; version 2, then version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 CacheShape = tuple[int, int, int]
 """Layers, key heads and width of a head."""
 
@@ -34,16 +27,6 @@ def cache_bytes(shape: CacheShape, tokens: int, itemsize: int) -> int:
     """Bytes of the keys and values of `tokens` tokens; `itemsize`: of one number."""
     layers, heads, width = shape
     return 2 * layers * tokens * heads * width * itemsize
-
-
-def host_bytes() -> int:
-    """Main memory that this process can still take, within its memory group."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    there = [int(meminfo["MemAvailable"].split()[0]) * 1024]
-    for limit, used in CGROUPS:
-        if Path(limit).is_file() and (most := Path(limit).read_text().strip()) != "max":
-            there.append(max(0, int(most) - int(Path(used).read_text())))
-    return min(there)
 
 
 def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:

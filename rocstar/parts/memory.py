@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocstar.config.sections import ModelSection, Recipe, RolloutSection, Stage
-from rocstar.engines.memory import cache_bytes, host_bytes, kv_pages
+from rocstar.engines.memory import cache_bytes, kv_pages
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape
+from rocstar.sandbox.container import host_bytes
 
 LOGITS = 3
 """Copies of a chunk's logits in memory at once (`learning/head.py`): with their logprobs and probabilities."""

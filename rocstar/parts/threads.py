@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from rocstar.parts.shape import shape_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.record.identity import hardware
+from rocstar.sandbox.container import cpu_shares
 
 SMALL = 2**17  # numbers of a layer's matrix; a product with fewer takes microseconds, which waking threads takes too
 PAYS = 1.2  # times as fast, at twice the threads
@@ -113,21 +114,7 @@ def cores() -> int:
     allowed = os.sched_getaffinity(0)
     known = Path("/sys/devices/system/cpu")
     physical = {_read(known / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
-    return max(1, min([len(physical), *map(int, _shares())]))
-
-
-def _shares(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
-    """Cores that this process's control group, and those above it, grant; versions 1 and 2 write them differently."""
-    for line in _read(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = (root / "cpu" if controllers else root) / path.lstrip("/")
-        for folder in (group, *group.parents):
-            first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
-            quota, _, period = (_read(folder / "cpu.max") or first).partition(" ")
-            if quota.isdecimal() and period.isdecimal() and int(period):
-                yield int(quota) / int(period)
+    return max(1, min([len(physical), *map(int, cpu_shares())]))
 
 
 def _read(file: Path) -> str:

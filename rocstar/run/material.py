@@ -28,7 +28,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import ChatMl, Template, prompt_of
 from rocstar.dialogue.templates import template_named
-from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
+from rocstar.engines.memory import CacheShape, cache_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantage_of
@@ -45,6 +45,7 @@ from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import FileTask, heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.sandbox.container import host_bytes
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural

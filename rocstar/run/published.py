@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rocstar.engines.memory import host_bytes
 from rocstar.engines.sending import Sending
 from rocstar.engines.torch_channel import Channel
 from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
+from rocstar.sandbox.container import host_bytes
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")

@@ -3,7 +3,6 @@ nothing heavy, because the command line makes its help pages from it."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ from typing import Annotated
 from typer import Option
 
 ISOLATION = ("L1", "L2", "L3")  # of `call.Isolation`, what may be asked for there
-SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 
 MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
@@ -54,10 +52,6 @@ class Settings(ServeOptions):
     token: str = ""
     """Asked of every caller, in a header or in the path; empty asks nothing. The first of `token_file`, which gateways
     send to nodes."""
-
-    @property
-    def all_slots(self) -> int:
-        return self.slots or SLOTS_PER_CORE * len(os.sched_getaffinity(0))
 
 
 def names(listed: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailabl
 from rocstar.record.formats import structured, whole
 from rocstar.record.rollouts import AttemptRecord, attempts_table, decoded, trajectory_of
 from rocstar.rollout.environment import AttemptLimits
+from rocstar.sandbox import container
 from rocstar.support.processes import words_of
 from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.agents.examples import ASKS, Told, asking, function, made, program
@@ -282,6 +283,23 @@ class Standing(Told):
         if self.given:
             await asyncio.sleep(self.seconds)
         return await super().generate(token_ids, sampling, **names)
+
+
+@pytest.mark.parametrize(
+    ("ends", "count", "fault"),
+    [
+        ("os.kill(os.getpid(), 9)\n", "kills", "because memory ran out; lower rollout.agents_at_once"),
+        ("raise BlockingIOError\n", "refused_processes", "(pids.max) was reached"),
+    ],
+)
+async def test_a_program_for_which_the_machine_had_no_room_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, count: str, fault: str
+) -> None:
+    """Which of the programs took it nobody can tell."""
+    counts = iter((3, 4))
+    monkeypatch.setattr(container, count, lambda: next(counts))
+    found = await made(program(tmp_path, ends), [ANSWER])
+    assert found.stop is Stop.ENVIRONMENT_FAILED and fault in (found.fault or "")
 
 
 @pytest.mark.parametrize(("replies", "stop"), [([ANSWER] * 2, Stop.ANSWERED), ([ANSWER], Stop.ENVIRONMENT_FAILED)])

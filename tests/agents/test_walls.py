@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.agents.gateway import MOST_CONNECTIONS
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
+from rocstar.sandbox.walls import linux
 from rocstar.types import Stop, Trajectory
 from tests.agents import examples
 from tests.agents.examples import SCRIPT, Told
@@ -27,6 +29,7 @@ from tests.rollout.examples import ANSWER, PROBLEM, roller
 from tests.sandbox.driver import eventually
 
 LACK = walled.why_not()
+SYS_ADMIN = 21  # CAP_SYS_ADMIN
 needs_walls = pytest.mark.skipif(bool(LACK), reason=f"no walls here: {LACK}")
 GIVEN: dict[str, Any] = {"seconds": 120.0, "at_once": 8, "right_above": 0.5, "reads": ()}
 
@@ -235,3 +238,19 @@ def test_walls_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: P
         program(tmp_path, "")
     with pytest.raises(ConfigError, match=r"rollout\.agent_reads names 'nowhere', which is not there"):
         program(tmp_path, "", reads=("nowhere",))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give up one capability of its own")
+def test_root_in_a_container_without_cap_sys_admin_gets_walls_by_a_user_namespace(monkeypatch: Any) -> None:
+    if not can_unshare(linux.CLONE_NEWUSER):
+        pytest.skip("no user namespaces here")
+    run = partial(subprocess.run, preexec_fn=partial(linux.prctl, linux.PR_CAPBSET_DROP, SYS_ADMIN, what="drop"))
+    monkeypatch.setattr(subprocess, "run", run)
+    assert walled.why_not() == ""
+
+
+def can_unshare(flags: int) -> bool:
+    """Whether a process without CAP_SYS_ADMIN gets these namespaces."""
+    code = f"import os, ctypes; os._exit(ctypes.CDLL(None).unshare({flags}) != 0)"
+    dropped = partial(linux.prctl, linux.PR_CAPBSET_DROP, SYS_ADMIN, what="drop")
+    return subprocess.run([sys.executable, "-c", code], preexec_fn=dropped).returncode == 0

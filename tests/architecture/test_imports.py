@@ -30,7 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "config": ("errors", "support"),
     "dialogue": BOTTOM,
     # The seven rooms that work. None of them imports another: parts/ puts them together.
-    "engines": (*BOTTOM, "support"),
+    "engines": (*BOTTOM, "support", "sandbox"),
     "rollout": (*BOTTOM, "dialogue"),
     "tools": (*BOTTOM, "support", "dialogue", "sandbox"),
     "answers": SHARED,
@@ -55,7 +55,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 """What each room may import of the others; cli/ may import all of them, and nothing imports cli/."""
 SECTIONS = ("rocstar.config.sections", "rocstar.config.places", "rocstar.config.values")
 SANDBOX_ENDS = tuple(
-    f"rocstar.sandbox.{end}" for end in ("call", "client", "settings", "service.core", "daemon.watch", "walled")
+    f"rocstar.sandbox.{end}"
+    for end in ("call", "client", "container", "settings", "service.core", "daemon.watch", "walled")
 )
 SANDBOX_PACKAGES = {
     "rocstar.sandbox": ("msgspec",),
@@ -129,7 +130,10 @@ def broken_walls(room: str, target: str) -> Iterator[str]:
         yield f"{room} may import {', '.join(ROOMS.get(room, ())) or 'no other room'}"
     ends = (*SANDBOX_ENDS, "rocstar.sandbox.wire") if room == "faults" else SANDBOX_ENDS  # it stands in for a daemon
     if other == "sandbox" and not any(within(target, end) for end in ends):
-        yield "the sandbox is used by its ends: call, client, service.core, walled; watch for what its processes took"
+        yield (
+            "the sandbox is used by its ends: call, client, service.core, walled; watch for what its processes took, "
+            "container for what is granted to us all"
+        )
 
 
 def allowed_in_sandbox(module: str, target: str) -> bool:

@@ -30,7 +30,7 @@ from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
-from tests.sandbox.driver import Daemon, Refused, eventually, is_starved, needs_empty_folder, unread
+from tests.sandbox.driver import Daemon, Refused, ended, eventually, is_starved, needs_empty_folder, unread
 from tests.sandbox.scripted import INFO
 
 SLEEP = "import time\ntime.sleep(60)"
@@ -266,7 +266,7 @@ def test_what_is_no_frame_ends_the_connection() -> None:
 def test_it_says_why_it_does_not_serve() -> None:
     with pytest.raises(Refused, match=r"no_such_module.*install it or take it out"):
         Daemon(preload=("no_such_module",))
-    with pytest.raises(Refused, match=r"asks for L3; permit namespaces, or lower min_isolation"):
+    with pytest.raises(Refused, match=r"asks for L3; permit namespaces .*In a container.*, or lower min_isolation"):
         Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)
     with pytest.raises(Refused, match="no sandbox slot can be started here"):
         Daemon(skip_plans=len(plans.PLANS))
@@ -391,3 +391,17 @@ async def test_a_first_slot_that_dies_before_it_is_probed_is_told_in_words() -> 
     pool: Any = SimpleNamespace(idle=[], walls_failed=())
     with pytest.raises(SandboxDown, match="its slot died"):
         await failed_probes(pools, pool)
+
+
+@pytest.mark.parametrize("plan", [plans.PLANS.index(plans.CONFINED), plans.PLANS.index(plans.PROCESS)])
+def test_what_a_program_forked_ends_with_the_daemon_that_is_closed_without_namespaces_or_groups(plan: int) -> None:
+    try:
+        daemon = Daemon(slots=2, skip_plans=plan, groups=False)
+    except Refused as error:
+        pytest.skip(f"{plans.PLANS[plan].name} is not to be had here: {error}")
+    with daemon:
+        for _ in range(2):
+            daemon.begin("import os, time\nfor _ in range(3):\n    if not os.fork(): os.setsid(); time.sleep(600)")
+        assert eventually(lambda: len(daemon.below()) >= 12)
+        family = daemon.below()
+    assert eventually(lambda: all(map(ended, family)))

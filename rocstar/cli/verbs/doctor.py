@@ -20,6 +20,10 @@ from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
 OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
+SHARED_REMEDY = (
+    "engines in processes read weights from the disk then, and NCCL between GPUs may not start; Docker gives a "
+    "container more with --shm-size=8g, Kubernetes with an emptyDir of medium Memory at /dev/shm"
+)
 PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
 """The servers' default ports."""
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
@@ -86,7 +90,7 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield from _compiled()
     yield _sandbox()
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
-    yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, "engines in processes read weights from the disk then")
+    yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, SHARED_REMEDY)
     yield _open_files()
     yield _ports()
     yield _vllm()
@@ -94,10 +98,15 @@ def findings(runs: Path) -> Iterator[Finding]:
 
 def _computer() -> Finding:
     from rocstar.record.identity import hardware, versions
+    from rocstar.sandbox import container
 
     machine, python = hardware(), versions()["python"]
-    memory = machine["memory_bytes"] / 1e9
-    return _finding("machine", f"{machine['cores']} cores ({machine['cpu']}), {memory:.0f} GB, Python {python}")
+    cores, memory = f"{machine['cores']} cores", f"{machine['memory_bytes'] / 1e9:.0f} GB"
+    if (granted := container.cpus()) < machine["cores"]:
+        cores = f"{granted:g} of {cores} by the limit of this container or job"
+    if (limit := container.memory_limit()) is not None and limit < machine["memory_bytes"]:
+        memory = f"{limit / 1e9:.1f} of {memory} by its limit of memory"
+    return _finding("machine", f"{cores} ({machine['cpu']}), {memory}, Python {python}")
 
 
 def _extras() -> Iterator[Finding]:
@@ -147,7 +156,7 @@ def _sandbox() -> Finding:
     except (SandboxDown, OSError) as error:
         return _finding("sandbox", str(error), "see docs/sandbox.md", State.MISSING)
     failed, low = ", ".join(info.failed_probes), info.isolation < "L3"
-    remedy = "docs/sandbox.md says what each level needs" if failed or low else ""
+    remedy = "docs/sandbox.md says what each level needs, also in a container" if failed or low else ""
     if low:
         remedy += f'; runs start here only with sandbox.min_isolation = "{info.isolation}"'
     return _finding("sandbox", f"isolation {info.isolation}" + (f"; failed here: {failed}" if failed else ""), remedy)
@@ -157,7 +166,7 @@ def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
     there = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
     free = shutil.disk_usage(there).free
     writable = os.access(there, os.W_OK)
-    found = f"{free / 1e9:.0f} GB free in {there}" + ("" if writable else ", which can't be written")
+    found = f"{free / 1e9:.{int(free < 1e10)}f} GB free in {there}" + ("" if writable else ", which can't be written")
     return _finding(name, found, remedy if free < wanted or not writable else "")
 
 

@@ -133,8 +133,10 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     await loop.connect_accepted_socket(lambda: queue, client)
     lost = asyncio.create_task(pools.failed.wait())
     gone = asyncio.create_task(queue.gone.wait())
-    watching = asyncio.create_task(watch.watch(pools.workers, queue.sessions.look))
+    watching = asyncio.create_task(watch.watch(pools.workers, (queue.sessions.look, pools.shortages.look)))
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
+    if not pools.plan.namespaces:
+        watch.kill_all([worker.process for worker in pools.workers()])
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
@@ -164,7 +166,8 @@ def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
     level, asked = Isolation(pools.plan.level), settings.min_isolation
     if level < asked:
         advice = (
-            "permit namespaces, or lower min_isolation after reading in docs/sandbox.md what programs can reach then"
+            "permit namespaces (docs/sandbox.md says under 'In a container' which option does), or lower min_isolation "
+            "after reading there what programs can reach then"
         )
         tried = "; ".join(pools.problems) or "every way to isolate was tried that this machine has"
         told = f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}"

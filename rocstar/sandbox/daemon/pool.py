@@ -17,9 +17,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rocstar.sandbox import launch
+from rocstar.sandbox import container, launch
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.turns import Line
 from rocstar.sandbox.daemon.worker import Worker
@@ -150,9 +151,9 @@ class Pool:
             return None, str(hello["problem"])
         self.zygotes = 0
         group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
-        worker = self.workers[number] = Worker(number, ours, hello, group)
+        worker = self.workers[number] = Worker(number, ours, hello, group, self.pools.shortages)
         settings = self.pools.settings
-        worker.fair_share = min(1.0, len(os.sched_getaffinity(0)) / (settings.slots * settings.daemons))
+        worker.fair_share = min(1.0, container.cpus() / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         if self.zygote and self.arena and plan.namespaces:
             worker.origin = Lineage(self.zygote.pid, *self.arena)
@@ -214,6 +215,7 @@ class Pools:
         of whole calls are counted."""
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
+        self.shortages = Shortages()
         self.problems: list[str] = []
         """Why stronger plans than the one in force could not be set up."""
         offered = tiers.offered(settings.preload)

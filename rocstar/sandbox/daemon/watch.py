@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES
-from rocstar.sandbox.walls.folders import FILE_BYTES
+from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -26,18 +25,21 @@ STARVED_SECONDS = 1.0  # a busy machine makes anyone wait for less
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
-async def watch(workers: Callable[[], Iterable[Worker]], also: Callable[[], None]) -> None:
+async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable[[], None]]) -> None:
     """Until cancelled, every LOOK_SECONDS: look at the calls that have run for so long, stop those that exceed a limit,
-    and call `also`."""
+    and call each of `also`."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        also()
+        for look in also:
+            look()
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
             if worker.uncounted and worker.started < due and worker.on_passed is not None:
                 started = worker.started
+                passed = ""
                 # In a thread: the kernel takes half a second to add up processes with very many maps.
-                passed = await asyncio.to_thread(over, worker)
+                with suppress(RuntimeError):  # no room for another thread now: at the next look
+                    passed = await asyncio.to_thread(over, worker)
                 if passed and worker.started == started and worker.on_passed is not None:
                     worker.on_passed(passed)
 
@@ -89,6 +91,14 @@ def kill_others(slot: int, kept: int) -> bool:
     return not others
 
 
+def kill_all(slots: Iterable[int]) -> None:
+    """Kill all that these slots run and wait until it is gone, for GONE_SECONDS at most: where no namespace ends with
+    a slot, what its program has forked would outlive it."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (slots := [slot for slot in slots if not kill_others(slot, 0)]) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def is_dead(pid: int) -> bool:
     """Also of one that only waits to be collected."""
     return stat(pid)[:1] in ([], ["Z"], ["X"])
@@ -113,15 +123,6 @@ def is_starved(worker: Worker, wall_seconds: float) -> bool:
     spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
     is_late = max(waited, default=0) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
     return is_late and spent < 0.25 * worker.fair_share * wall_seconds
-
-
-def is_full(folder: str) -> bool:
-    """Whether its disk has less room than one program may write into a file."""
-    with suppress(OSError):
-        disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems count neither
-        return no_room or (disk.f_files > 0 and not disk.f_favail)
-    return False
 
 
 def peak_bytes(pid: int) -> int:

@@ -24,8 +24,9 @@ from typing import Any
 
 from msgspec import structs
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, fault
+from rocstar.sandbox.call import Call, Limits, Response, fault
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
@@ -35,7 +36,6 @@ from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
 READ_BYTES = 2**16  # more than a page: a program can make its pipe keep packets, the rest of which would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
-FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
 COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
 """The controller of groups that makes up for what a slot lacks."""
 
@@ -185,9 +185,16 @@ class Worker:
     """A slot: idle, busy with one process, or dead. It runs what `start` gives it and calls back with how that ended,
     or with None when the slot is no more."""
 
-    def __init__(self, number: int, slot: socket.socket, hello: Mapping[str, Any], group: ControlGroup | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        slot: socket.socket,
+        hello: Mapping[str, Any],
+        group: ControlGroup | None,
+        shortages: Shortages,
+    ) -> None:
         """hello: what the slot said of itself. group: counts memory and processes of whole calls."""
-        self.number, self.slot, self.group = number, slot, group
+        self.number, self.slot, self.group, self.shortages = number, slot, group, shortages
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
         counted = group.folders if group else {}
@@ -376,11 +383,8 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_passed = True, None
             self.timer.cancel()
-            disk = self.worker.disk
-            if response is not None and response.outcome in FAILED and disk and watch.is_full(disk):
-                # by whomever: the program might have ended otherwise
-                full = fault(self.call.id, f"the disk of {disk} is full; free it, or use isolation L3")
-                response = structs.replace(full, state_lost=response.state_lost)
+            if response is not None and (why := self.worker.shortages.blamed(response, self.begun, self.worker.disk)):
+                response = structs.replace(fault(self.call.id, why), state_lost=response.state_lost)
             self.done(response)
 
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:

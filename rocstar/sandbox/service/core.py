@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import msgspec
 from msgspec import structs
 
+from rocstar.sandbox import container
 from rocstar.sandbox.call import (
     MAX_OUTPUT_BYTES,
     OF_LIMITS,
@@ -53,6 +54,7 @@ STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others nee
 MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0.2 s to decode them
+SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
 MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one; of up to thirty parts each
@@ -60,10 +62,15 @@ OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seco
 BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
 
 
+def all_slots(settings: Settings) -> int:
+    """Of all daemons together."""
+    return settings.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
+
+
 def daemon_of(settings: Settings) -> DaemonSettings:
     """What each daemon gets: its share of the slots, rounded up."""
     return DaemonSettings(
-        slots=-(-settings.all_slots // settings.daemons),
+        slots=-(-all_slots(settings) // settings.daemons),
         preload=names(settings.preload),
         min_isolation=Isolation(settings.min_isolation),
         daemons=settings.daemons,

@@ -22,8 +22,7 @@ from rocstar.sandbox.walls import folders
 PREFIX = "rocstar-sandbox-"
 HEADROOM_BYTES = 128 * 2**20  # files in the working directory are memory too (64 MiB), and so is what the slot holds
 GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
-KILLS = b"oom_kill "
-KILLS_BYTES = 512
+EVENTS_BYTES = 512
 CONTROLLERS = frozenset({"memory", "pids", "cpu"})
 WEIGHTS = {1: ("cpu.shares", 1024, 2**18), 2: ("cpu.weight", 100, 10_000)}
 """By version: file, weight of one ordinary process, greatest weight."""
@@ -52,11 +51,13 @@ class ControlGroup:
             is_first = versions["memory"] == 1
             self._open("memory", "memory.limit_in_bytes" if is_first else "memory.max", os.O_WRONLY)
             self._open("kills", "memory.oom_control" if is_first else "memory.events", os.O_RDONLY)
+            if is_first:
+                self._open("full", "memory.failcnt", os.O_RDONLY)
             with suppress(OSError):  # not every kernel swaps
                 (folders["memory"] / ("memory.swappiness" if is_first else "memory.swap.max")).write_text("0")
         if "pids" in folders:
             self._open("pids", "pids.max", os.O_WRONLY)
-        self._kills = self._count_kills()
+        self._counts = self._count()
 
     def _open(self, what: str, name: str, flags: int) -> None:
         folder = self.folders["pids" if what == "pids" else "memory"]
@@ -75,16 +76,18 @@ class ControlGroup:
                 self._limits[what] = number
 
     def killed(self) -> bool:
-        """Whether the kernel has killed in this group, for want of memory, since the last time."""
-        before, self._kills = self._kills, self._count_kills()
-        return self._kills > before
+        """Whether the kernel has killed in this group since the last time because the group itself was full: not where
+        one above it was, the container's say, or the machine."""
+        before, self._counts = self._counts, self._count()
+        return all(now > then for then, now in zip(before, self._counts, strict=True))
 
-    def _count_kills(self) -> int:
+    def _count(self) -> tuple[int, int]:
+        """Processes that were killed in this group, and how often it had reached its own limit."""
         if "kills" not in self._files:
-            return 0
-        text = b"\n" + os.pread(self._files["kills"], KILLS_BYTES, 0)
-        _, found, rest = text.partition(b"\n" + KILLS)
-        return int(rest.split(b"\n", 1)[0]) if found else 0
+            return 0, 0
+        events = dict(line.split() for line in os.pread(self._files["kills"], EVENTS_BYTES, 0).splitlines())
+        full = os.pread(self._files["full"], EVENTS_BYTES, 0) if "full" in self._files else events.get(b"oom", b"0")
+        return int(events.get(b"oom_kill", b"0")), int(full)
 
     def close(self) -> None:
         for fd in self._files.values():

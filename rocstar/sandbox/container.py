@@ -1,0 +1,91 @@
+"""What the container, the job or the machine that this process runs in permits: its share of the CPU and its memory,
+and how often the kernel had to refuse or kill there. Read from the control groups that this process is in, versions 1
+and 2, and from /proc; where a file is missing there is no such limit. Not here: groups of our own (`walls.cgroups`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+MEMINFO, VMSTAT = Path("/proc/meminfo"), Path("/proc/vmstat")
+MEMORY_FILES = (  # limit, use, and prefix of the pages of files in memory.stat; version 2, then version 1
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+
+
+def cpus() -> float:
+    """Logical CPUs that this process may keep busy: those that it may run on, as far as its control groups' shares
+    go. At least a hundredth, which is the least that the kernel grants."""
+    return min([float(len(os.sched_getaffinity(0))), *cpu_shares()])
+
+
+def cpu_shares(root: Path = GROUPS, own: Path = OWN) -> Iterator[float]:
+    """CPUs that this process's control group, and those above it, grant."""
+    for folder in folders("cpu", root, own):
+        first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+        quota, _, period = (_read(folder / "cpu.max") or first).partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            yield int(quota) / int(period)
+
+
+def memory_limit(root: Path = GROUPS, own: Path = OWN) -> int | None:
+    """Bytes that this process and all others of its control groups may have in memory together; None without limit."""
+    return min((limit for limit, _ in _memory(root, own)), default=None)
+
+
+def host_bytes(root: Path = GROUPS, own: Path = OWN) -> int:
+    """Bytes of main memory that this process can still take. What the kernel keeps of files it gives up for that, so
+    that is not counted as used: a container that has read a large file is not full."""
+    meminfo = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    return min([available, *(max(0, limit - used) for limit, used in _memory(root, own))])
+
+
+def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes of it that cannot be given up) of each control group with a limit."""
+    for folder in folders("memory", root, own):
+        for limit, current, prefix in MEMORY_FILES:
+            most, used = _read(folder / limit), _read(folder / current)
+            if most.isdecimal() and used.isdecimal() and int(most) < 2**62:  # version 1 has no word for "no limit"
+                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                yield int(most), max(0, int(used) - files)
+
+
+def kills(vmstat: Path = VMSTAT) -> int:
+    """Processes that the kernel has killed for want of memory on the machine, in whatever container, since it started;
+    0 where it does not say."""
+    lines = (line.split() for line in _read(vmstat).splitlines())
+    return next((int(line[1]) for line in lines if line[0] == "oom_kill"), 0)
+
+
+def refused_processes(root: Path = GROUPS, own: Path = OWN) -> int:
+    """How often the kernel refused a process or thread because a control group that this process is in had as many as
+    it may have. Groups below have limits of their own, which newer kernels count there too unless asked."""
+    count = 0
+    for folder in folders("pids", root, own):
+        text = _read(folder / "pids.events.local") or _read(folder / "pids.events")
+        count += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("max "))
+    return count
+
+
+def folders(controller: str, root: Path = GROUPS, own: Path = OWN) -> Iterator[Path]:
+    """The control groups of a controller that this process is in, innermost first. Not all that are named exist: a
+    container may see its own group as the root."""
+    for line in _read(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / controller if controllers else root
+        group = top / path.lstrip("/")
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

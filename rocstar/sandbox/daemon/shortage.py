@@ -1,0 +1,65 @@
+"""What ran out on this machine, or in the container that it is, while a program ran: disk, memory, processes. A program
+that then fails might have ended otherwise, so its failure says nothing about it. Not here: limits of the program's own
+(`walls`, `watch`)."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+
+from rocstar.sandbox import container
+from rocstar.sandbox.call import ProgramOutcome, Response
+from rocstar.sandbox.walls.folders import FILE_BYTES
+
+FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
+
+
+class Shortages:
+    """When the kernel last killed a process for want of memory, or refused one, as far as was noticed. `look` has to be
+    called every now and then."""
+
+    def __init__(self) -> None:
+        self._counts = self._read()
+        self._noticed = dict.fromkeys(self._counts, -math.inf)
+
+    @staticmethod
+    def _read() -> dict[str, int]:
+        return {"memory": container.kills(), "processes": container.refused_processes()}
+
+    def look(self) -> None:
+        counts = self._read()
+        grown = (what for what, count in counts.items() if count > self._counts[what])
+        self._noticed |= dict.fromkeys(grown, time.monotonic())
+        self._counts = counts
+
+    def blamed(self, response: Response, begun: float, disk: str) -> str:
+        """What ran out after `begun` (monotonic clock) and may have made this program fail; empty where nothing did.
+        disk: the folder on the machine's disk that it could write to, or empty."""
+        is_killed = response.signal == "SIGKILL" and not response.kill_reason  # by none of ours
+        if not is_killed and response.outcome not in FAILED:
+            return ""
+        if disk and not is_killed and is_full(disk):
+            return f"the disk of {disk} is full; free it, or use isolation L3"
+        self.look()
+        if is_killed and self._noticed["memory"] >= begun:
+            return (
+                "the kernel killed it because the machine or its container was out of memory, though the program kept "
+                "its limit; give the container more memory, or run fewer slots"
+            )
+        if not is_killed and self._noticed["processes"] >= begun:
+            return (
+                "the container has as many processes and threads as it may have; raise its limit (pids.max: Docker's "
+                "--pids-limit, Kubernetes' podPidsLimit), or run fewer slots"
+            )
+        return ""
+
+
+def is_full(folder: str) -> bool:
+    """Whether its disk has less room than one program may write into a file."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems count neither
+        return no_room or (disk.f_files > 0 and not disk.f_favail)
+    return False

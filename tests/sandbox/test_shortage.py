@@ -1,0 +1,145 @@
+"""A program that failed because the machine or its container ran out of something was not the one that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from rocstar.sandbox import container
+from rocstar.sandbox.call import ProgramOutcome, Response
+from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon.shortage import Shortages
+from rocstar.sandbox.walls import cgroups
+from tests.sandbox.driver import Daemon, eventually
+
+KILLED = Response(id="1", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")
+RAISED = Response(id="1", outcome=ProgramOutcome.EXCEPTION)
+TAKES_150_MIB = "block = bytearray(150 << 20)\nfor at in range(0, len(block), 4096): block[at] = 1"
+STARTS_ANOTHER = "import subprocess\nsubprocess.run(['true'])"
+
+
+@pytest.fixture
+def happens(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    counts = {"kills": 5, "refused_processes": 7}
+    for name in counts:
+        monkeypatch.setattr(container, name, lambda name=name: counts[name])
+
+    def happen(name: str) -> None:
+        counts[name] += 1
+
+    return happen
+
+
+@pytest.mark.parametrize(
+    ("response", "event", "word"),
+    [(KILLED, "kills", "out of memory"), (RAISED, "refused_processes", "pids.max")],
+)
+def test_a_failure_is_blamed_on_what_ran_out_since_it_began(
+    happens: Callable[[str], None], response: Response, event: str, word: str
+) -> None:
+    shortages, begun = Shortages(), time.monotonic()
+    assert shortages.blamed(response, begun, "") == ""
+    happens(event)
+    assert word in shortages.blamed(response, begun, "") and word in shortages.blamed(response, begun, "")
+    assert shortages.blamed(response, math.nextafter(time.monotonic(), math.inf), "") == ""
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        Response(id="1", outcome=ProgramOutcome.OK),
+        Response(id="1", outcome=ProgramOutcome.MEMORY, signal="SIGKILL", kill_reason="memory"),
+        Response(id="1", outcome=ProgramOutcome.WALL_TIMEOUT, kill_reason="wall"),
+        Response(id="1", outcome=ProgramOutcome.SIGNAL, signal="SIGSEGV"),
+    ],
+)
+def test_what_kept_no_limit_of_its_own_or_did_not_fail_is_blamed_on_nothing(
+    happens: Callable[[str], None], response: Response
+) -> None:
+    shortages, begun = Shortages(), time.monotonic()
+    happens("kills")
+    happens("refused_processes")
+    assert shortages.blamed(response, begun, "") == ""
+
+
+@contextmanager
+def crowded(controller: str, **limits: str) -> Iterator[Path]:
+    """A control group with these limits."""
+    groups = cgroups.found()
+    if controller not in groups.folders:
+        groups.close()
+        pytest.skip(f"no control group of {controller} can be made here")
+    folder = groups.folders[controller] / "crowded"
+    folder.mkdir()
+    for name, limit in limits.items():
+        with_dot = folder / name.replace("_", ".", 1)
+        if with_dot.exists():
+            with_dot.write_text(limit)
+    yield folder
+    groups.close()
+
+
+def test_a_program_that_the_container_has_no_memory_for_is_a_fault_of_the_service() -> None:
+    """Its own limit is far away. In the next call it kills itself, which is its own doing."""
+    limits = {"memory_limit_in_bytes": f"{100 << 20}", "memory_max": f"{100 << 20}"}
+    with crowded("memory", **limits) as folder, Daemon(slots=1, groups=False) as daemon:
+        (folder / "cgroup.procs").write_text(f"{daemon.slots()[0].pid}")
+        told = daemon.run(TAKES_150_MIB, memory_bytes=512 << 20)
+        assert (told.outcome, "out of memory" in told.message) == ("internal", True), told
+        told = daemon.run("import os; os.kill(os.getpid(), 9)")
+        assert (told.outcome, told.signal) == ("signal", "SIGKILL"), told
+
+
+def test_a_group_that_was_full_itself_is_told_from_one_within_a_full_container(tmp_path: Path) -> None:
+    for name in ("memory.max", "memory.swap.max"):
+        (tmp_path / name).write_text("")
+    events = tmp_path / "memory.events"
+    events.write_text("max 0\noom 0\noom_kill 0\n")
+    group = cgroups.ControlGroup({"memory": tmp_path}, {"memory": 2})
+    events.write_text("max 0\noom 0\noom_kill 1\n")
+    assert not group.killed()
+    events.write_text("max 9\noom 1\noom_kill 2\n")
+    assert (group.killed(), group.killed()) == (True, False)
+    group.close()
+
+
+def test_a_program_that_the_container_has_no_process_for_is_a_fault_of_the_service() -> None:
+    with crowded("pids") as folder, Daemon(slots=1, groups=False) as daemon:
+        assert daemon.run(STARTS_ANOTHER).outcome == "ok"
+        family = [psutil.Process(daemon.process.pid), *daemon.below()]
+        for process in family:
+            (folder / "cgroup.procs").write_text(f"{process.pid}")
+        full = int((folder / "pids.current").read_text()) + 1
+        (folder / "pids.max").write_text(f"{full}")  # room for the program alone
+        told = daemon.run(STARTS_ANOTHER)
+        assert (told.outcome, "pids.max" in told.message) == ("internal", True), told
+        (folder / "pids.max").write_text("max")
+        assert eventually(lambda: daemon.run(STARTS_ANOTHER).outcome == "ok")
+
+
+async def test_a_look_for_which_there_is_no_thread_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | Exception] = [RuntimeError("can't start new thread"), "memory"]
+    passed = asyncio.get_running_loop().create_future()
+
+    async def to_thread(look: Any, worker: Any) -> str:
+        answer = answers.pop(0) if answers else ""
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    worker: Any = SimpleNamespace(uncounted={"memory"}, started=0.0, on_passed=passed.set_result)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    watching = asyncio.create_task(watch.watch(lambda: [worker], ()))
+    await asyncio.wait((watching, passed), return_when=asyncio.FIRST_COMPLETED)
+    watching.cancel()
+    assert passed.result() == "memory"
