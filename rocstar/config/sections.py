@@ -407,6 +407,9 @@ class LearningSection(Section):
     """Gradients of a larger norm are scaled down to this norm."""
     updates_per_step: Count = 1
     """Optimizer updates for the attempts of one step; 1 is fully on-policy (the release)."""
+    epochs: Count = 1
+    """Times that the attempts of one step are learnt from, each time in `updates_per_step` updates; ratios are to the
+    log-probabilities before the first of them (mu of the GRPO paper, arXiv 2402.03300)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
     """The probability ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
@@ -471,7 +474,12 @@ class LearningSection(Section):
     def scores_first(self) -> bool:
         """Whether rows go through the model once more before they are learnt from."""
         chosen = self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
-        return self.updates_per_step > 1 or chosen or self.advantage == "otb"
+        return self.updates_of_step > 1 or chosen or self.advantage == "otb"
+
+    @property
+    def updates_of_step(self) -> int:
+        """Optimizer updates of one step, all epochs included."""
+        return self.updates_per_step * self.epochs
 
     @property
     def over_batch(self) -> bool:
@@ -749,7 +757,7 @@ class RlStage(StageSection):
 
     @property
     def updates(self) -> int:
-        return self.steps * self.learning.updates_per_step
+        return self.steps * self.learning.updates_of_step
 
     def takes_optimizer_of(self, before: StageSection | None) -> bool:
         return isinstance(before, RlStage) and not self.learning.reset_optimizer

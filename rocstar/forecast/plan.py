@@ -314,10 +314,10 @@ def _rl_stage(
     )
     tokens = response + assumed.prompt_tokens
     kept = 1.0 if stage.resample.method == "all" else min(1.0, stage.resample.keep / rollout.attempts_per_problem)
-    passes += stage.learning.scores_first
     passes += stage.learning.kl_coefficient > 0  # by the reference
+    passes = passes * stage.learning.epochs + stage.learning.scores_first
     head = 2.0 * shape.hidden * shape.vocabulary * stage.learning.takes_attempts  # of a response's tokens, once more
-    row = tokens * passes * shape.forward_flops(tokens / 2) + response * head
+    row = tokens * passes * shape.forward_flops(tokens / 2) + response * head * stage.learning.epochs
     learning = attempts * kept * row / learned_flops
     exchange = 2 * shape.parameters / assumed.exchange_bandwidth
     calls = attempts * assumed.tool_calls if rollout.has_tools else 0.0

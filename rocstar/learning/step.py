@@ -78,14 +78,15 @@ def learn_rows(
     """Score and update: returns the updates, and all rows, scored. seed: of the shuffle before rows are split."""
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
-    if len(batches) > 1 or narrow or settings.advantage == "otb":  # a single update takes its own pass's logprobs
+    several = len(batches) * settings.epochs > 1
+    if several or narrow or settings.advantage == "otb":  # a single update takes its own pass's logprobs
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
     if settings.by_token:
         batches = by_token(batches, settings)
     updates = []
-    for batch in batches:
+    for batch in batches * settings.epochs:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
         updates.append(learner.update(learnt_from, traced=seen is not None))
         if seen:
             seen(updates[-1])
-    return updates, [row for part in (batches if narrow else updates) for row in part.rows]
+    return updates, [row for part in (batches if several or narrow else updates) for row in part.rows]

@@ -136,7 +136,7 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
 def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
     """How much older the weights that wrote a step's tokens were than those of `version`, which learnt from them; empty
     for a strictly on-policy stage. overlap: seconds. Raises ContractBroken past the stage's bound."""
-    most, per_step = stage.rollout.stale_steps, stage.learning.updates_per_step
+    most, per_step = stage.rollout.stale_steps, stage.learning.updates_of_step
     if not most:
         return {}
     tokens: Counter[int] = Counter()

@@ -20,7 +20,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3455, 18),
     "cli": (3371, 23),
     "cluster": (817, 8),
-    "config": (2154, 11),
+    "config": (2162, 11),
     "data": (4650, 24),
     "dialogue": (1547, 10),
     "engines": (4574, 24),
@@ -28,7 +28,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3657, 21),
     "faults": (658, 4),
     "forecast": (2009, 9),
-    "learning": (3361, 19),
+    "learning": (3362, 19),
     "parts": (1787, 9),
     "protocols": (290, 1),
     "record": (3000, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 593, 4213
+CLASSES, FUNCTIONS = 593, 4214
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_696}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_708}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -19,6 +19,7 @@ from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.advantages import loss_weights, split
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
+from rocstar.learning.step import learn_rows
 from rocstar.types import Batch, RowOrigin, gaps
 from tests.learning import examples
 from tests.learning.examples import (
@@ -154,6 +155,16 @@ def test_rows_that_were_not_scored_are_scored_by_the_update_itself_and_without_a
         assert same_weights(each._policy, scored_before._policy)
     again = mine.update(Batch(rows=expected.rows))
     assert again.rows == expected.rows, "scored rows keep their old logprobs"
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_epochs_learn_again_from_the_rows_of_a_step_by_ratios_to_the_weights_before_all(parts: int) -> None:
+    by_hand, mine = learner(), learner()
+    batches = [replace(batch, rows=by_hand.score(batch.rows)) for batch in split(rows(), parts, seed=3)]
+    expected = [by_hand.update(batch) for batch in batches * 3]
+    updates, learnt = learn_rows(LearningSection(updates_per_step=parts, epochs=3), mine, rows(), 3)
+    assert updates == expected and same_weights(mine._policy, by_hand._policy)
+    assert learnt == [row for batch in batches for row in batch.rows]
 
 
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:

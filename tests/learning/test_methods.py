@@ -270,6 +270,7 @@ def test_what_a_plan_counts_is_what_losses_want() -> None:
         assert LearningSection(loss=name).takes_attempts == getattr(loss, "whole_attempts", False)
         assert LearningSection(loss=name).scores_first == (name in CHOICES)
     assert LearningSection(off_policy_kl=0.1).takes_attempts and LearningSection(updates_per_step=2).scores_first
+    assert LearningSection(epochs=2).scores_first
 
 
 class Noted:
