@@ -114,9 +114,7 @@ async def _ask(
         with run.meter.phase("evaluation"):
             await run.publish()
             if recall.found:
-                run.screen.note(
-                    f"{recall.found} answers are there from an earlier start; only what is missing is asked"
-                )
+                run.screen.note(f"{recall.found} answers exist from an earlier start; only missing ones are requested")
             made = await evaluate_policy(
                 solver(recall),
                 problems,

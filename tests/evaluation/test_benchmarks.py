@@ -90,7 +90,7 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
         assert len(journal.read_text().splitlines()) == 7
         endpoint.script = answers
         code, result, told = asked(*on, capsys=capsys)
-    assert code == exits.OK and "7 answers are there from an earlier start" in told
+    assert code == exits.OK and "7 answers exist from an earlier start" in told
     seeds = [body["seed"] for body in answered]
     assert len(seeds) == 12 == len(set(seeds)) and result["attempts"] == 12
     assert not journal.exists() and (journal.parent / "result.json").exists()

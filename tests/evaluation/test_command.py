@@ -84,7 +84,7 @@ def test_answers_of_weights_that_a_folder_held_before_are_not_taken_for_those_it
         with monkeypatch.context() as killed:
             killed.setattr("rocstar.evaluation.evaluate.write_attempts", Mock(side_effect=KeyboardInterrupt))
             cli.run(["eval", "mine", "--data", "gsm8k/test.jsonl", *FEW])
-        told.append("answers are there from an earlier start" in capsys.readouterr().err)
+        told.append("answers exist from an earlier start" in capsys.readouterr().err)
     assert told == [False, True, False, True, False]
 
 

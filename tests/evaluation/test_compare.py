@@ -114,7 +114,7 @@ def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.Capt
         (B, {"a field of tomorrow": 1}, "a field of tomorrow", ["--allow a field of tomorrow"]),
         (B, {"temperature": 1.0, "data": OTHERS}, None, [
             "in data.problems_sha256: ", "; in temperature: 0.6 in ",
-            "--allow data.problems_sha256 --allow temperature where",
+            "--allow data.problems_sha256 --allow temperature if",
         ]),
         ({"other": [True]}, {}, None, ["no problem in common"]),
     ],
