@@ -256,13 +256,13 @@ def _conversation(value: Sequence[Any], place: str) -> list[dict[str, str]]:
         )
     if any(message.get("tool_calls") for message in messages):
         raise DataError(f"{place}: a message calls a tool, which no prompt here can hold; leave such rows out.")
-    found = list[dict[str, str]]()
+    read = list[dict[str, str]]()
     for number, (role, message) in enumerate(zip(roles, messages, strict=True), start=1):
         content = message.get("content")
         is_blank = role == "system" and isinstance(content, str) and not content.strip()  # in place of the template's
         text = "" if is_blank else _text(content, f"{place}, message {number}", numbers=False)
-        found.append({"role": str(role), "content": text})
-    return found
+        read.append({"role": str(role), "content": text})
+    return read
 
 
 def _refuse_pictures(row: Row, where: str) -> None:
