@@ -282,12 +282,13 @@ def score(reward: Reward, case: Case) -> Scored:
     row = case.columns
     prompt = row.get("prompt", row.get("prompts", ""))
     question = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
+    golds = dict.fromkeys(("answer", "solution", "ground_truth"), case.gold) if case.gold else {}
     problem = Problem(
         id=f"line {case.line}",
         question=str(row.get("question", question)),
         answer=case.gold,
         source=str(row.get("data_source", "")),
-        metadata={**row, **dict.fromkeys(("answer", "solution", "ground_truth"), case.gold)},
+        metadata={**row, **golds},
         messages=tuple(prompt) if isinstance(prompt, list) else (),
     )
     started, given, message = time.perf_counter(), None, ""

@@ -157,7 +157,10 @@ def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, li
     answer = "" if columns.answer is None else _answer_text(row, columns.answer, where)
     metadata = {name: value for name, value in row.items() if name not in columns.used} | {"line": line}
     before = [message for messages in found for message in messages[:-1]]
-    is_talk = any(isinstance(row.get(name), Sequence) and not isinstance(row[name], str) for name in columns.question)
+    if len([messages for messages in found if len(messages) > 1]) > 1:
+        reason = "several hold a system text or earlier turns, of which only one conversation can be made; name one"
+        raise DataError(f"{where}, fields {', '.join(columns.question)}: {reason}.")
+    is_talk = any(_is_conversation(value_at(row, name, where)) for name in columns.question)
     return Problem(
         id=problem_id("\x1f".join([*(message["content"] for message in before), question])),
         question=question,
@@ -229,11 +232,15 @@ def _messages(row: Row, name: str, where: str, *, required: bool) -> list[dict[s
     """The messages of one column: a conversation, or the text of a user; none if it is empty."""
     value = value_at(row, name, where)
     place = f'{where}, field "{name}"'
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if _is_conversation(value):
         return _conversation(value, place)
     if not required and (value is None or (isinstance(value, str) and not value.strip())):
         return []
     return [{"role": "user", "content": _text(value, place, numbers=False)}]
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _conversation(value: Sequence[Any], place: str) -> list[dict[str, str]]:
@@ -249,8 +256,13 @@ def _conversation(value: Sequence[Any], place: str) -> list[dict[str, str]]:
         )
     if any(message.get("tool_calls") for message in messages):
         raise DataError(f"{place}: a message calls a tool, which no prompt here can hold; leave such rows out.")
-    texts = [_text(m.get("content"), f"{place}, message {n}", numbers=False) for n, m in enumerate(messages, start=1)]
-    return [{"role": str(role), "content": text} for role, text in zip(roles, texts, strict=True)]
+    read = list[dict[str, str]]()
+    for number, (role, message) in enumerate(zip(roles, messages, strict=True), start=1):
+        content = message.get("content")
+        is_blank = role == "system" and isinstance(content, str) and not content.strip()  # in place of the template's
+        text = "" if is_blank else _text(content, f"{place}, message {number}", numbers=False)
+        read.append({"role": str(role), "content": text})
+    return read
 
 
 def _refuse_pictures(row: Row, where: str) -> None:

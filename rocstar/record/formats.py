@@ -64,10 +64,15 @@ def feedback_of(settings: Mapping[str, Any]) -> Feedback:
     return lambda result: feedback_text(result, max_chars=chars, truncate=cut, errors=errors)
 
 
+def asked(row: Mapping[str, Any]) -> list[Message]:
+    """The messages before the first completion, as far as they are the problem's own and not the template's."""
+    return row.get("prompt_messages") or [{"role": "user", "content": row["question"]}]
+
+
 def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that did not parse stays
     in the text as written, with the rest of its turn."""
-    messages = [{"role": "user", "content": row["question"]}]
+    messages = [*asked(row)]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), _assistant(text, turn)]
         for result in turn["results"]:
@@ -88,7 +93,7 @@ def sent(prompt: str, question: str) -> tuple[list[Message], str]:
 
 def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """Every turn as the policy wrote it, calls with their tags; for templates that insert content verbatim."""
-    messages = [{"role": "user", "content": row["question"]}]
+    messages = [*asked(row)]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), {"role": "assistant", "content": without_end(text)}]
         messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
@@ -163,8 +168,8 @@ def _messages(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 def _trl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
     def line(row: Row) -> dict[str, Any]:
-        first, *rest = structured(whole(row), origin.feedback)
-        return {"prompt": [first], "completion": rest, **facts(row)}
+        messages, begun = structured(whole(row), origin.feedback), len(asked(row))
+        return {"prompt": messages[:begun], "completion": messages[begun:], **facts(row)}
 
     return _json_lines(map(line, rows), path)
 
@@ -222,7 +227,7 @@ def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
     return {
         "data_source": row["source"],
         "ability": "math",
-        "prompt": [{"role": "user", "content": row["question"]}],
+        "prompt": asked(row),
         "messages": as_written(whole(row), origin.feedback),
         "reward_model": {"style": "rule", "ground_truth": row["gold"]},
         "extra_info": {name: row[name] for name in ("index", "step", "problem_id", "reward")},
@@ -274,8 +279,9 @@ def _results(means: Sequence[float], scored: int, count: int) -> Message:
 
 def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
     """prompt: its text; without it, the question."""
-    question, *rest = structured(whole(row), origin.feedback)
-    opening, opened = ([question], "") if prompt is None else sent(prompt, row["question"])
+    own = asked(row)
+    rest = structured(whole(row), origin.feedback)[len(own) :]
+    opening, opened = (own, "") if prompt is None else sent(prompt, row["question"])
     messages = [*opening, *(_inspect_message(message, opened) for message in rest)]
     nothing: Message = {"role": "assistant", "content": ""}  # for an attempt that ended before it wrote anything
     last = next((message for message in reversed(messages) if message["role"] == "assistant"), nothing)
@@ -285,7 +291,7 @@ def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
     return {
         "id": f"{row['problem_id']}@{row['step']}",
         "epoch": row["index"] + 1,
-        "input": row["question"],
+        "input": row.get("prompt_messages") or row["question"],
         "target": row["gold"],
         "messages": messages,
         "output": {"model": origin.model, "choices": [{"message": last, "stop_reason": stop}]},
@@ -315,7 +321,7 @@ def _html(rows: Iterable[Row], origin: Origin, path: Path) -> int:
     with path.open("w", encoding="utf-8") as file:
         file.write(f"{HEAD}<title>{text(origin.name)}</title>\n<h1>{text(origin.name)}</h1>\n")
         for row in rows:
-            file.write(_attempt(facts(row), structured(row, origin.feedback)))
+            file.write(_attempt(row["question"], facts(row), structured(row, origin.feedback)))
             count += 1
         file.write(f"<p>{count} attempts</p></html>\n")
     return count
@@ -360,9 +366,9 @@ def text(value: Any) -> str:
     return escape(visible(str(value)))
 
 
-def _attempt(facts: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+def _attempt(question: str, facts: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
     verdict = facts["verdict"] or "undecided"
-    head = f"step {facts['step']}, attempt {facts['index']}, {facts['reason'] or ''}: {messages[0]['content'][:120]}"
+    head = f"step {facts['step']}, attempt {facts['index']}, {facts['reason'] or ''}: {question[:120]}"
     known = "".join(f"<dt>{text(key)}<dd>{text(value)}" for key, value in facts.items() if value is not None)
     messages_html = "".join(_message(message) for message in messages)
     return (

@@ -56,6 +56,7 @@ COLUMNS = {
     "step": "int64",
     "problem_id": "string",
     "question": "string",
+    "prompt_messages": "string",
     "gold": "string",
     "source": "string",
     "index": "int32",
@@ -92,8 +93,8 @@ TOKEN_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind.startswith(
 """One value for each token."""
 SHORT_COLUMNS = tuple(name for name in COLUMNS if name not in (*TOKEN_COLUMNS, "text"))
 """All columns except those that grow with the attempt's length, `turns` included: enough without tokens and text."""
-LATER_COLUMNS = ("old_logprobs", "format_facts")
-"""Missing in older files of version 1."""
+LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages")
+"""Missing in older files; `attempt_rows` reads None."""
 Row = dict[str, Any]
 """One attempt, as returned by `decoded`."""
 
@@ -207,7 +208,7 @@ def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterato
         if absent:
             raise ValueError(f"it has no column {', '.join(sorted(absent))}")
         for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
-            yield from map(decoded, batch.to_pylist())
+            yield from (decoded({**dict.fromkeys(columns), **row}) for row in batch.to_pylist())
 
 
 def questions_of(file: Path) -> Iterator[str]:
@@ -230,11 +231,13 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def decoded(stored: Mapping[str, Any]) -> Row:
-    """Convert a stored row of any version, with some of its columns, to version 2: `turns` with segments and
-    `format_facts` as objects. Raises ValueError, KeyError for JSON of another form."""
+    """Convert a stored row of any version, with some of its columns, to version 2: `turns` with segments,
+    `format_facts` and `prompt_messages` as objects. Raises ValueError, KeyError for JSON of another form."""
     row = dict(stored)
     if "turns" in row:
         row["turns"] = json.loads(row["turns"])
+    if messages := row.get("prompt_messages"):
+        row["prompt_messages"] = json.loads(messages)
     if "turns" in row and "text" in row:
         texts = [*(row["text"] or []), *[""] * len(row["turns"])]
         for turn, text in zip(row["turns"], texts, strict=False):
@@ -303,7 +306,8 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a row, without its metadata, which is not stored."""
-    return Problem(id=row["problem_id"], question=row["question"], answer=row["gold"], source=row["source"])
+    named = {"id": row["problem_id"], "question": row["question"], "answer": row["gold"], "source": row["source"]}
+    return Problem(**named, messages=tuple(row.get("prompt_messages") or ()))
 
 
 def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[float]) -> Turn:
@@ -381,6 +385,7 @@ def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, 
         "step": step,
         "problem_id": problem.id,
         "question": utf8(problem.question),
+        "prompt_messages": json.dumps([dict(one) for one in problem.messages]) if problem.messages else None,
         "gold": utf8(problem.answer),
         "source": utf8(problem.source),
         "index": trajectory.index,

@@ -23,7 +23,7 @@ import duckdb
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.call_errors import failures
 from rocstar.record.folder import step_of
-from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, SHORT_COLUMNS, Row, decoded
+from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, LATER_COLUMNS, SHORT_COLUMNS, Row, decoded
 
 SETTINGS: dict[str, Any] = {
     "memory_limit": "160MB",  # of all tables and queries of one run; more goes to the disk
@@ -208,15 +208,16 @@ def _whole(connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int]
 def rows_in(
     connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int], columns: Sequence[str] = tuple(COLUMNS)
 ) -> list[Row]:
-    """Rows of a file by their numbers, ascending, decoded, with those of `columns` that the file has; missing numbers
-    are skipped. Raises duckdb.Error for a broken file."""
+    """Rows of a file by their numbers, ascending, decoded, with those of `columns` that the file has, or that older
+    files lack; missing numbers are skipped. Raises duckdb.Error for a broken file."""
     sql = (
         f"SELECT COLUMNS('^({'|'.join(columns)})$') FROM {READ} WHERE file_row_number BETWEEN ? AND ? "
         "AND list_contains(?::BIGINT[], file_row_number) ORDER BY file_row_number"
     )
     found = connection.execute(sql, [path, min(rows), max(rows), list(rows)])
     names = [column[0] for column in found.description or ()]
-    return [decoded(dict(zip(names, row, strict=True))) for row in found.fetchall()]
+    later = dict.fromkeys(name for name in LATER_COLUMNS if name in columns)
+    return [decoded({**later, **dict(zip(names, row, strict=True))}) for row in found.fetchall()]
 
 
 def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[int], list[list[str]]]:

@@ -212,7 +212,7 @@ def _all_calls_fail(rows: Sequence[Row], tools: bool) -> Alarm | None:
 def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
     """Graded rewards may teach before any attempt is right; a reward that fell is a collapse."""
     right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
-    if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
+    if not right or max(right) >= SOME_RIGHT or max([right[-1], *reward[-1:]]) >= FEW_RIGHT:
         return None
     cut, failed = (window_mean(rows, name, WINDOW) or 0.0 for name in ("len/truncated", "tool/error_rate"))
     return Alarm(
@@ -228,8 +228,11 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
     """A total loss is reported before WINDOW steps: one update at a hundred times the right learning rate causes it."""
-    usual = fmean([share for share in window_means(rows, RIGHT, 1) if share] or [0.0])
-    last = rows[-LOST_STEPS:]
+    shares, last = list(window_means(rows, RIGHT, 1)), rows[-LOST_STEPS:]
+    while shares and not shares[-1]:
+        shares.pop()
+    # Steps without a right attempt count before that: where a problem is solved only now and then, they are usual.
+    usual = fmean(shares[-LONG_WINDOW:] or [0.0])
     expected = usual * sum(row.get("roc/attempts") or 0.0 for row in last)
     if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
         return Alarm(

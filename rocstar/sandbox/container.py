@@ -50,16 +50,15 @@ def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
         for limit, current, prefix in MEMORY_FILES:
             most, used = _read(folder / limit), _read(folder / current)
             if most.isdecimal() and used.isdecimal() and int(most) < 2**62:  # version 1 has no word for "no limit"
-                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-                files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                stat = _counts(_read(folder / "memory.stat"))
+                files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
                 yield int(most), max(0, int(used) - files)
 
 
 def kills(vmstat: Path = VMSTAT) -> int:
     """Processes that the kernel has killed for want of memory on the machine, in whatever container, since it started;
     0 where it does not say."""
-    lines = (line.split() for line in _read(vmstat).splitlines())
-    return next((int(line[1]) for line in lines if line[0] == "oom_kill"), 0)
+    return _counts(_read(vmstat)).get("oom_kill", 0)
 
 
 def refused_processes(root: Path = GROUPS, own: Path = OWN) -> int:
@@ -68,15 +67,15 @@ def refused_processes(root: Path = GROUPS, own: Path = OWN) -> int:
     count = 0
     for folder in folders("pids", root, own):
         text = _read(folder / "pids.events.local") or _read(folder / "pids.events")
-        count += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("max "))
+        count += _counts(text).get("max", 0)
     return count
 
 
 def folders(controller: str, root: Path = GROUPS, own: Path = OWN) -> Iterator[Path]:
     """The control groups of a controller that this process is in, innermost first. Not all that are named exist: a
     container may see its own group as the root."""
-    for line in _read(own).splitlines():
-        _, controllers, path = line.split(":", 2)
+    lines = (line.split(":", 2) for line in _read(own).splitlines())
+    for _, controllers, path in (fields for fields in lines if len(fields) == 3):
         if controllers and controller not in controllers.split(","):
             continue
         top = root / controller if controllers else root
@@ -86,6 +85,12 @@ def folders(controller: str, root: Path = GROUPS, own: Path = OWN) -> Iterator[P
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _counts(text: str) -> dict[str, int]:
+    """Lines of a name and a number; others are skipped, because an emulated kernel may write what it likes."""
+    pairs = (line.split(" ") for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

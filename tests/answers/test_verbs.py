@@ -171,3 +171,17 @@ def test_problems_of_verl_rows_are_asked_as_training_asks_them(
     asked = ["reward", "test", f"{tmp_path}/verl_reward_for_a_test.py:f", "--data", str(rows), "--json"]
     assert cli.run(asked) == OK
     assert [one["reward"] for one in json.loads(capsys.readouterr().out)["rows"]] == [1.0, 0.0]
+
+
+def test_of_problems_without_a_reference_nothing_is_expected_and_their_own_columns_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"question": "1+1?", "solution": "2"}\n')
+    (tmp_path / "own_reward_for_a_test.py").write_text(
+        "def f(completions, solution, **columns):\n    return [float(solution == ['2'])]\n"
+    )
+    asked = ["reward", "test", f"{tmp_path}/own_reward_for_a_test.py:f", "--data", f"{tmp_path}/p.jsonl", "--gold", ""]
+    assert cli.run([*asked, "--json"]) == OK
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["reward"] for row in shown["rows"]] == [1.0, 1.0]
+    assert not any("expected" in row for row in shown["rows"]) and "agreement" not in shown["summary"]

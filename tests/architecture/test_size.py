@@ -17,11 +17,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2097, 17),
     "agents": (1157, 6),
     "analysis": (2072, 11),
-    "answers": (3455, 18),
+    "answers": (3456, 18),
     "cli": (3371, 23),
     "cluster": (817, 8),
     "config": (2162, 11),
-    "data": (4650, 24),
+    "data": (4662, 24),
     "dialogue": (1547, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
@@ -31,10 +31,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3362, 19),
     "parts": (1787, 9),
     "protocols": (290, 1),
-    "record": (3000, 17),
+    "record": (3012, 17),
     "rollout": (1850, 12),
-    "run": (4631, 24),
-    "sandbox": (8802, 47),
+    "run": (4632, 24),
+    "sandbox": (8818, 47),
     "serving": (781, 6),
     "support": (2035, 17),
     "tools": (944, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 593, 4214
+CLASSES, FUNCTIONS = 593, 4218
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_708}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_816}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -98,6 +98,25 @@ def inspected(tmp_path: Path, rows: list[dict[str, Any]], prompt: str = PROMPT) 
     return log
 
 
+def test_a_problem_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_path: Path) -> None:
+    """Else a model would be taught the attempt after another prompt."""
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    attempt = row(prompt_messages=own)
+    assert structured(attempt, ORIGIN.feedback)[:3] == [*own, structured(row(), ORIGIN.feedback)[1]]
+    found = {}
+    for form in ("messages", "trl", "verl", "inspect", "html"):
+        export([attempt], ORIGIN, form, tmp_path / form)
+        found[form] = (tmp_path / form).read_text() if form != "verl" else ""
+    from pyarrow import parquet
+
+    (verl,) = parquet.read_table(tmp_path / "verl").to_pylist()
+    trl, (sample,) = json.loads(found["trl"]), json.loads(found["inspect"])["samples"]
+    assert trl["prompt"] == verl["prompt"] == verl["messages"][:2] == sample["messages"][:2] == own
+    assert trl["completion"][0]["role"] == sample["messages"][2]["role"] == "assistant"
+    assert json.loads(found["messages"])["messages"][:2] == own
+    assert "Be brief." in found["html"] and ": 1+1?</summary>" in found["html"]
+
+
 def test_an_inspect_log_has_the_messages_that_were_sent(tmp_path: Path) -> None:
     (sample,) = inspected(tmp_path, [row()])["samples"]
     assert [(one["role"], one["content"]) for one in sample["messages"]] == [

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from rocstar.data.problems import detect_columns, load_problems, problem_of
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.template import PAPER, prompt_of
 from rocstar.errors import DataError
 from rocstar.types import Problem, problem_id
 
@@ -103,6 +105,23 @@ def test_a_developer_is_a_system_and_a_question_of_messages_without_one_has_the_
         {"prompt": ASKED[1:], "answer": "2"},
     )
     assert told.system == "Be brief." and bare.system is None and bare.id == problem_id("1+1?")
+
+
+def test_a_conversation_in_a_nested_column_keeps_its_system_text_and_an_empty_one_is_none_of_ours(
+    tmp_path: Path,
+) -> None:
+    silent = [{"role": "system", "content": ""}, ASKED[1]]
+    rows = [{"row": {"talk": talk}, "answer": "2"} for talk in (ASKED, silent)]
+    nested, empty = read(tmp_path / "a.jsonl", *rows, question="row.talk")
+    assert (nested.system, empty.system, empty.question) == ("Be brief.", "", "1+1?")
+    assert text_of(prompt_of(PAPER, empty, ())).startswith("<|im_start|>system\n<|im_end|>\n<|im_start|>user")
+
+
+def test_two_conversations_of_one_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="several hold a system text or earlier turns"):
+        read(tmp_path / "a.jsonl", {"a": ASKED, "b": ASKED, "answer": "2"}, question=("a", "b"))
+    (told,) = read(tmp_path / "b.jsonl", {"a": "A story.", "b": ASKED, "answer": "2"}, question=("a", "b"))
+    assert (told.system, told.question) == ("Be brief.", "A story. 1+1?")
 
 
 def test_rows_of_an_own_reward_need_no_reference_and_keep_their_columns_as_they_are(tmp_path: Path) -> None:

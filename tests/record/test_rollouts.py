@@ -16,6 +16,7 @@ from rocstar.record.rollouts import (
     Row,
     attempt_rows,
     decoded,
+    problem_of,
     read_rollouts,
     read_table,
     recorded_tallies,
@@ -91,6 +92,15 @@ def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
     assert [turn.engine_seconds for turn in trajectory_of(row).turns] == [0.75, None]
     older = [{key: value for key, value in turn.items() if "_seconds" not in key} for turn in row["turns"]]
     assert [turn.tool_seconds for turn in trajectory_of({**row, "turns": older}).turns] == [None, None]
+
+
+def test_a_problem_that_came_as_a_conversation_is_read_back_as_one(tmp_path: Path) -> None:
+    said = ({"role": "system", "content": "Be brief ✓"}, {"role": "user", "content": "1+1?"})
+    records = [replace(record(0, Verdict.RIGHT), problem=replace(PROBLEM, messages=said)), record(0, Verdict.RIGHT)]
+    folder = run(tmp_path)
+    write_rollouts(folder, 1, records, decode)
+    talk, plain = read_rollouts(folder, 1)
+    assert (problem_of(talk).messages, problem_of(plain).messages) == (said, ())
 
 
 def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Path) -> None:

@@ -142,6 +142,16 @@ def test_a_stage_that_loses_all_it_could_is_told_before_the_window_is_full_and_n
     assert names([gone] * WINDOW) == ["no tool", "hardly any right"], "nothing was there to lose"
 
 
+def test_steps_in_which_a_rare_problem_is_missing_are_no_collapse() -> None:
+    """Attempts at one problem are right together: 16 of 640 in one step of three, and none in the next three."""
+    shares = [0.0, 0.0, 0.025, 0.0, 0.0, 0.0]
+    assert "reward collapse" not in names([{"verdict/right": share, "roc/attempts": 640.0} for share in shares])
+
+
+def test_steps_without_a_mean_reward_are_looked_at_by_what_is_right() -> None:
+    assert names([{"verdict/right": 0.0}] * WINDOW) == ["hardly any right"]
+
+
 def test_a_stage_with_hardly_anything_right_tells_how_many_attempts_are_cut_and_calls_fail() -> None:
     """With room for 14 tokens every attempt is cut in which a call might help."""
     short: Row = {"verdict/right": 0.0, "reward/mean": 0.0, "len/truncated": 0.22, "tool/error_rate": 0.54}

@@ -89,3 +89,16 @@ def test_a_service_takes_four_slots_for_each_core_that_it_is_granted(
 ) -> None:
     monkeypatch.setattr(container, "cpus", lambda: cpus)
     assert (daemon_of(Settings()).slots, daemon_of(Settings(slots=5)).slots) == (slots, 5)
+
+
+def test_files_of_another_kernel_that_say_something_else_limit_nothing(tmp_path: Path) -> None:
+    """The daemon reads them at every look, and must go on to look."""
+    names = ("memory.max", "memory.current", "memory.stat", "cpu.max", "pids.events")
+    place = group_files(tmp_path, "no colon\n0::/", {})
+    for name in names:
+        (tmp_path / name).write_bytes(b"\xff a b c\nmax\nmax x\noom_kill\n")
+    assert (container.memory_limit(*place), list(container.cpu_shares(*place))) == (None, [])
+    assert (container.refused_processes(*place), container.kills(tmp_path / "memory.stat")) == (0, 0)
+    for name, text in {"memory.max": "2000", "memory.current": "10"}.items():
+        (tmp_path / name).write_text(text)
+    assert container.memory_limit(*place) == 2000

@@ -131,8 +131,8 @@ def _are_problems(data: str, text: str, gold: str) -> bool:
 
 
 def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None) -> list[Case]:
-    """Two cases for each problem: its own reference, which must be right, and another's, which must be wrong. Raises
-    DataError."""
+    """Two cases for each problem: its own reference, which must be right, and another's, which must be wrong; nothing
+    is expected where there is none. Raises DataError."""
     from rocstar.answers.cases import Case
     from rocstar.data.problems import load_problems
     from rocstar.types import Verdict
@@ -143,12 +143,12 @@ def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None)
     for problem in problems:
         wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "unknown"
         prompt = list(problem.messages) or problem.question
-        known = {"prompt": prompt, "question": problem.question, "data_source": problem.source}
-        columns = {**known, **problem.metadata, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
+        known = {"prompt": prompt, "question": problem.question, "data_source": problem.source, **problem.metadata}
         for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):
             text = f"<answer>\\boxed{{{said}}}</answer>"
             line = int(problem.metadata.get("line", 0))
-            made.append(Case(line=line, text=text, gold=problem.answer, expected=verdict, columns=columns))
+            expected = verdict if problem.answer else None
+            made.append(Case(line=line, text=text, gold=problem.answer, expected=expected, columns=known))
     return made
 
 

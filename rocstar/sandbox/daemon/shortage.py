@@ -34,16 +34,17 @@ class Shortages:
         self._noticed |= dict.fromkeys(grown, time.monotonic())
         self._counts = counts
 
-    def blamed(self, response: Response, begun: float, disk: str) -> str:
+    def blamed(self, response: Response, begun: float, disk: str, *, lost: bool) -> str:
         """What ran out after `begun` (monotonic clock) and may have made this program fail; empty where nothing did.
-        disk: the folder on the machine's disk that it could write to, or empty."""
+        disk: the folder on the machine's disk that it could write to, or empty. lost: whether the kernel may have
+        killed a process of this call; a program that kills itself while another exceeds its limit is not one."""
         is_killed = response.signal == "SIGKILL" and not response.kill_reason  # by none of ours
         if not is_killed and response.outcome not in FAILED:
             return ""
         if disk and not is_killed and is_full(disk):
             return f"the disk of {disk} is full; free it, or use isolation L3"
         self.look()
-        if is_killed and self._noticed["memory"] >= begun:
+        if is_killed and lost and self._noticed["memory"] >= begun:
             return (
                 "the kernel killed it because the machine or its container was out of memory, though the program kept "
                 "its limit; give the container more memory, or run fewer slots"

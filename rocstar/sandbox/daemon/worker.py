@@ -265,6 +265,11 @@ class Worker:
         """Whether the kernel has killed a process of the group for lack of memory since the last time."""
         return self.group is not None and self.group.killed()
 
+    def blamed(self, response: Response, begun: float) -> str:
+        """As `Shortages.blamed`, for a program that ran here."""
+        lost = self.group is None or self.group.lost
+        return self.shortages.blamed(response, begun, self.disk, lost=lost)
+
     def stop(self) -> None:
         """End what runs; the slot answers as usual."""
         self._signal(self.process, signal.SIGUSR1)
@@ -383,7 +388,7 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_passed = True, None
             self.timer.cancel()
-            if response is not None and (why := self.worker.shortages.blamed(response, self.begun, self.worker.disk)):
+            if response is not None and (why := self.worker.blamed(response, self.begun)):
                 response = structs.replace(fault(self.call.id, why), state_lost=response.state_lost)
             self.done(response)
 

@@ -58,6 +58,9 @@ class ControlGroup:
         if "pids" in folders:
             self._open("pids", "pids.max", os.O_WRONLY)
         self._counts = self._count()
+        self.lost = "memory" not in folders
+        """Whether the kernel had killed a process of this group, for whatever group's sake, when `killed` last looked;
+        True where nobody counts."""
 
     def _open(self, what: str, name: str, flags: int) -> None:
         folder = self.folders["pids" if what == "pids" else "memory"]
@@ -79,7 +82,9 @@ class ControlGroup:
         """Whether the kernel has killed in this group since the last time because the group itself was full: not where
         one above it was, the container's say, or the machine."""
         before, self._counts = self._counts, self._count()
-        return all(now > then for then, now in zip(before, self._counts, strict=True))
+        has_killed, was_full = (now > then for then, now in zip(before, self._counts, strict=True))
+        self.lost = has_killed or "kills" not in self._files
+        return has_killed and was_full
 
     def _count(self) -> tuple[int, int]:
         """Processes that were killed in this group, and how often it had reached its own limit."""
