@@ -60,7 +60,8 @@ def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_
     for name, other in (("advantage", lambda value: value and value * 2), ("reward", lambda value: 1.0)):
         values = [other(value) for value in table[name].to_pylist()]
         place_of = table.column_names.index(name)
-        table = table.set_column(place_of, table.schema.field(place_of), pyarrow.array(values, pyarrow.float32()))
+        field = table.schema.field(place_of)
+        table = table.set_column(place_of, field, pyarrow.array(values, field.type))
     write_table(run.rollout_file(LAST - 1), table)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     rows[-1]["learn/loss"] += 1e-12

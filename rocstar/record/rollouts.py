@@ -69,7 +69,7 @@ COLUMNS = {
     "turns": "string",
     "text": "list<string>",
     "verdict": "string",
-    "reward": "float",
+    "reward": "double",  # as the verifier gave it: a replay learns from this number
     "extracted": "string",
     "method": "string",
     "format_facts": "string",

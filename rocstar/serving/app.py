@@ -205,8 +205,8 @@ async def _streamed(
 def shown(ran: Ran) -> str:
     """A call and its result for a person to read, in Markdown."""
     program = ran.call.arguments.get("code")
-    asked = program if isinstance(program, str) else ran.call.raw.strip()
-    return f"```python\n{asked}\n```\n```output\n{ran.told}\n```\n"
+    language, asked = ("python", program) if isinstance(program, str) else ("", ran.call.raw.strip())
+    return f"```{language}\n{asked}\n```\n```output\n{ran.told}\n```\n"
 
 
 def as_data(ran: Ran) -> dict[str, Any]:

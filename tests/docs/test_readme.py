@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
+import pytest
+
+from rocstar.cli import main as cli
+from rocstar.support import exits
 from tests.docs.pages import ROOT, blocks
 
 BLOCKS = blocks(ROOT / "README.md")
@@ -15,6 +21,16 @@ def test_exactly_two_commands_set_everything_up() -> None:
         "scripts/install train && .venv/bin/rocstar train recipes/quickstart.toml",
         "scripts/install dev && .venv/bin/pytest -n auto",
     ]
+
+
+def test_its_recipe_fits_the_gpu_that_it_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (recipe,) = [block.text for block in BLOCKS if block.text.startswith("[model]")]
+    planned = [command for block in BLOCKS for command in block.commands if command.startswith("rocstar plan mine.toml")]
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(recipe)
+    Path("problems.jsonl").write_text('{"question": "What is 1+1?", "answer": "2"}\n')
+    Path("heldout.jsonl").write_text('{"question": "What is 1+2?", "answer": "3"}\n')
+    assert [cli.run([*shlex.split(command)[1:], "--placement"]) for command in planned] == [exits.OK]
 
 
 def test_every_place_in_the_file_map_exists() -> None:

@@ -103,6 +103,16 @@ def test_a_problem_that_came_as_a_conversation_is_read_back_as_one(tmp_path: Pat
     assert (problem_of(talk).messages, problem_of(plain).messages) == (said, ())
 
 
+def test_a_reward_that_is_no_sum_of_halves_reads_back_to_the_bit(tmp_path: Path) -> None:
+    folder, made = run(tmp_path), record(0, Verdict.WRONG)
+    assert made.trajectory.outcome is not None
+    outcome = replace(made.trajectory.outcome, reward=0.1)
+    write_rollouts(folder, 1, [replace(made, trajectory=replace(made.trajectory, outcome=outcome))], None)
+    (row,) = read_rollouts(folder.path, 1)
+    read_back = trajectory_of(row).outcome
+    assert read_back is not None and read_back.reward == 0.1
+
+
 def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Path) -> None:
     folder = run(tmp_path)
     attempts = [

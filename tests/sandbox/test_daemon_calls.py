@@ -266,7 +266,8 @@ def test_what_is_no_frame_ends_the_connection() -> None:
 def test_it_says_why_it_does_not_serve() -> None:
     with pytest.raises(Refused, match=r"no_such_module.*install it or take it out"):
         Daemon(preload=("no_such_module",))
-    with pytest.raises(Refused, match=r"asks for L3; permit namespaces .*In a container.*, or lower min_isolation"):
+    advice = r"asks for L3; permit namespaces .*In a container.*, or lower it by sandbox\.min_isolation=L[12]"
+    with pytest.raises(Refused, match=advice):
         Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)
     with pytest.raises(Refused, match="no sandbox slot can be started here"):
         Daemon(skip_plans=len(plans.PLANS))

@@ -16,8 +16,10 @@ import httpx
 import pytest
 
 from rocstar.serving import app
-from rocstar.serving.app import Agent, app_of
+from rocstar.serving.agent import Ran
+from rocstar.serving.app import Agent, app_of, shown
 from rocstar.serving.spec import ServeSpec
+from rocstar.types import Status, ToolCall, ToolResult
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program, roller
 from tests.serving.examples import Piecewise, agent_over
 
@@ -44,6 +46,12 @@ async def test_an_answer_comes_with_what_the_tool_did() -> None:
     assert answer["rocstar"]["calls"][0]["status"] == "ok"
     assert answer["rocstar"]["response_tokens"] > answer["usage"]["completion_tokens"]
     assert answer["usage"]["total_tokens"] > answer["usage"]["completion_tokens"] > 10
+
+
+def test_a_call_that_is_no_program_is_not_shown_as_python() -> None:
+    call = ToolCall(id="call_0", tool="grams_in", arguments={"unit": "blem"}, raw='\n{"name": "grams_in"}\n')
+    ran = Ran(call=call, result=ToolResult(call_id="call_0", status=Status.OK), told="7")
+    assert shown(ran) == '```\n{"name": "grams_in"}\n```\n```output\n7\n```\n'
 
 
 async def test_a_stream_says_the_same_piece_by_piece() -> None:
