@@ -64,7 +64,7 @@ def feedback_of(settings: Mapping[str, Any]) -> Feedback:
     return lambda result: feedback_text(result, max_chars=chars, truncate=cut, errors=errors)
 
 
-def asked(row: Mapping[str, Any]) -> list[Message]:
+def own_messages(row: Mapping[str, Any]) -> list[Message]:
     """The messages before the first completion, as far as they are the problem's own and not the template's."""
     return row.get("prompt_messages") or [{"role": "user", "content": row["question"]}]
 
@@ -72,7 +72,7 @@ def asked(row: Mapping[str, Any]) -> list[Message]:
 def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that did not parse stays
     in the text as written, with the rest of its turn."""
-    messages = [*asked(row)]
+    messages = [*own_messages(row)]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), _assistant(text, turn)]
         for result in turn["results"]:
@@ -93,7 +93,7 @@ def sent(prompt: str, question: str) -> tuple[list[Message], str]:
 
 def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """Every turn as the policy wrote it, calls with their tags; for templates that insert content verbatim."""
-    messages = [*asked(row)]
+    messages = [*own_messages(row)]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages += [*_begun(turn), {"role": "assistant", "content": without_end(text)}]
         messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
@@ -168,7 +168,7 @@ def _messages(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 def _trl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
     def line(row: Row) -> dict[str, Any]:
-        messages, begun = structured(whole(row), origin.feedback), len(asked(row))
+        messages, begun = structured(whole(row), origin.feedback), len(own_messages(row))
         return {"prompt": messages[:begun], "completion": messages[begun:], **facts(row)}
 
     return _json_lines(map(line, rows), path)
@@ -227,7 +227,7 @@ def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
     return {
         "data_source": row["source"],
         "ability": "math",
-        "prompt": asked(row),
+        "prompt": own_messages(row),
         "messages": as_written(whole(row), origin.feedback),
         "reward_model": {"style": "rule", "ground_truth": row["gold"]},
         "extra_info": {name: row[name] for name in ("index", "step", "problem_id", "reward")},
@@ -279,7 +279,7 @@ def _results(means: Sequence[float], scored: int, count: int) -> Message:
 
 def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
     """prompt: its text; without it, the question."""
-    own = asked(row)
+    own = own_messages(row)
     rest = structured(whole(row), origin.feedback)[len(own) :]
     opening, opened = (own, "") if prompt is None else sent(prompt, row["question"])
     messages = [*opening, *(_inspect_message(message, opened) for message in rest)]

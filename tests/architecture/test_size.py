@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (3012, 17),
     "rollout": (1850, 12),
     "run": (4632, 24),
-    "sandbox": (8819, 47),
+    "sandbox": (8818, 47),
     "serving": (781, 6),
     "support": (2035, 17),
     "tools": (944, 7),

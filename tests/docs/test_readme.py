@@ -25,9 +25,8 @@ def test_exactly_two_commands_set_everything_up() -> None:
 
 def test_its_recipe_fits_the_gpu_that_it_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (recipe,) = [block.text for block in BLOCKS if block.text.startswith("[model]")]
-    planned = [
-        command for block in BLOCKS for command in block.commands if command.startswith("rocstar plan mine.toml")
-    ]
+    commands = [command for block in BLOCKS for command in block.commands]
+    planned = [command for command in commands if command.startswith("rocstar plan mine.toml")]
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(recipe)
     Path("problems.jsonl").write_text('{"question": "What is 1+1?", "answer": "2"}\n')

@@ -166,9 +166,8 @@ def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
     level, asked = Isolation(pools.plan.level), settings.min_isolation
     if level < asked:
         advice = (
-            "permit namespaces (docs/sandbox.md says under 'In a container' which option does), or lower it by "
-            f"sandbox.min_isolation={level} (--min-isolation of rocstar sandbox) after reading there what programs can "
-            "reach then"
+            "permit namespaces (docs/sandbox.md, 'In a container', says how), or lower it by sandbox.min_isolation="
+            f"{level} (--min-isolation of rocstar sandbox) after reading there what programs can reach then"
         )
         tried = "; ".join(pools.problems) or "every way to isolate was tried that this machine has"
         told = f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}"
