@@ -126,7 +126,7 @@ def main() -> None:
         return
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     chosen = [case for case in cases(steps, arguments.quick) if arguments.only in case.name]
-    table = Table("makespan over rocstar`s / over the bound", *POLICIES, "recomputed", first=42, width=15)
+    table = Table("makespan over rocstar's / over the bound", *POLICIES, "recomputed", first=42, width=15)
     rows = []
     for row in rows_of(chosen, arguments.jobs, arguments.keep):
         rows.append(row)
