@@ -236,7 +236,7 @@ def test_walls_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: P
     monkeypatch.setattr(walled, "why_not", lambda: "unshare: Operation not permitted")
     with pytest.raises(ConfigError, match=r"cannot work here \(unshare.*set rollout.agent_walls = false"):
         program(tmp_path, "")
-    with pytest.raises(ConfigError, match=r"rollout\.agent_reads names 'nowhere', which is not there"):
+    with pytest.raises(ConfigError, match=r"rollout\.agent_reads names 'nowhere', which does not exist"):
         program(tmp_path, "", reads=("nowhere",))
 
 
