@@ -126,7 +126,7 @@ class GatewayAgent:
             if not running.done():
                 running.cancel()
                 await asyncio.wait([running], timeout=END_SECONDS)
-                running.add_done_callback(lambda late: late.cancelled() or late.exception())
+                running.add_done_callback(lambda task: task.cancelled() or task.exception())
                 running._log_destroy_pending = False  # type: ignore[attr-defined]  # `why` reports it
         given = why = None
         try:

@@ -1,6 +1,6 @@
-"""What a recipe places by Ray, as `Machines`: further learner ranks, vLLM servers, sandbox services.
+"""The processes that a recipe places by Ray, as `Machines`: further learner ranks, vLLM servers, sandbox services.
 
-Room for all of it is set aside in one Ray before any of it starts; all of it ends with the context."""
+Places for all of them are reserved in one Ray cluster before any starts; all of them end with the context."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
 from rocstar.cluster.here import Machines, started_sandbox
 from rocstar.cluster.places import (
     LOOPBACK,
-    Wish,
+    PlaceRequest,
     are_here,
+    assigned_gpus,
     connected,
-    gpus_lent,
     gpus_of_machines,
     needed,
     own_address,
     refuse_unshared,
-    set_aside,
+    reserved,
 )
 from rocstar.config.places import SandboxSection
 from rocstar.config.sections import Recipe
@@ -46,42 +46,42 @@ def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machin
     with ExitStack() as stack:
         nodes = recipe.cluster.sandbox_nodes
         child = None if nodes else stack.enter_context(started_sandbox(recipe.sandbox))
-        wanted = partial(wishes, recipe, placement)
-        stack.enter_context(connected(needed(wanted().values()).get("CPU", 0)))
+        requests = partial(place_requests, recipe, placement)
+        stack.enter_context(connected(needed(requests().values()).get("CPU", 0)))
         if placement.gpu_bytes:
             placement.on(gpus_of_machines())
-        groups = stack.enter_context(set_aside(wanted(own_address())))
+        groups = stack.enter_context(reserved(requests(own_address())))
         for name in {LEARNERS, SERVERS} & groups.keys():
             refuse_unshared(groups[name], proof)
         shared = shares_gpus(placement)
         servers_at = groups.get(LEARNERS if shared else SERVERS)
-        near = not (placement.servers and servers_at) or are_here(servers_at)
+        is_local = not (placement.servers and servers_at) or are_here(servers_at)
         yield Machines(
             sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
             start_ranks=partial(
                 learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), placement.learners
             ),
-            start_server=vllm_servers.starter(servers_at, placement, gpus_lent(groups[LEARNERS]) if shared else ()),
-            engines_share_memory=near,
-            host=LOOPBACK if near else own_address(),
+            start_server=vllm_servers.starter(servers_at, placement, assigned_gpus(groups[LEARNERS]) if shared else ()),
+            engines_share_memory=is_local,
+            host=LOOPBACK if is_local else own_address(),
         )
 
 
-def wishes(recipe: Recipe, placement: Placement, driver: str = LOOPBACK) -> Mapping[str, Wish]:
-    """The places to set aside. driver: address of this machine."""
+def place_requests(recipe: Recipe, placement: Placement, driver: str = LOOPBACK) -> Mapping[str, PlaceRequest]:
+    """The places to reserve. driver: address of this machine."""
     cluster, learners, servers = recipe.cluster, placement.learners, placement.servers
-    found: dict[str, Wish] = {}
+    found: dict[str, PlaceRequest] = {}
     if len(learners) > 1 or any(learner.needs for learner in learners):
-        found[LEARNERS] = learner_ranks.wish(learners, driver)
+        found[LEARNERS] = learner_ranks.place_request(learners, driver)
     if servers and not shares_gpus(placement):
-        found[SERVERS] = vllm_servers.wish(servers)
+        found[SERVERS] = vllm_servers.place_request(servers)
     if cluster.sandbox_nodes:
-        found[SANDBOXES] = sandbox_nodes.wish(cluster.sandbox_nodes, recipe.sandbox.slots)
+        found[SANDBOXES] = sandbox_nodes.place_request(cluster.sandbox_nodes, recipe.sandbox.slots)
     return found
 
 
 def shares_gpus(placement: Placement) -> bool:
-    """Whether servers run on the GPUs that learners were lent."""
+    """Whether servers run on the GPUs that Ray has assigned to learners."""
     return placement.colocate and any(server.needs for server in placement.servers)
 
 

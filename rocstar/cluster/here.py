@@ -1,6 +1,5 @@
-"""What a run starts on its own machine: a sandbox, learner ranks, vLLM servers. What Ray places is in by_ray.py.
-
-The sandbox is started before anything loads torch, while this process is still small."""
+"""The processes that a run starts on its own machine: a sandbox, learner ranks, vLLM servers. by_ray.py has those that
+Ray places. The sandbox is started before torch is loaded, while this process is still small."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Machines:
     start_server: StartServer
     """Start a vLLM server."""
     engines_share_memory: bool
-    """Whether all engines can read what lies in this machine's memory (/dev/shm)."""
+    """Whether all engines can read this machine's shared memory (/dev/shm)."""
     host: str = "127.0.0.1"
     """Address of this machine for engines."""
 
@@ -60,9 +59,9 @@ def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
 def start_ranks(
     cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], gpus: Sequence[int] = ()
 ) -> Ranks:
-    """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
+    """Rank 0's handles of the other ranks: under torchrun those that it started, else children of this process.
 
-    gpus: number of each rank's GPU among those that this process sees; none: that of the rank. Close them at the end.
+    gpus: index of each rank's GPU among the visible ones; empty: the rank's number. The caller closes the ranks.
     """
     from rocstar.learning.ranks import ALONE, join, lead
 
@@ -95,8 +94,8 @@ class RankProcess(subprocess.Popen[bytes]):
 
 @contextmanager
 def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
-    """A sandbox for as long as the context: a child of this process, or those at `urls`. Raises SandboxDown where one
-    cannot be started or reached, and below `min_isolation`."""
+    """A sandbox for the duration of the context: a child of this process, or those at `urls`. Raises SandboxDown if one
+    cannot be started or reached, or is below `min_isolation`."""
     level = settings.min_isolation
     if settings.urls:
         need("sandbox")
@@ -109,12 +108,12 @@ def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Of a learner rank that is a child of rank 0 (`support/child.py`)."""
+    """The program of a learner rank that is a child of rank 0 (`support/child.py`)."""
     from rocstar.learning.ranks import serve_rank
 
     try:
         serve_rank(os.environ)
-    except RunHalted:  # rank 0 says it
+    except RunHalted:  # rank 0 reports it
         return 1
     except RocstarError as error:
         print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Learner ranks above 0 as Ray actors; rank 0 is the driver, the process that trains.
 
-Ray chooses the machines and says how a rank ended. What ranks exchange does not pass through Ray (`learning/ranks.py`).
-Not done: an actor is not restarted. A run whose rank died ends, and is resumed by a person.
+Ray chooses the machines and reports how a rank ended. Ranks exchange data without Ray (`learning/ranks.py`).
+Not done: an actor is not restarted. A run whose rank died ends, and a person resumes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rocstar.cluster.here import start_ranks
 from rocstar.cluster.places import (
     LOOPBACK,
     START_SECONDS,
-    Wish,
+    PlaceRequest,
     at,
     end_with_ray,
-    give_back,
     gpus,
     own_address,
+    release,
     sentence,
 )
 from rocstar.config.places import ClusterSection
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from rocstar.parts.placement import Placed
 
 END_SECONDS = 10.0
-TELL_SECONDS = 1.0
-PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: places a bundle there and leaves room for others
+REPORT_SECONDS = 1.0  # for Ray to deliver an error to rank 0
+PINNED = 0.001  # of the resource `node:ADDRESS`, of which each machine has 1: places a bundle on that machine
 
 
 class LearnerActor:
-    """A learner rank, which lives as long as one that torchrun starts."""
+    """A learner rank, with the same lifetime as one started by torchrun."""
 
     def __init__(self, folder: str) -> None:
-        """folder: where rank 0 works, on a file system that all machines share: checkpoint paths may be relative to it.
-        Raises OSError where it is not there."""
-        end_with_ray()  # also where rank 0 is out of reach, whose connections then stay open
+        """folder: rank 0's working directory, on a file system that all machines share: checkpoint paths may be
+        relative to it. Raises OSError if it does not exist."""
+        end_with_ray()  # also if rank 0 is unreachable, whose connections then stay open
         os.chdir(folder)
-        quiet_torch()  # before torch is loaded; rank 0 says later how many threads there are
+        quiet_torch()  # before torch is loaded; rank 0 sends the number of threads later
         from rocstar.learning.ranks import serve_rank
 
         self.serve_rank = serve_rank
@@ -62,8 +62,8 @@ class LearnerActor:
         try:
             self.serve_rank(variables)
         finally:
-            # The others notice by our closed connections; what we raise goes to rank 0 before.
-            threading.Timer(TELL_SECONDS, os._exit, (1,)).start()
+            # The exit closes our connections, which other ranks notice; rank 0 receives an error before that.
+            threading.Timer(REPORT_SECONDS, os._exit, (1,)).start()
 
 
 class RayRank:
@@ -84,15 +84,15 @@ class RayRank:
 
     def end(self) -> None:
         """End all ranks, with their placement group."""
-        give_back(self.group)
+        release(self.group)
         self.ended(END_SECONDS)
 
 
-def wish(learners: Sequence[Placed], driver: str) -> Wish:
-    """A place for each rank, with its GPU; that of rank 0 on the machine of this address, the driver's."""
-    own = [{f"node:{driver}": PINNED}, *[{"CPU": 1.0}] * (len(learners) - 1)]
-    places = [{**place, **gpus(learner.needs)} for place, learner in zip(own, learners, strict=True)]
-    return Wish(learners[0].asked_by, places)
+def place_request(learners: Sequence[Placed], driver: str) -> PlaceRequest:
+    """A place for each rank, with its GPU; rank 0's is on the machine with the address `driver`."""
+    bases = [{f"node:{driver}": PINNED}, *[{"CPU": 1.0}] * (len(learners) - 1)]
+    places = [{**base, **gpus(learner.needs)} for base, learner in zip(bases, learners, strict=True)]
+    return PlaceRequest(learners[0].asked_by, places)
 
 
 def start(
@@ -102,8 +102,8 @@ def start(
     group: PlacementGroup | None,
     learners: Sequence[Placed],
 ) -> Ranks:
-    """As `start_ranks`, in the places of `wish`; without any, rank 0 is alone and needs none. Raises ConfigError where
-    this process does not see the GPU that Ray lends it, Unavailable where Ray fails."""
+    """As `start_ranks`, in the places of `place_request`; group None: rank 0 is the only rank and needs no place.
+    Raises ConfigError if the GPU that Ray assigns to this process is not visible here, Unavailable if Ray fails."""
     if group is None:
         return start_ranks(cluster, model, environment)
     try:
@@ -137,14 +137,14 @@ def _placed(
         return RayRank(actors[int(variables["RANK"]) - 1], group, variables)
 
     host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
-    seen = [own_gpu, *[0] * len(actors)]  # Ray shows an actor no GPU but its own
-    return lead(cluster, model, begin, host=host, gpus=seen)
+    indices = [own_gpu, *[0] * len(actors)]  # an actor sees only its own GPU
+    return lead(cluster, model, begin, host=host, gpus=indices)
 
 
 def _own_gpu(group: PlacementGroup, environment: Mapping[str, str]) -> int:
-    """Index, among the GPUs that this process sees, of the one set aside for rank 0. Raises ConfigError."""
-    asked: Any = ray.remote(lambda: ray.get_gpu_ids())
-    (found,) = ray.get(asked.options(**at(group, 0, gpus=1)).remote(), timeout=START_SECONDS)
+    """Index, among the visible GPUs, of the one reserved for rank 0. Raises ConfigError."""
+    gpu_ids: Any = ray.remote(lambda: ray.get_gpu_ids())
+    (found,) = ray.get(gpu_ids.options(**at(group, 0, gpus=1)).remote(), timeout=START_SECONDS)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return int(found)

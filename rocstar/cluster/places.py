@@ -1,6 +1,6 @@
-"""Ray itself, one for all that a run places, and room in it: set aside before anything starts, or refused.
+"""The one Ray cluster of a run, and places in it: reserved before anything starts, or refused.
 
-Not here: what is placed (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and who needs how much (by_ray.py).
+Not here: the placed processes (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and their needs (by_ray.py).
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rocstar.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
-PLACE_SECONDS = 60.0  # others may be giving their places back; what Ray lacks altogether is refused at once
+PLACE_SECONDS = 60.0  # for other runs to release their places; more than Ray has in total is refused at once
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
-LOOK_SECONDS = 1.0  # between two looks whether the Ray of this machine is there
-OBJECT_STORE_BYTES = 80 * 2**20  # hardly more than Ray's least, 75 MiB: nothing of ours passes through it
+LOOK_SECONDS = 1.0  # between two checks whether this machine's Ray still runs
+OBJECT_STORE_BYTES = 80 * 2**20  # little more than Ray's minimum, 75 MiB: no data of a run passes through it
 REACHING = "start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if it asks for a token"
-ANY_PLACE = -1  # of a group, as Ray calls it
+ANY_PLACE = -1  # Ray's index for any place of a group
 
 
-class Wish(NamedTuple):
-    """Places that are wanted together."""
+class PlaceRequest(NamedTuple):
+    """Places that are reserved together."""
 
     asked_by: str
-    """What of the recipe asks for them, with its value."""
+    """The setting of the recipe that needs them, with its value."""
     places: Sequence[Mapping[str, float]]
-    """What each takes of its machine, by the names that Ray has for it."""
+    """The resources that each takes of its machine, by Ray's names."""
     strategy: str = "PACK"
-    """PACK: on as few machines as can be; SPREAD: on as many."""
+    """PACK: on as few machines as possible; SPREAD: on as many as possible."""
 
 
 @contextmanager
 def connected(cpus: float) -> Iterator[None]:
-    """This process as a driver of the Ray that it is connected to already, else of the cluster that RAY_ADDRESS names,
-    else of one on this machine, which ends with the context. The last counts at least `cpus` CPUs: what runs on one
-    machine shares its cores, as processes do. Raises Unavailable."""
-    begins = not ray.is_initialized()
+    """Connect this process as a driver: to the Ray it is connected to already, else to the cluster that RAY_ADDRESS
+    names, else to a new one on this machine, which ends with the context. The last counts at least `cpus` CPUs, because
+    processes on one machine share its cores anyway. Raises Unavailable."""
+    is_new = not ray.is_initialized()
     try:
-        if begins:
-            _begin(cpus)
+        if is_new:
+            _connect(cpus)
         yield
     except ray.exceptions.RayError as error:
         raise Unavailable(f"Ray failed: {sentence(error)}") from error
     finally:
-        if begins:
+        if is_new:
             ray.shutdown()
 
 
-def _begin(cpus: float) -> None:
+def _connect(cpus: float) -> None:
     named = os.environ.get("RAY_ADDRESS", "local") != "local"
     own = {
         "address": "local",
@@ -73,42 +73,42 @@ def _begin(cpus: float) -> None:
 
 
 @contextmanager
-def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]:
-    """A placement group for each wish; what runs in them ends with the context. Raises ConfigError."""
-    there = ray.cluster_resources()
-    if any(there.get(name, 0) < amount for name, amount in needed(wishes.values()).items()):
-        raise _no_room(wishes.values())  # what Ray will never have is not waited for
+def reserved(requests: Mapping[str, PlaceRequest]) -> Iterator[dict[str, PlacementGroup]]:
+    """A placement group for each request; processes in them end with the context. Raises ConfigError."""
+    total = ray.cluster_resources()
+    if any(total.get(name, 0) < amount for name, amount in needed(requests.values()).items()):
+        raise _no_room(requests.values())  # without waiting, because the cluster is too small
     groups = {
-        name: placement_group([dict(place) for place in wish.places], strategy=wish.strategy)
-        for name, wish in wishes.items()
+        name: placement_group([dict(place) for place in request.places], strategy=request.strategy)
+        for name, request in requests.items()
     }
     try:
         deadline = time.monotonic() + PLACE_SECONDS
         if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups.values()):
-            raise _no_room(wishes.values())
+            raise _no_room(requests.values())
         yield groups
     finally:
         for group in groups.values():
-            give_back(group)
+            release(group)
 
 
-def _no_room(wishes: Collection[Wish]) -> ConfigError:
-    asking = " and ".join(wish.asked_by for wish in wishes)
-    there, free = ray.cluster_resources(), ray.available_resources()
-    said = [
-        f"{amount:g} {name}s, of which Ray has {there.get(name, 0):g} and {free.get(name, 0):g} free"
-        for name, amount in needed(wishes).items()
+def _no_room(requests: Collection[PlaceRequest]) -> ConfigError:
+    settings = " and ".join(request.asked_by for request in requests)
+    total, free = ray.cluster_resources(), ray.available_resources()
+    amounts = [
+        f"{amount:g} {name}s, of which Ray has {total.get(name, 0):g} and {free.get(name, 0):g} free"
+        for name, amount in needed(requests).items()
     ]
-    return ConfigError(f"{asking} need {' and '.join(said)}; ask for less or add machines")
+    return ConfigError(f"{settings} need {' and '.join(amounts)}; ask for less or add machines")
 
 
 def gpus(count: int) -> dict[str, float]:
-    """So many GPUs of a place, in Ray's words."""
+    """Ray's resources for this many GPUs."""
     return {"GPU": count} if count else {}
 
 
 def gpus_of_machines() -> dict[str, tuple[str, ...]]:
-    """The GPUs of each machine by Ray's counting; this machine's come first."""
+    """The GPUs of each machine as Ray counts them, this machine's first."""
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != _here())
     return {
         f"machine {number} ({node['NodeManagerAddress']})": tuple(map(str, range(int(node["Resources"].get("GPU", 0)))))
@@ -116,35 +116,35 @@ def gpus_of_machines() -> dict[str, tuple[str, ...]]:
     }
 
 
-def gpus_lent(group: PlacementGroup) -> list[tuple[str, str]]:
-    """Machine and GPU of each place of a group, in all of which nothing runs yet and each of which has one GPU."""
-    ask: Any = ray.remote(lambda: str(ray.get_gpu_ids()[0]))
+def assigned_gpus(group: PlacementGroup) -> list[tuple[str, str]]:
+    """Machine and GPU of each place of a group; all places must be unused and have one GPU."""
+    gpu_id: Any = ray.remote(lambda: str(ray.get_gpu_ids()[0]))
     machines = _machines(group)
-    found = [ask.options(**at(group, place, gpus=1)).remote() for place in range(len(machines))]
+    found = [gpu_id.options(**at(group, place, gpus=1)).remote() for place in range(len(machines))]
     return list(zip(machines, ray.get(found, timeout=START_SECONDS), strict=True))
 
 
-def needed(wishes: Collection[Wish]) -> dict[str, float]:
+def needed(requests: Collection[PlaceRequest]) -> dict[str, float]:
     """CPUs and GPUs of all places together."""
-    places = [place for wish in wishes for place in wish.places]
+    places = [place for request in requests for place in request.places]
     total = {name: sum(place.get(name, 0) for place in places) for name in ("CPU", "GPU")}
     return {name: amount for name, amount in total.items() if amount}
 
 
-def give_back(group: PlacementGroup) -> None:
-    """Give a group's places back and kill what runs in them; does nothing where they are gone."""
+def release(group: PlacementGroup) -> None:
+    """Release a group's places and kill the processes in them; no-op if the group is gone."""
     with suppress(ray.exceptions.RayError):
         remove_placement_group(group)
 
 
 def at(group: PlacementGroup, place: int = ANY_PLACE, *, gpus: int = 0, cpus: float = 0) -> dict[str, Any]:
-    """Options of a task or an actor in a group's place."""
+    """Ray's options for a task or an actor in a place of a group."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)
     return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
 
 def end_with_ray() -> None:
-    """Let this actor's process end with the Ray that started it. A worker of Ray's notices that only when it next calls
+    """Let this actor's process end with the Ray that started it. A Ray worker notices the end only at its next call of
     Ray; until then a server would keep its GPU."""
     ray_process = os.getppid()
 
@@ -162,11 +162,11 @@ def are_here(group: PlacementGroup) -> bool:
 
 
 def refuse_unshared(group: PlacementGroup, proof: Path) -> None:
-    """Raises ConfigError where a machine of the group has no such file, or another one, in that place."""
+    """Raises ConfigError if a machine of the group does not have the file `proof` with the same content."""
     expected = proof.read_bytes()
-    ask: Any = ray.remote(_content)
+    content_of: Any = ray.remote(_content)
     elsewhere = {machine: place for place, machine in enumerate(_machines(group)) if machine != _here()}
-    found = [ask.options(**at(group, place)).remote(str(proof)) for place in elsewhere.values()]
+    found = [content_of.options(**at(group, place)).remote(str(proof)) for place in elsewhere.values()]
     for address, content in ray.get(found, timeout=START_SECONDS):
         if content != expected:
             raise ConfigError(
@@ -187,7 +187,7 @@ def _machines(group: PlacementGroup) -> list[str]:
 
 
 def _content(file: str) -> tuple[str, bytes | None]:
-    """This machine's address and the bytes of a file on it; None where it can't be read."""
+    """This machine's address and the bytes of a file on it; None if it can't be read."""
     try:
         return own_address(), Path(file).read_bytes()
     except OSError:
@@ -201,8 +201,8 @@ def own_address() -> str:
 
 
 def sentence(error: Exception) -> str:
-    """Ray writes paragraphs and tracebacks; what happened stands in the cause, or in the first line, and in the last
-    where an actor could not be made."""
+    """The one line of Ray's error that states the problem: of its cause or its own text the first, or the last if an
+    actor could not be created."""
     lines = str(getattr(error, "cause", None) or error).strip().split("\n")
-    told = lines[-1] if "creation task" in lines[0] else lines[0]
-    return " ".join(told.split()).rstrip(".") or type(error).__name__
+    line = lines[-1] if "creation task" in lines[0] else lines[0]
+    return " ".join(line.split()).rstrip(".") or type(error).__name__

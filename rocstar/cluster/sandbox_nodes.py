@@ -1,7 +1,7 @@
-"""Sandbox services on the machines of a Ray cluster: Ray places them, and hands out their addresses.
+"""Sandbox services on the machines of a Ray cluster: Ray places them, and reports their addresses.
 
-Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nodes.token)`. A recipe asks for them with
-`cluster.sandbox_nodes`. A service that dies is started again at its address; a machine that is lost is not replaced.
+Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nodes.token)`. A recipe requests them with
+`cluster.sandbox_nodes`. A service that dies is restarted at its address; a lost machine is not replaced.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import Wish, at, end_with_ray, sentence
+from rocstar.cluster.places import PlaceRequest, at, end_with_ray, sentence
 from rocstar.sandbox.call import SandboxDown
 
-SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
+SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
 START_SECONDS = 300.0  # Ray may have to start machines first
 
 
 class NodeActor:
-    """Keeps one service running on the machine where Ray put us; it ends with us."""
+    """Keeps one service running on the actor's machine; the service ends with the actor."""
 
     def __init__(self, token: str, options: Sequence[str]) -> None:
         end_with_ray()
@@ -51,9 +51,9 @@ class NodeActor:
 
     def _keep(self) -> None:
         while True:
-            end_with_us = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_us)
-            time.sleep(1.0)  # one that cannot start is not tried without a pause
+            end_with_parent = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_parent)
+            time.sleep(1.0)  # between tries of a service that cannot start
 
 
 class SandboxNodes(NamedTuple):
@@ -66,20 +66,20 @@ class SandboxNodes(NamedTuple):
             ray.kill(actor)
 
 
-def wish(nodes: int, slots: int) -> Wish:
-    """A place for each service, on as many machines as there are."""
-    return Wish(f"cluster.sandbox_nodes {nodes}", [{"CPU": cores_of(slots)}] * nodes, "SPREAD")
+def place_request(nodes: int, slots: int) -> PlaceRequest:
+    """A place for each service, on as many machines as possible."""
+    return PlaceRequest(f"cluster.sandbox_nodes {nodes}", [{"CPU": cores_of(slots)}] * nodes, "SPREAD")
 
 
 def cores_of(slots: int) -> float:
-    """Cores that a service asks Ray for."""
+    """Cores that a service reserves."""
     return max(1.0, slots / SLOTS_PER_CORE)
 
 
 def start(
     nodes: int, *, slots: int, group: PlacementGroup, preload: Sequence[str] = (), min_isolation: str = "L3"
 ) -> SandboxNodes:
-    """`nodes` services of `slots` slots each, in the places of `wish`. Raises SandboxDown when one does not start."""
+    """`nodes` services with `slots` slots each, in the places of `place_request`. Raises SandboxDown if one fails."""
     token, cores = secrets.token_hex(16), cores_of(slots)
     options = [f"--slots={slots}", f"--preload={','.join(preload)}", f"--min-isolation={min_isolation}"]
     actor: Any = ray.remote(NodeActor).options(**at(group, cpus=cores))

@@ -1,4 +1,4 @@
-"""The machines of a run: what is started beside its own process, here or where Ray places it (`[cluster]`)."""
+"""The machines of a run: processes that it starts besides its own, here or where Ray places them (`[cluster]`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> AbstractContextManager[Machines]:
-    """Machines for a recipe, for as long as the context. proof: a file in the folder that engines and learners read
-    from; every machine must see it with the same content. placement: what runs on which GPU. Raises ConfigError
-    where Ray lacks room or a machine lacks the file, Unavailable where Ray fails, SandboxDown."""
-    wanted = placement.learners or placement.servers or recipe.cluster.sandbox_nodes
-    if recipe.cluster.launcher == "processes" or not wanted:
+    """Machines for a recipe, for the duration of the context. proof: a file in the folder that engines and learners
+    read from; every machine must see it with the same content. placement: the processes on each GPU. Raises
+    ConfigError if Ray lacks room or a machine lacks the file, Unavailable if Ray fails, SandboxDown."""
+    needs_places = placement.learners or placement.servers or recipe.cluster.sandbox_nodes
+    if recipe.cluster.launcher == "processes" or not needs_places:
         return opened_here(recipe, placement)
     if os.environ.get("RAY_ADDRESS", "local") == "local":
-        # A Ray of this run's own listens on loopback only. Its one switch for that is meant for other systems, and is
-        # read as Ray is imported.
+        # A Ray of this run's own listens on loopback only. The only setting for that is meant for other systems, and
+        # is read when Ray is imported.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from rocstar.cluster.by_ray import opened  # Ray, which is an extra
 

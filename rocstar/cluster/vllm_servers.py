@@ -1,7 +1,7 @@
-"""vLLM servers where Ray places them. Requests do not pass through Ray: an engine is given the address.
+"""vLLM servers placed by Ray. Requests do not pass through Ray: an engine receives the server's address.
 
 An actor starts its server and ends it; the engine decides when to start another, as on one machine
-(`VllmEngine.restart`), so nothing here starts one again. A server ends with its actor, and that with the run.
+(`VllmEngine.restart`), so this module restarts none. A server ends with its actor, and the actor with the run.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import LOOPBACK, Wish, at, end_with_ray, gpus, own_address, sentence
+from rocstar.cluster.places import LOOPBACK, PlaceRequest, at, end_with_ray, gpus, own_address, sentence
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
 
 if TYPE_CHECKING:
     from rocstar.parts.placement import Placed, Placement
 
-ASK_SECONDS = 5.0  # for an answer that comes at once from a healthy machine
-END_SECONDS = 40.0  # more than a server takes to end in order
+ASK_SECONDS = 5.0  # for an answer, which a healthy machine gives at once
+END_SECONDS = 40.0  # more than a server's orderly shutdown takes
 
 
 class ServerActor:
-    """Has one server, from `start` to `close`."""
+    """Owns one server, from `start` to `close`."""
 
     def __init__(self) -> None:
         end_with_ray()
         self._server: VllmServer | None = None
 
     async def start(self, settings: VllmSettings, driver: str) -> tuple[str, int]:
-        """Its address, on loopback where the driver is on this machine too, and its process."""
+        """The server's address, on loopback if the driver is on this machine too, and its process id."""
         host = LOOPBACK if own_address() == driver else own_address()
         self._server = await VllmServer.start(replace(settings, host=host))
         return self._server.url, self._server.pid
@@ -68,7 +68,7 @@ class RayServer:
             raise EngineUnavailable(f"Ray did not start a vLLM server: {sentence(error)}") from error
 
     def cpu_seconds(self) -> float:
-        """CPU seconds so far; as last heard where the machine does not answer."""
+        """CPU seconds so far; the last known value if the machine does not answer."""
         with suppress(ray.exceptions.RayError):
             self._cpu_seconds = ray.get(self._actor.cpu_seconds.remote(), timeout=ASK_SECONDS)
         return self._cpu_seconds
@@ -80,32 +80,32 @@ class RayServer:
         ray.kill(self._actor)
 
 
-def wish(servers: Sequence[Placed]) -> Wish:
-    """A place for each server that a recipe has started, with its GPUs."""
+def place_request(servers: Sequence[Placed]) -> PlaceRequest:
+    """A place for each server of a recipe, with its GPUs."""
     places = [{"CPU": float(server.threads), **gpus(server.needs)} for server in servers]
-    return Wish(" and ".join(dict.fromkeys(server.asked_by for server in servers)), places)
+    return PlaceRequest(" and ".join(dict.fromkeys(server.asked_by for server in servers)), places)
 
 
-def starter(group: PlacementGroup | None, placement: Placement, lent: Sequence[tuple[str, str]] = ()) -> StartServer:
-    """Starts each server in its place of `wish`; an engine gives its place back before it begins anew. lent: where
-    servers take turns with learners, the machine and GPU of each place of those. Raises ConfigError where several GPUs
-    of a server are not on one machine."""
+def starter(group: PlacementGroup | None, placement: Placement, shared: Sequence[tuple[str, str]] = ()) -> StartServer:
+    """Starts each server in its place of `place_request`; an engine frees its place before a restart. shared: machine
+    and GPU of each learner's place, if servers and learners take turns on them. Raises ConfigError if several GPUs of
+    a server are not on one machine."""
     actor: Any = ray.remote(ServerActor)
     servers = placement.servers
-    if lent:
-        machines = {machine: tuple(gpu for at, gpu in lent if at == machine) for machine, _ in lent}
+    if shared:
+        machines = {machine: tuple(gpu for at, gpu in shared if at == machine) for machine, _ in shared}
         servers = replace(placement, processes=servers).on(machines).servers
 
     async def start(settings: VllmSettings, tell: Tell) -> RayServer:
-        assert group is not None, "no server was wished for"
+        assert group is not None, "no place was reserved for a server"
         placed = servers[settings.place]
-        if lent:  # Ray has given the GPUs to a learner, so the server is told them
-            where = at(group, lent.index((placed.machine, placed.gpus[0])))
+        if shared:  # Ray has assigned the GPUs to a learner, so the settings name them
+            options = at(group, shared.index((placed.machine, placed.gpus[0])))
         else:
-            where = at(group, settings.place, cpus=settings.threads, gpus=placed.needs)
-        server = RayServer(actor.options(**where).remote())
+            options = at(group, settings.place, cpus=settings.threads, gpus=placed.needs)
+        server = RayServer(actor.options(**options).remote())
         try:
-            await server.start(replace(settings, gpus=placed.gpus if lent else ()))  # else Ray shows it its own
+            await server.start(replace(settings, gpus=placed.gpus if shared else ()))  # (): those that Ray assigns
         except BaseException:
             await server.close()
             raise

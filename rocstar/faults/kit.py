@@ -34,7 +34,7 @@ FAULTS: Mapping[str, str] = {
     "engine-late": "An answer comes after 3 s, when rocstar no longer waits for it.",
     "engine-not-json": "A page of HTML comes with status 200.",
     "engine-half-surrogate": "An answer holds half of a surrogate pair, which is no Unicode.",
-    "engine-wrong-version": "Tokens come from weights that nobody gave the engine.",
+    "engine-wrong-version": "Tokens come from weights that the engine was not given.",
     "engine-nan-logprobs": "Log-probabilities are no numbers.",
     "engine-too-many-tokens": "An answer has more tokens than were asked for.",
     "tools-refuses": "The tool service ends, refuses connections and is back after 0.5 s.",

@@ -1,1 +1,1 @@
-"""Runs untrusted Python: a fork server behind a queue. Stands alone: no torch, no import from the rest of rocstar."""
+"""Runs untrusted Python: a fork server behind a queue. Independent: no torch, no import from the rest of rocstar."""

@@ -1,7 +1,7 @@
-"""The nouns of the sandbox: a call, its limits, what became of it.
+"""The types of the sandbox: a call, its limits, its response.
 
-A program's fate and the service's fate are two different enums. A reward may look at `ProgramOutcome`; `ServiceOutcome`
-says that we failed, and says nothing about the program.
+Outcomes of programs and of the service are two different enums. A reward may depend on `ProgramOutcome`;
+`ServiceOutcome` reports a failure of the sandbox and gives no evidence about the program.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from msgspec import Meta, Struct, field, structs
 MAX_OUTPUT_BYTES = 4 * 2**20
 """Largest `Limits.output_bytes`."""
 OF_LIMITS = "limit "
-"""How a message begins that rejects a call for its limits: they are not of who wrote the program."""
+"""Prefix of a message that rejects a call for its limits, which the program's author did not choose."""
 MAX_BRANCHES = 64
-"""Of a session at once."""
+"""Branches in one fork of a session."""
 FEW = Meta(max_length=10_000)
-"""What announces more is not even decoded."""
+"""The decoder refuses a longer collection before it decodes its elements."""
 
 
 class ProgramOutcome(StrEnum):
-    """What the program did."""
+    """How the program ended."""
 
     OK = "ok"
     EXCEPTION = "exception"  # uncaught, syntax errors included
     EXIT_NONZERO = "exit_nonzero"
-    SIGNAL = "signal"  # died by a signal that no limit explains
+    SIGNAL = "signal"  # killed by a signal that no limit explains
     WALL_TIMEOUT = "wall_timeout"
     CPU_TIMEOUT = "cpu_timeout"
     MEMORY = "memory"
@@ -38,7 +38,7 @@ class ProgramOutcome(StrEnum):
 
 
 class ServiceOutcome(StrEnum):
-    """What became of a call that says nothing about its program."""
+    """How the service failed a call; no evidence about its program."""
 
     OVERLOADED = "overloaded"
     CANCELLED = "cancelled"
@@ -46,9 +46,9 @@ class ServiceOutcome(StrEnum):
 
 
 CALLER: ContextVar[int] = ContextVar("CALLER", default=0)
-"""For whom calls are made, of 24 bits: daemons let callers take turns."""
+"""Number of the caller that calls are made for, 24 bits: daemons let callers take turns."""
 EVENTS = ("up", "restarted", "lost", "unreachable")
-"""What becomes of a daemon, as its client tells."""
+"""Changes of a daemon's state that its client reports."""
 
 if TYPE_CHECKING:
     Outcome = ProgramOutcome | ServiceOutcome
@@ -57,7 +57,7 @@ else:
 
 
 class Isolation(StrEnum):
-    """Level in force; docs/sandbox.md says what each promises. A larger name is a stronger level."""
+    """Level in force; docs/sandbox.md describes what each guarantees. A larger name is a stronger level."""
 
     L1 = "L1"
     L2 = "L2"
@@ -65,11 +65,11 @@ class Isolation(StrEnum):
 
 
 class SandboxDown(Exception):
-    """No sandbox daemon can be reached or started; the message says why. Safe to retry later."""
+    """No sandbox daemon can be reached or started; the message gives the reason. Safe to retry later."""
 
 
 class ForkRefused(ValueError):
-    """This session cannot be forked as it is; the message says why."""
+    """This session cannot be forked in its present state; the message gives the reason."""
 
 
 class SessionLost(SandboxDown):
@@ -78,11 +78,11 @@ class SessionLost(SandboxDown):
 
 class Limits(Struct, frozen=True, kw_only=True):
     wall_seconds: float = 5.0
-    """Time from start to end of the program, seconds; queueing excluded."""
+    """Wall time from start to end of the program, seconds; queueing excluded."""
     cpu_seconds: float = 5.0
     """CPU of any one process of the program, seconds, rounded up to a whole second."""
     memory_bytes: int = 512 * 2**20
-    """Memory of the whole call, and address space each process may add to what is preloaded, bytes."""
+    """Memory of the whole call, and address space that each process may add to the preloaded modules, bytes."""
     output_bytes: int = 64 * 1024
     """stdout and stderr together, bytes."""
     processes: int = 16
@@ -93,7 +93,7 @@ class Call(Struct, frozen=True, kw_only=True):
     """One program to run, or one cell of a session."""
 
     id: str
-    """Chosen by the caller and given back in the response."""
+    """Chosen by the caller and returned in the response."""
     code: str
     """Python source, run as `__main__`."""
     stdin: str = ""
@@ -102,86 +102,86 @@ class Call(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
     files: Annotated[dict[str, bytes], FEW] = field(default_factory=dict)
-    """Files put into the working directory before the run: relative path to content."""
+    """Files written to the working directory before the run: relative path to content."""
     fetch: Annotated[tuple[str, ...], FEW] = ()
-    """Files to send back after it: paths relative to the working directory."""
+    """Files to return after the run: paths relative to the working directory."""
     patience_seconds: float = 3600.0
-    """How long it may wait for its turn, seconds; then it is `overloaded`."""
+    """How long the call may wait for its turn, seconds; then it is `overloaded`."""
     session: str = ""
-    """Session this is a cell of; empty for a plain program."""
+    """Session that this cell belongs to; empty for a plain program."""
     cell: int = 0
     """Number of the cell in its session, from 1. Only cell 1 may start a session: a daemon that has lost the session
     answers any other with `SessionLost`."""
     branches: Annotated[tuple[str, ...], Meta(max_length=MAX_BRANCHES)] = ()
-    """Of a session: instead of running code, begin sessions of these names as copies of it."""
+    """Of a session: instead of running code, start sessions with these names as copies of it."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
     """An uncaught exception, as the program's own process reported it."""
 
     type: str
-    """Class name, with its module unless that is builtins."""
+    """Class name, with its module unless that is `builtins`."""
     message: str
     """`str(exception)`, cut to 2,000 characters."""
     line: int | None
-    """Last line of the program involved, 1 is the first; None when there is none."""
+    """Last line of the program in the traceback, 1 is the first; None when there is none."""
 
 
 class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a call."""
+    """The result of a call."""
 
     id: str
     """`Call.id`."""
     outcome: Outcome
-    """A ProgramOutcome, or a ServiceOutcome when we are at fault."""
+    """A ProgramOutcome, or a ServiceOutcome when the sandbox failed."""
     exit_code: int | None = None
-    """None when it did not exit by itself."""
+    """None when the program did not exit by itself."""
     signal: str | None = None
-    """Name of the signal that ended it (`SIGSEGV`, `SIG37`); None when none did."""
+    """Name of the signal that ended the program (`SIGSEGV`, `SIG37`); None when none did."""
     exception: Failure | None = None
     """Set for EXCEPTION and for an uncaught MemoryError."""
     stdout: str = ""
-    """Kept up to the cap; bytes that are not UTF-8 are replaced."""
+    """Kept up to the output limit; bytes that are not UTF-8 are replaced."""
     stderr: str = ""
     """Same; ends with the traceback."""
     value: str | None = None
     """repr of the last expression; None when there is none or it is None."""
     truncated_bytes: int = 0
-    """Bytes of output read and dropped; what a killed program still meant to write is not counted."""
+    """Bytes of output read and dropped; output that a killed program had not written yet is not counted."""
     kill_reason: str = ""
-    """Which limit ended it: `wall`, `cpu`, `output`, `memory`, `processes` (the last two of the whole call), or
-    `cancelled`; empty when it ended by itself."""
+    """Which limit ended the program: `wall`, `cpu`, `output`, `memory`, `processes` (the last two of the whole call),
+    or `cancelled`; empty when it ended by itself."""
     run_seconds: float = 0.0
     """Wall time of the program, seconds; queueing excluded."""
     cpu_seconds: float = 0.0
-    """CPU of all its processes, seconds."""
+    """CPU of all processes of the program, seconds."""
     queue_seconds: float = 0.0
     """Wall time between arrival at the daemon and start, seconds."""
     peak_memory_bytes: int = 0
-    """Largest resident set of one of its processes, preloaded modules included, bytes."""
+    """Largest resident set of one process of the program, preloaded modules included, bytes."""
     isolation: str = ""
     """Level in force; empty when nothing was run."""
     failed_probes: tuple[str, ...] = ()
-    """Properties the level should have and does not have here (`no_memory_cgroup`)."""
+    """Properties that the level should have and lacks on this machine (`no_memory_cgroup`)."""
     attempt: int = 1
-    """2 when a first try was lost to a fault of ours."""
+    """2 when a first try was lost to a failure of the sandbox."""
     node: str = ""
-    """Machine it ran on, as the operator named it; the host name otherwise."""
+    """Machine that ran the program, as the operator named it; the host name otherwise."""
     message: str = ""
-    """Why, for REJECTED and for service outcomes."""
+    """The reason, for REJECTED and for service outcomes."""
     state_lost: bool = False
-    """Of a session's cell: its process was ended, so names and files of all its cells are gone."""
+    """Of a session's cell: the session's process was ended, so names and files of all its cells are gone."""
     replayed_cells: int = 0
     """Of a session's cell: earlier cells that were run again first, because the session had been lost."""
     images: tuple[bytes, ...] = ()
-    """Of a session's cell: figures it left open, as PNG, 8 MB together."""
+    """Of a session's cell: figures that the cell left open, as PNG, 8 MB together."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content. None of a
-    program that was killed, or ended itself past its last line (`os._exit`)."""
+    """The regular files that exist among `Call.fetch`, 16 MB together: relative path to content. Empty if the program
+    was killed or called `os._exit`."""
 
     def __post_init__(self) -> None:
         kind = ServiceOutcome if self.outcome in ServiceOutcome._value2member_map_ else ProgramOutcome
-        structs.force_setattr(self, "outcome", kind(self.outcome))  # ValueError for what is neither
+        structs.force_setattr(self, "outcome", kind(self.outcome))  # ValueError for a value of neither enum
 
 
 def failed(name: str, outcome: Outcome, message: str) -> Response:
@@ -190,12 +190,12 @@ def failed(name: str, outcome: Outcome, message: str) -> Response:
 
 
 def fault(name: str, message: str) -> Response:
-    """Our failure, which says nothing about the program."""
+    """The response to a call that the sandbox failed; no evidence about the program."""
     return failed(name, ServiceOutcome.INTERNAL, message)
 
 
 class DaemonInfo(Struct, frozen=True, kw_only=True):
-    """What a daemon says of itself when a client connects."""
+    """A daemon's description of itself when a client connects."""
 
     isolation: Isolation
     """Level in force."""
@@ -204,20 +204,20 @@ class DaemonInfo(Struct, frozen=True, kw_only=True):
     slots: int = 1
     """Programs that run at once."""
     preload: tuple[str, ...] = ()
-    """Modules the operator asked to be imported before forking."""
+    """Modules that the operator listed for import before forking."""
     tiers: tuple[str, ...] = ()
-    """Sets of preloaded modules a program may be started from; those not needed yet are not up."""
+    """Sets of preloaded modules that a program may be started from; those not needed yet are not loaded."""
     node: str = ""
     """See Response."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a daemon says of its load, shortly after answers and when asked by a ping."""
+    """A daemon's report of its load, sent shortly after answers and in reply to a ping."""
 
     cpu_seconds: float = 0.0
-    """CPU of the daemon and of everything below it so far, seconds."""
+    """CPU of the daemon and of all its descendants so far, seconds."""
     waiting: int = 0
-    """Calls in its queue."""
+    """Calls in the daemon's queue."""
     running: int = 0
     """Programs and cells that run."""
     sessions: int = 0
@@ -230,26 +230,26 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     slots: int = 2
     """Programs that run at once, sessions excluded."""
     daemons: int = 1
-    """With as many slots each, on the same cores."""
+    """Daemons on this machine; each has `slots` slots, on the same cores."""
     preload: tuple[str, ...] = ("numpy", "sympy")
     min_isolation: Isolation = Isolation.L3
     """The daemon refuses to start below this level."""
     skip_plans: int = 0
-    """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
+    """How many of the strongest ways to isolate (`walls.plans.PLANS`) are skipped."""
     groups: bool = True
     """Whether control groups may be used."""
     grace_seconds: float = 5.0
-    """A slot that has not answered so long after the deadline is stuck itself."""
+    """A slot that has not answered this long after the deadline is treated as stuck."""
     session_slots: int = 96
     """Sessions alive at once."""
     session_idle_seconds: float = 600.0
-    """A session without a cell for so long is ended."""
+    """A session without a cell for this long is ended."""
     max_queue: int = 100_000
     """Calls waiting at once; beyond it a call is `overloaded` immediately."""
     node: str = ""
-    """What responses call this machine; its host name if empty."""
+    """Name of this machine in responses; its host name if empty."""
 
 
 def caller_named(*names: object) -> int:
-    """A caller's number. Two of the same, one pair in sixteen million, share their turns."""
+    """A caller's number. Two callers with equal numbers, one pair in sixteen million, share their turns."""
     return zlib.crc32(repr(names).encode()) >> 8

@@ -1,4 +1,4 @@
-"""Why a call cannot be run, as one sentence. What is refused here never runs; what passes is obeyed as it stands."""
+"""Why a call cannot be run, as one sentence. A call refused here never runs; one that passes is obeyed exactly."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "output_bytes": (1, MAX_OUTPUT_BYTES),
     "processes": (1, 1024),
 }
-"""Smallest and largest of each of `Limits`."""
-START_BYTES = 2 * 2**20  # of memory that a process takes before its program runs
-INPUT_COPIES = 2  # of a program's text, standard input and files in its process while it starts
+"""Smallest and largest value of each field of `Limits`."""
+START_BYTES = 2 * 2**20  # memory that a process takes before its program runs
+INPUT_COPIES = 2  # copies of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
 
 
@@ -53,10 +53,10 @@ def of_text(call: Call) -> str:
 
 
 def of_session(call: Call) -> str:
-    if call.branches and (why := of_branches(call)):
-        return why
+    if call.branches and (refusal := of_branches(call)):
+        return refusal
     if not call.session:
-        return f"cell {call.cell} is of no session; name the session, or leave cell at 0" if call.cell else ""
+        return f"cell {call.cell} has no session; name the session, or leave cell at 0" if call.cell else ""
     if len(call.session) > MAX_SESSION_NAME:
         return f"the session's name is {len(call.session)} characters long; at most {MAX_SESSION_NAME} are accepted"
     if call.cell < 1:
@@ -71,13 +71,13 @@ def of_branches(call: Call) -> str:
         return "two branches have the same name"
     if not all(0 < len(name) <= MAX_SESSION_NAME for name in call.branches):
         return f"the name of a branch must have from 1 to {MAX_SESSION_NAME} characters"
-    return "a fork runs nothing; leave code and files away" if call.code or call.files or call.fetch else ""
+    return "a fork runs nothing; leave out code and files" if call.code or call.files or call.fetch else ""
 
 
 def of_limits(limits: Limits) -> str:
     for name, (least, most) in BOUNDS.items():
         value = getattr(limits, name)
-        if not least <= value <= most:  # NaN is neither
+        if not least <= value <= most:  # NaN fails this test too
             return f"{OF_LIMITS}{name} must be from {least} to {most}, got {value}"
     return ""
 
@@ -92,13 +92,13 @@ def of_files(call: Call) -> str:
     size = sum(map(len, call.files.values())) + size_of(call.stdin)
     if size > MAX_INPUT_BYTES:
         return f"files and standard input have {size} bytes together; at most {MAX_INPUT_BYTES} are accepted"
-    if why := of_paths("files", list(call.files)):
-        return why
+    if refusal := of_paths("files", list(call.files)):
+        return refusal
     return of_tree([os.path.normpath(path) for path in call.files])
 
 
 def of_memory(call: Call) -> str:
-    """The process reads all of its input before it runs."""
+    """The process reads all of its input before its program runs."""
     size = size_of(call.code) + size_of(call.stdin) + sum(map(len, call.files.values()))
     least = START_BYTES + INPUT_COPIES * size
     if call.limits.memory_bytes >= least:
@@ -106,12 +106,12 @@ def of_memory(call: Call) -> str:
     return f"a call of {size} bytes needs {least} bytes of memory, and limit memory_bytes is {call.limits.memory_bytes}"
 
 
-def of_paths(what: str, paths: Sequence[str]) -> str:
+def of_paths(field: str, paths: Sequence[str]) -> str:
     if len(paths) > MAX_FILES:
-        return f"{what} has {len(paths)} entries; at most {MAX_FILES} are accepted"
+        return f"{field} has {len(paths)} entries; at most {MAX_FILES} are accepted"
     length = sum(map(len, paths))
     if length > MAX_PATHS:
-        return f"the paths in {what} have {length} characters together; at most {MAX_PATHS} are accepted"
+        return f"the paths in {field} have {length} characters together; at most {MAX_PATHS} are accepted"
     return next(filter(None, map(of_path, paths)), "")
 
 
@@ -127,7 +127,7 @@ def of_path(path: str) -> str:
 
 
 def of_tree(paths: Sequence[str]) -> str:
-    """`paths`: normal ones of all files."""
+    """`paths`: the normalized paths of all files."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in paths:
@@ -138,8 +138,8 @@ def of_tree(paths: Sequence[str]) -> str:
             folders.add(path)
     if len(folders) > MAX_FOLDERS:
         return f"the files are in {len(folders)} folders; at most {MAX_FOLDERS} are accepted"
-    if both := sorted(files & folders):
-        return f"{both[0]!r:.300} cannot be a file and the folder of another"
+    if conflicts := sorted(files & folders):
+        return f"{conflicts[0]!r:.300} cannot be a file and the folder of another"
     if OWN_NAME in files | folders:
         return f"the name {OWN_NAME!r} is taken; choose another for this file"
     return ""

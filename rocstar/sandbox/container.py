@@ -1,6 +1,6 @@
-"""What the container, the job or the machine that this process runs in permits: its share of the CPU and its memory,
-and how often the kernel had to refuse or kill there. Read from the control groups that this process is in, versions 1
-and 2, and from /proc; where a file is missing there is no such limit. Not here: groups of our own (`walls.cgroups`)."""
+"""What the container, the job or the machine of this process permits: its share of the CPU and its memory,
+and how often the kernel refused or killed processes there. Read from the control groups of this process, versions 1
+and 2, and from /proc; a missing file means no such limit. Not here: our own groups (`walls.cgroups`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MEMORY_FILES = (  # limit, use, and prefix of the pages of files in memory.stat;
 
 
 def cpus() -> float:
-    """Logical CPUs that this process may keep busy: those that it may run on, as far as its control groups' shares
-    go. At least a hundredth, which is the least that the kernel grants."""
+    """Logical CPUs that this process may keep busy: those that it may run on, bounded by the quotas of its control
+    groups. At least a hundredth, the least that the kernel grants."""
     return min([float(len(os.sched_getaffinity(0))), *cpu_shares()])
 
 
 def cpu_shares(root: Path = GROUPS, own: Path = OWN) -> Iterator[float]:
-    """CPUs that this process's control group, and those above it, grant."""
+    """CPUs that each control group of this process grants, its own first."""
     for folder in folders("cpu", root, own):
         first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
         quota, _, period = (_read(folder / "cpu.max") or first).partition(" ")
@@ -37,33 +37,33 @@ def memory_limit(root: Path = GROUPS, own: Path = OWN) -> int | None:
 
 
 def host_bytes(root: Path = GROUPS, own: Path = OWN) -> int:
-    """Bytes of main memory that this process can still take. What the kernel keeps of files it gives up for that, so
-    that is not counted as used: a container that has read a large file is not full."""
+    """Bytes of main memory that this process can still take. The kernel frees its page cache on demand, so cached
+    files are not counted as used: a container that has read a large file is not full."""
     meminfo = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     return min([available, *(max(0, limit - used) for limit, used in _memory(root, own))])
 
 
 def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes of it that cannot be given up) of each control group with a limit."""
+    """(limit, bytes used without cached files) of each control group with a limit."""
     for folder in folders("memory", root, own):
         for limit, current, prefix in MEMORY_FILES:
             most, used = _read(folder / limit), _read(folder / current)
-            if most.isdecimal() and used.isdecimal() and int(most) < 2**62:  # version 1 has no word for "no limit"
+            if most.isdecimal() and used.isdecimal() and int(most) < 2**62:  # version 1: a huge number is no limit
                 stat = _counts(_read(folder / "memory.stat"))
                 files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
                 yield int(most), max(0, int(used) - files)
 
 
 def kills(vmstat: Path = VMSTAT) -> int:
-    """Processes that the kernel has killed for want of memory on the machine, in whatever container, since it started;
-    0 where it does not say."""
+    """Processes that the kernel's OOM killer has killed on the machine, in any container, since it started; 0 if the
+    kernel does not report it."""
     return _counts(_read(vmstat)).get("oom_kill", 0)
 
 
 def refused_processes(root: Path = GROUPS, own: Path = OWN) -> int:
-    """How often the kernel refused a process or thread because a control group that this process is in had as many as
-    it may have. Groups below have limits of their own, which newer kernels count there too unless asked."""
+    """How often the kernel refused a process or thread because a control group of this process was at its limit.
+    Newer kernels count refusals by groups below in `pids.events` too, but not in `pids.events.local`."""
     count = 0
     for folder in folders("pids", root, own):
         text = _read(folder / "pids.events.local") or _read(folder / "pids.events")
@@ -72,8 +72,8 @@ def refused_processes(root: Path = GROUPS, own: Path = OWN) -> int:
 
 
 def folders(controller: str, root: Path = GROUPS, own: Path = OWN) -> Iterator[Path]:
-    """The control groups of a controller that this process is in, innermost first. Not all that are named exist: a
-    container may see its own group as the root."""
+    """This process's control groups of a controller, innermost first. Some may not exist: a container may see its own
+    group as the root."""
     lines = (line.split(":", 2) for line in _read(own).splitlines())
     for _, controllers, path in (fields for fields in lines if len(fields) == 3):
         if controllers and controller not in controllers.split(","):

@@ -21,11 +21,11 @@ from rocstar.sandbox.call import DaemonSettings
 from rocstar.sandbox.walls.rootfs import ROOT, package_folders
 
 WORKDIRS = "rocstar-sandbox-"
-"""How folders of working directories begin; those of dead daemons are found by it."""
-# They must run this very package, wherever it lies, without its folder staying ahead of the standard library; and find
-# what a user installed for himself or PYTHONPATH names, which a clean environment does not tell.
-# Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them. Until
-# they can say so, it is blocked.
+"""Prefix of folders of working directories; the folders of dead daemons are found by it."""
+# The new process must import this same package, without its folder staying ahead of the standard library on sys.path,
+# and find a user's own packages and those of PYTHONPATH, which a clean environment does not name.
+# Ctrl-C reaches all processes of a terminal, also those that are starting; ours ignore it and wait until we end them.
+# SIGINT is blocked until they have set that.
 BOOT = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
@@ -44,14 +44,14 @@ ENVIRONMENT = {
 
 def start_daemon(settings: DaemonSettings, workdirs: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start a daemon whose slots work below the folder `workdirs`, which it makes; it ends when the socket is closed
-    or this process dies. Our end of the connection, not blocking, and the process. Raises OSError."""
+    or this process ends. Returns our non-blocking end of the connection, and the process. Raises OSError."""
     values = {**msgspec.to_builtins(settings), "workdirs": workdirs, "parent": os.getpid()}
     return start("rocstar.sandbox.daemon.main", values, socket.SOCK_STREAM)
 
 
 def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Run `module.main` in a new interpreter, which finds `settings` and `fd`, its end of a socket of this kind, as
-    JSON in its first argument. Our end, not blocking, and the process. Raises OSError."""
+    """Run `module.main` in a new interpreter. Its first argument is JSON: `settings`, and `fd`, its end of a socket of
+    this kind. Returns our end, non-blocking, and the process. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     code = BOOT.format(root=ROOT, module=module, packages=package_folders())
     with theirs, _without_ctrl_c():
@@ -73,7 +73,7 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """A process that is started in this context begins with SIGINT blocked; to us one comes when it is over."""
+    """A process started in this context begins with SIGINT blocked; a SIGINT for us is delivered after the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

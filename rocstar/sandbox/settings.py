@@ -1,5 +1,5 @@
-"""What an operator decides about the service: the one place that names the options of `rocstar sandbox serve`. Imports
-nothing heavy, because the command line makes its help pages from it."""
+"""The operator's settings of the service: the one place that names the options of `rocstar sandbox serve`. Imports
+nothing slow, because the command line makes its help pages from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-ISOLATION = ("L1", "L2", "L3")  # of `call.Isolation`, what may be asked for there
+ISOLATION = ("L1", "L2", "L3")  # the names of `call.Isolation`, which would import msgspec
 
 MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
@@ -23,14 +23,14 @@ class ServeOptions:
     port: Annotated[int, Option(help="0 takes a free one.")] = 8700
     daemons: Annotated[int, Option(help="Sandbox daemons; several only on machines with many cores.")] = 1
     slots: Annotated[int, Option(help="Programs that run at once; 0: four per core.")] = 0
-    """All daemons together."""
+    """Of all daemons together."""
     preload: Annotated[str, Option(metavar="A,B", help="Modules imported before programs are forked; '' for none.")] = (
         "numpy,sympy"
     )
     min_isolation: MinIsolation = "L3"
-    """Also of the nodes of a gateway."""
+    """Also required of the nodes of a gateway."""
     token_file: TokenFile = None
-    """A token a line, of which each is a caller with a share of its own; read again when it changes."""
+    """One token per line; each token is one caller with its own share; read again when the file changes."""
     open_to_network: Annotated[bool, Option("--open-to-network", help="No token on a public address.")] = False
     nodes: Annotated[str, Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = ""
     wall_seconds: Annotated[float, Option(help="Limit of a call that names none.")] = 5.0
@@ -40,7 +40,7 @@ class ServeOptions:
     patience_seconds: Annotated[float, Option(help="How long a single call waits for its turn.")] = 60.0
     max_queue: Annotated[int, Option(help="Calls waiting in a daemon before more are refused.")] = 100_000
     max_held_mb: Annotated[int, Option(help="Large bodies and unread answers held at once, MiB.")] = 96
-    """Frames that arrive and results of batches too, of all callers; those of up to 64 KiB are not counted."""
+    """Of all callers, arriving frames and results of batches included; items of up to 64 KiB are not counted."""
     request_seconds: Annotated[float, Option(help="Within which a request must have arrived.")] = 30.0
     session_slots: Annotated[int, Option(help="Sessions alive at once in a daemon.")] = 96
     session_idle_seconds: Annotated[float, Option(help="How long a session may be without a cell.")] = 600.0
@@ -50,8 +50,8 @@ class ServeOptions:
 @dataclass(frozen=True, kw_only=True)
 class Settings(ServeOptions):
     token: str = ""
-    """Asked of every caller, in a header or in the path; empty asks nothing. The first of `token_file`, which gateways
-    send to nodes."""
+    """Required of every caller, in a header or in the path; empty: none is required. The first of `token_file`, which
+    gateways send to nodes."""
 
 
 def names(listed: str) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Walls around an agent's program: `main` CHANNEL PORT HOME PATH... -- COMMAND...
 
-Covered, and set up as a whole or not at all: a network that holds nothing but the gateway, whose socket is made in it
-and sent to the run through CHANNEL; files only below HOME, what the command is told to read, the interpreter and the
-system's libraries; no process or local socket of others, and nothing of a file of theirs is changed; the system calls
-that programs are known to need; all that it starts ends with it, and with the run.
-Not covered: how much CPU, memory and disk and how many processes it takes; whether a path is there, and what `stat`
-tells of it; kernel exploits. Source: ours."""
+Covered, and set up as a whole or not at all: a network that contains only the gateway, whose socket is made in it and
+sent to the run through CHANNEL; files only below HOME, the PATHs and files that the command names, the interpreter and
+the system's libraries; no access to processes or local sockets of others, and no change to their files; only system
+calls that programs are known to need; all processes that the command starts end with it, and with the run.
+Not covered: use of CPU, memory, disk and processes; whether a path exists, and its `stat`; kernel exploits. Source:
+ours."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rocstar.sandbox.walls.folders import remove as remove
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
 SETTINGS = ("/etc/hosts", "/etc/gitconfig", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
-"""What `localhost` is, and what Git and Node do not start without where it is there and can't be read."""
+"""The definition of `localhost`, and files that Git and Node must be able to read if they exist, or they fail."""
 
 
 def command(words: Sequence[str], channel: int, port: int, home: str, readable: Sequence[str]) -> tuple[str, ...]:
-    """These words of a command behind the walls. It may read what they and PYTHONPATH name too, its program where PATH
-    finds it, and the certificates that clients load even for an address without TLS."""
+    """A command line that runs the command `words` behind the walls. It may also read the paths named by `words` and
+    PYTHONPATH, its program as found in PATH, and the certificates that clients load even without TLS."""
     boot = f"import sys; sys.path.insert(0, {rootfs.ROOT!r}); from {__name__} import main; main()"
     certificates = filter(None, ssl.get_default_verify_paths())
     program = shutil.which(words[0]) or ""
@@ -42,17 +42,17 @@ def command(words: Sequence[str], channel: int, port: int, home: str, readable: 
 
 
 def why_not() -> str:
-    """Why there can be no walls on this machine; empty where there can."""
+    """Why walls can't be built on this machine; empty if they can."""
     ours, theirs = socket.socketpair()
     with ours, theirs, TemporaryDirectory() as home:
         words = command(("true",), theirs.fileno(), 1, home, ())
-        said = subprocess.run(words, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
-    told = said.stderr.strip().rpartition("\n")[2] or f"true ended with {said.returncode} behind them"
-    return told if said.returncode else ""
+        trial = subprocess.run(words, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+    reason = trial.stderr.strip().rpartition("\n")[2] or f"true ended with {trial.returncode} behind them"
+    return reason if trial.returncode else ""
 
 
 def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
-    """Returns in a process of its own behind the walls. Raises OSError where they can't be built."""
+    """Returns in a new process behind the walls. Raises OSError if they can't be built."""
     user, group = os.geteuid(), os.getegid()
     try:
         linux.unshare(NAMESPACES)
@@ -61,14 +61,14 @@ def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
         linux.map_user(user, user, group)
     linux.die_with_parent(signal.SIGKILL)
     with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # where memory runs out it is ended, and not the run
+        score.write("1000")  # when memory runs out the kernel kills it, and not the run
     keep_files(home)
     with socket.socket() as gateway, socket.socket(fileno=channel) as run:
         fcntl.ioctl(gateway, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
         gateway.bind(("127.0.0.1", port))
         gateway.listen(socket.SOMAXCONN)
         follow_child()
-        follow_child()  # by the first of the namespace, which collects what others leave, and ends as their last
+        follow_child()  # called by the namespace's first process, which reaps orphans and ends last
         linux.drop_bounding_set()
         landlock.confine((*rootfs.sources(), *readable), home, network=True)
         if failed := plans.confine(private_files=False, own_files=False, slot=None, network=True):
@@ -77,8 +77,8 @@ def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
 
 
 def keep_files(home: str) -> None:
-    """In a mount namespace of our own: nothing but `home` can be changed, be it a mode or a time, and no process is in
-    sight. Landlock would let these pass. Shared memory lies in `home` too."""
+    """In our own mount namespace: make everything outside `home` read-only, modes and times included, and hide all
+    processes; Landlock covers neither. Shared memory lies in `home` too."""
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     for place in (home, rootfs.SHARED_MEMORY):
         linux.mount(home, place, flags=linux.MS_BIND)
@@ -89,8 +89,8 @@ def keep_files(home: str) -> None:
 
 
 def follow_child() -> None:
-    """Go on in a child that ends with us; here, end as it does, also when SIGTERM asks for it: no sooner than all that
-    is in the child's namespace."""
+    """Returns in a child that ends with this process. This process waits for the child, and so for all processes in
+    the child's namespace, and exits with its code; SIGTERM kills the child."""
     if not (child := os.fork()):
         linux.die_with_parent(signal.SIGKILL)
         return
@@ -98,7 +98,7 @@ def follow_child() -> None:
     while (ended := os.wait())[0] != child:
         pass
     code = os.waitstatus_to_exitcode(ended[1])
-    os._exit(code if code >= 0 else 128 - code)  # as shells tell a signal
+    os._exit(code if code >= 0 else 128 - code)  # as shells encode a signal
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
-"""What passes between a client and a daemon: frames. The same bytes go over a Unix socket and, as messages of a
-WebSocket, over a network.
+"""The frames between a client and a daemon. The same bytes go over a Unix socket and, as messages of a WebSocket, over
+a network.
 
     client -> daemon   CALL (a Call)   CANCEL   CLOSE (a session's name)   PING
-    daemon -> client   HELLO (a DaemonInfo) or REFUSED (a sentence), first of all
+    daemon -> client   HELLO (a DaemonInfo) or REFUSED (a sentence), as the first frame
                        RESPONSE (a Response) or LOST (the session is gone), exactly one for each CALL
                        USAGE (a Usage), shortly after responses and for each PING
 
-A frame is a header and a body. The header's number names the call on this connection, so that a gateway can pass a
-body on under another number without reading it; its upper 24 bits name the caller (`caller_of`), for turns are taken.
+A frame is a header and a body. The header's number identifies the call on this connection, so that a gateway can pass
+a body on under another number without reading it; its upper 24 bits identify the caller (`caller_of`), for turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec import msgpack
 
 from rocstar.sandbox.call import Call, DaemonInfo, Response, Usage
 
-MAX_FRAME_BYTES = 64 * 2**20  # a call with 10 MB of source and stdin fits many times; a runaway peer does not
+MAX_FRAME_BYTES = 64 * 2**20  # far above a call with 10 MB of source and stdin; stops a peer that sends without end
 HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
 CALLER_SHIFT = 40
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
 encode = msgpack.Encoder().encode
 """A Call, a Response, a DaemonInfo, a Usage or a text as the body of a frame. Raises UnicodeEncodeError for text that
-is no Unicode."""
+is not valid Unicode."""
 decode_response = msgpack.Decoder(Response).decode
 """The inverse; raises `msgspec.DecodeError` (or UnicodeDecodeError) on anything else, as do the others."""
 decode_info = msgpack.Decoder(DaemonInfo).decode
@@ -59,9 +59,9 @@ _decode_call = msgpack.Decoder(Call).decode
 
 
 def decode_call(body: bytes) -> Call:
-    """The decoder bounds each field (`call.FEW`); here it is seen to that none comes a million times. Raises ValueError
+    """The decoder bounds each field (`call.FEW`); the check here stops a million repeated fields. Raises ValueError
     and RecursionError."""
-    head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # bytes of it; a short map of msgpack has 15 fields at most
+    head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # its length in bytes; a short map of msgpack has at most 15 fields
     count, most = int.from_bytes(body[1:head]) if head else 0, len(Call.__struct_fields__)
     if count > most:
         raise ValueError(f"the call has {count} fields; there are only {most}")
@@ -74,7 +74,7 @@ def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
 
 
 def caller_of(number: int) -> int:
-    """Who made the call of this number; 0 where a connection has one caller."""
+    """The caller of the call with this number; 0 if a connection has one caller."""
     return number >> CALLER_SHIFT
 
 
@@ -86,11 +86,11 @@ class FrameReader:
 
     @property
     def size(self) -> int:
-        """Bytes of what is not whole yet."""
+        """Bytes of the incomplete frame."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames completed by `data`. Raises ValueError on what cannot be a frame of ours."""
+        """Frames completed by `data`. Raises ValueError on a frame that is too long or of unknown kind."""
         pending, start = self._pending, 0
         pending += data
         try:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import ray
 
 from rocstar.cluster import learner_ranks
-from rocstar.cluster.places import at, own_address, sentence, set_aside
+from rocstar.cluster.places import at, own_address, reserved, sentence
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_work_in_the_folder_says_why_in_one_sentence(two_mach
 
 def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: None) -> None:
     learners = [Placed(name=f"learner-{n}", kind="learner", asked_by="cluster.learners 2", bytes={}) for n in (0, 1)]
-    with set_aside({"learners": learner_ranks.wish(learners, own_address())}) as groups:
+    with reserved({"learners": learner_ranks.place_request(learners, own_address())}) as groups:
         group = groups["learners"]
         own = learner_ranks._own_gpu(group, {})
         asked = ray.remote(lambda: ray.get_gpu_ids()).options(**at(group, 1, cpus=1, gpus=1))

@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 import ray
 
 from rocstar.cluster import places
-from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, wishes
-from rocstar.cluster.places import Wish, are_here, connected, own_address, refuse_unshared, set_aside
+from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, place_requests
+from rocstar.cluster.places import PlaceRequest, are_here, connected, own_address, refuse_unshared, reserved
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.parts.placement import Placement, place
@@ -38,7 +38,7 @@ def placed(asked: Recipe, *gpus: str, learns: bool = True) -> Placement:
 
 
 def test_room_is_wanted_for_every_part_once() -> None:
-    found = wishes(recipe(), placed(recipe()), "10.0.0.1")
+    found = place_requests(recipe(), placed(recipe()), "10.0.0.1")
     assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001}, *[{"CPU": 1}] * 3]
     assert found[SERVERS].places == [{"CPU": 3}] * 2
     assert found[SANDBOXES].places == [{"CPU": 2}] * 2 and found[SANDBOXES].strategy == "SPREAD"
@@ -50,14 +50,14 @@ def test_on_gpus_each_learner_and_server_has_one_also_where_one_learner_is_alone
         {"name": "w", "kind": "vllm", "tensor_parallel": 2},
     ]
     asked = recipe(cluster={"launcher": "ray", "learners": 1}, engine=engine)
-    found = wishes(asked, placed(asked, *"01234"), "10.0.0.1")
+    found = place_requests(asked, placed(asked, *"01234"), "10.0.0.1")
     assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001, "GPU": 1}]
     assert found[SERVERS].places == [*[{"CPU": 3, "GPU": 1}] * 2, {"CPU": 1, "GPU": 2}]
     assert found[SERVERS].asked_by == "engine.v.count 2 and engine.w.count 1 x tensor_parallel 2"
 
 
 def test_nothing_is_wanted_for_learners_where_nothing_is_learnt() -> None:
-    assert wishes(recipe(), placed(recipe(), learns=False)).keys() == {SERVERS, SANDBOXES}
+    assert place_requests(recipe(), placed(recipe(), learns=False)).keys() == {SERVERS, SANDBOXES}
 
 
 @pytest.mark.slow
@@ -90,21 +90,21 @@ def test_room_that_somebody_else_has_is_waited_for_and_then_refused(
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)  # Ray counts whole ones
     told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free")
-    with set_aside({"first": Wish("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
-        set_aside({"second": Wish("the second", [{"CPU": 1}])}).__enter__()
+    with reserved({"first": PlaceRequest("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
+        reserved({"second": PlaceRequest("the second", [{"CPU": 1}])}).__enter__()
 
 
 @pytest.mark.slow
 def test_places_on_another_machine_are_known_as_such(two_machines: None) -> None:
-    with set_aside({"here": Wish("here", [{"CPU": 1, "GPU": 1}]), "there": Wish("there", [{"CPU": 3}])}) as groups:
-        assert are_here(groups["here"]) and not are_here(groups["there"])
+    with reserved({"here": PlaceRequest("", [{"CPU": 1, "GPU": 1}]), "far": PlaceRequest("", [{"CPU": 3}])}) as groups:
+        assert are_here(groups["here"]) and not are_here(groups["far"])
 
 
 @pytest.mark.slow
 def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(two_machines: None, tmp_path: Path) -> None:
     seen, unseen = tmp_path / "run.json", Path("/proc/self/cmdline")  # every process has another one of these
     seen.write_text("{}")
-    with set_aside({"there": Wish("there", [{"CPU": 3}])}) as groups:
+    with reserved({"there": PlaceRequest("there", [{"CPU": 3}])}) as groups:
         refuse_unshared(groups["there"], seen)
         told = f"Ray places a part of this run on {own_address()}, which does not see {unseen}; put that folder on"
         with pytest.raises(ConfigError, match=re.escape(told)):
@@ -120,8 +120,8 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
     proof = tmp_path / "run.json"
     proof.write_text("{}")
     asked = recipe(cluster={"launcher": "ray"}, engine=engine, sandbox={"slots": 1, "preload": []})
-    others = {"rest": Wish("the other machine", [{"CPU": 3}])} if shared else {}
-    with set_aside(others), opened(asked, proof, placed(asked)) as machines:
+    others = {"rest": PlaceRequest("the other machine", [{"CPU": 3}])} if shared else {}
+    with reserved(others), opened(asked, proof, placed(asked)) as machines:
         assert machines.engines_share_memory is shared
 
 

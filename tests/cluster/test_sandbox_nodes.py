@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
 from rocstar.cluster import sandbox_nodes
-from rocstar.cluster.places import set_aside
+from rocstar.cluster.places import reserved
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
 
@@ -21,7 +21,7 @@ NAP = Call(id="x", code="import time; time.sleep(0.3); 7", limits=Limits(wall_se
 
 @pytest.fixture(scope="module")
 def nodes(two_machines: None) -> Iterator[sandbox_nodes.SandboxNodes]:
-    with set_aside({"nodes": sandbox_nodes.wish(2, slots=2)}) as groups:
+    with reserved({"nodes": sandbox_nodes.place_request(2, slots=2)}) as groups:
         started = sandbox_nodes.start(2, slots=2, group=groups["nodes"])
         yield started
         started.close()

@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import vllm_servers
-from rocstar.cluster.places import Wish, gpus_lent, set_aside
+from rocstar.cluster.places import PlaceRequest, assigned_gpus, reserved
 from rocstar.engines.vllm_server import RunningServer
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.parts.placement import NOWHERE, Placed
@@ -31,7 +31,7 @@ TABLE = replace(NOWHERE, processes=SERVERS)
 @pytest.fixture
 def place(two_machines: None) -> Iterator[PlacementGroup]:
     """Of one server."""
-    with set_aside({"v": vllm_servers.wish(SERVERS)}) as groups:
+    with reserved({"v": vllm_servers.place_request(SERVERS)}) as groups:
         yield groups["v"]
 
 
@@ -89,8 +89,8 @@ async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
     """Ray counts a GPU as taken by its learner alone; two GPUs of a server are of one machine."""
     rank = Placed(name="learner-0", kind="learner", asked_by="cluster.learners 2", bytes={})
     wide = replace(SERVERS[0], needs=2)
-    with set_aside({"learners": Wish("cluster.learners 2", [{"GPU": 1.0}] * 2)}) as groups:
-        lent = gpus_lent(groups["learners"])
+    with reserved({"learners": PlaceRequest("cluster.learners 2", [{"GPU": 1.0}] * 2)}) as groups:
+        lent = assigned_gpus(groups["learners"])
         assert sorted(gpu for _, gpu in lent) == ["0", "1"]
         table = replace(TABLE, processes=[rank, replace(rank, name="learner-1"), wide], colocate=True)
         start = vllm_servers.starter(groups["learners"], table, lent)

@@ -87,7 +87,7 @@ def test_a_node_without_room_is_left_alone_for_a_growing_time() -> None:
         assert bench.fails(entry, node, overloaded=True)
         assert bench.decide() == [Send(entry, bench.nodes[1])], "elsewhere at once"
         assert {bench.sent()[1].label for _ in range(20)} == {"n1"}
-        rests.append(node.rests_until - bench.now)
+        rests.append(node.paused_until - bench.now)
         bench.decide(rests[-1])
     assert rests == pytest.approx([min(MAX_PAUSE, FIRST_PAUSE * 2**n) for n in range(10)])
 
@@ -121,7 +121,7 @@ def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
     entry, node = bench.sent(patience_seconds=1.0)
     bench.now += 2.0
     assert not bench.fails(entry, node, overloaded=True)
-    assert node.rests_until == 0.0, "a patience that is over is no full queue"
+    assert node.paused_until == 0.0, "a patience that is over is no full queue"
 
 
 def test_a_first_cell_without_room_tries_another_node_and_keeps_no_plain_call_back() -> None:
@@ -209,8 +209,8 @@ class Histories(RuleBasedStateMachine):
 
     def take(self, entry: Entry[NodeFacts], node: NodeFacts) -> None:
         assert node.up and node.held[entry.number] is entry
-        assert node.rests_until <= self.bench.now or not entry.waits or entry.call.session or node in self.with_room
-        ready = [each for each in self.dispatch.nodes if each.up and each.rests_until <= self.bench.now]
+        assert node.paused_until <= self.bench.now or not entry.waits or entry.call.session or node in self.with_room
+        ready = [each for each in self.dispatch.nodes if each.up and each.paused_until <= self.bench.now]
         assert node is not entry.avoid or len(ready) < 2 or entry.call.session, "elsewhere, where there is another"
         if session := entry.call.session:
             assert self.homes.setdefault(session, node) is node, "a session's node was changed while it was up"

@@ -159,7 +159,7 @@ async def test_a_look_for_which_there_is_no_thread_is_made_later(monkeypatch: py
             raise answer
         return answer
 
-    worker: Any = SimpleNamespace(uncounted={"memory"}, started=0.0, on_passed=passed.set_result)
+    worker: Any = SimpleNamespace(uncounted={"memory"}, started=0.0, on_exceeded=passed.set_result)
     monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     watching = asyncio.create_task(watch.watch(lambda: [worker], ()))

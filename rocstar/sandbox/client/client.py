@@ -1,4 +1,4 @@
-"""The caller's side: sends calls to daemons, children of this process or elsewhere, and returns their answers.
+"""The caller's side: sends calls to daemons, local children or remote ones, and returns their answers.
 
 `SandboxClient.start` is synchronous and needs no event loop, so a trainer can call it before it imports torch. Calls
 are made from one event loop at a time; a client outlives loops (`asyncio.run` may be used again and again).
@@ -36,7 +36,7 @@ from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
-SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for so long has stopped or hangs
+SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for this long has ended or hangs
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
 
@@ -45,16 +45,16 @@ Pending = Entry[Node]
 
 
 class SandboxClient:
-    """Runs untrusted programs in daemons apart from this process. Make it with `start` or `connect`.
+    """Runs untrusted programs in daemons outside this process. Created by `start` or `connect`.
 
-    Long-lived: `run` puts calls into the dispatch and awaits their futures, which `_on_frames` resolves and
-    `_carry_out` fails; a timer runs `_carry_out` whenever the dispatch has something to do by itself."""
+    Long-lived: `run` submits calls to the dispatch and awaits their futures, which `_on_frames` resolves and
+    `_carry_out` fails; a timer runs `_carry_out` when the dispatch has timed work."""
 
     def __init__(
         self, settings: DaemonSettings | None = None, *, daemons: int = 1, silent_seconds: float = SILENT_SECONDS
     ) -> None:
-        """Nothing is started before `launch` or the first call. daemons: child processes, each with these settings.
-        silent_seconds: a daemon that holds a call and sends nothing for so long is given up."""
+        """No daemon is started before `launch` or the first call. daemons: child processes, each with these settings.
+        silent_seconds: a daemon that holds a call and sends nothing for this long is given up."""
         self._dispatch: Dispatch[Node] = Dispatch(random.random)
         self._silent_seconds = silent_seconds
         self._numbers = itertools.count(1)
@@ -63,9 +63,9 @@ class SandboxClient:
         self._settling = False
         self.closed = False
         self.nodes: Sequence[Node] = self._dispatch.nodes
-        """The daemons, whether they are up or not."""
+        """The daemons, up or down."""
         self.on_event: Callable[[str, str], None] = lambda kind, sentence: None
-        """Told what becomes of a daemon, one of EVENTS, and a sentence about it."""
+        """Called with a change of a daemon's state, one of EVENTS, and a sentence about it."""
         for _ in range(daemons):
             self._use(child(settings or DaemonSettings()))
 
@@ -79,8 +79,8 @@ class SandboxClient:
         node: str = "",
         daemons: int = 1,
     ) -> Self:
-        """Start daemons and wait until they serve. Raises SandboxDown when one cannot: a preload that does not import,
-        less isolation than `min_isolation`, no way to fork."""
+        """Start daemons and wait until they serve. Raises SandboxDown when one fails: a preload that cannot be
+        imported, less isolation than `min_isolation`, a failed fork."""
         isolation = Isolation(min_isolation)
         settings = DaemonSettings(
             slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
@@ -97,7 +97,7 @@ class SandboxClient:
         silent_seconds: float = SILENT_SECONDS,
     ) -> Self:
         """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
-        for one that offers less isolation."""
+        if one offers less isolation."""
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
@@ -117,7 +117,7 @@ class SandboxClient:
         self._carry_out()
 
     def attach(self) -> asyncio.AbstractEventLoop:
-        """Read and write the connections in the running loop from now on, instead of from the first call on."""
+        """Use the connections in the running loop from now on; without this, from the first call on."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # calls of an earlier loop ended with it
             self._detach()
@@ -137,8 +137,8 @@ class SandboxClient:
                 raise SandboxDown(node.problem)
 
     def info(self) -> DaemonInfo:
-        """What the daemons say of themselves: their slots together, the weakest isolation, the rest of the first.
-        Raises SandboxDown where none is up."""
+        """The daemons' descriptions combined: their slots together, the weakest isolation, other fields of the first.
+        Raises SandboxDown if none is up."""
         infos = [node.info for node in self.nodes if node.up and node.info is not None]
         if not infos:
             problems = filter(None, (node.problem for node in self.nodes))
@@ -151,7 +151,7 @@ class SandboxClient:
         )
 
     def usage(self) -> Usage:
-        """The load of all daemons together, as each last reported it, and what waits for one of them."""
+        """The load of all daemons together as last reported, and calls that wait here for a daemon."""
         usages = [node.usage for node in self.nodes if node.up]
         return Usage(
             cpu_seconds=self.cpu_seconds(),
@@ -161,11 +161,11 @@ class SandboxClient:
         )
 
     def cpu_seconds(self) -> float:
-        """CPU of the daemons, slots and programs so far, seconds; that of other clients' programs included."""
+        """CPU of the daemons, slots and programs so far, seconds; other clients' programs included."""
         return sum(node.cpu_seconds for node in self.nodes)
 
     async def run(self, call: Call, *, waits: bool = True, again: bool = True) -> Response:
-        """Run one program or cell. Cancelling the awaiting task ends the program. waits: for room where all daemons
+        """Run one program or cell. Cancelling the awaiting task ends the program. waits: the call waits if all daemons
         are full; else it is `overloaded` at once. again: send it once more when the service has lost it.
 
         Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died
@@ -175,8 +175,8 @@ class SandboxClient:
         except (UnicodeEncodeError, OverflowError) as error:
             return failed(call.id, ProgramOutcome.REJECTED, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
-            why = f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken"
-            return failed(call.id, ProgramOutcome.REJECTED, why)
+            refusal = f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are accepted"
+            return failed(call.id, ProgramOutcome.REJECTED, refusal)
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
         future: asyncio.Future[Response] = self.attach().create_future()
@@ -199,20 +199,20 @@ class SandboxClient:
         return response
 
     def open_session(self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False) -> Session:
-        """A notebook: cells that share their names and files; see Session. Nothing is started before its first
+        """A notebook: cells that share their names and files; see Session. Its process is started for the first
         cell."""
         return Session(self, limits or Limits(), seed, replay=replay)
 
     def close_session(self, name: str) -> bool:
-        """End its process; whether a daemon had it, as far as we know."""
+        """End the session's process; whether a daemon is known to have had it."""
         node = self._dispatch.forget(name)
         if node is not None and node.up:
             node.send(FrameKind.CLOSE, body=wire.encode(name))
         return node is not None
 
     def close(self) -> None:
-        """End the connections, and daemons that are children with all that runs in them. Calls still awaited raise
-        SandboxDown. May be called twice."""
+        """End the connections, and child daemons with everything that runs in them. Pending calls raise SandboxDown.
+        May be called twice."""
         self.closed = True
         self._detach()
         for node in self.nodes:
@@ -234,7 +234,7 @@ class SandboxClient:
         self._dispatch.nodes.append(Node(place, self._silent_seconds, self._on_frames, self._on_end))
 
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
-        """Raises ValueError for a response that cannot be read; its call is then still held by the node."""
+        """Raises ValueError for a response that cannot be read; the node then still holds its call."""
         for frame in frames:
             pending = node.held.get(frame.number)
             if frame.kind is FrameKind.HELLO and node.info is not None:
@@ -250,9 +250,9 @@ class SandboxClient:
                 _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
                 response = wire.decode_response(frame.body)
-                if response.id not in (pending.call.id, ""):  # "": of a call that could not be read
-                    mixed = f"the sandbox answered with the result of another call, {response.id!r:.80}"
-                    response = failed(pending.call.id, ServiceOutcome.INTERNAL, mixed)
+                if response.id not in (pending.call.id, ""):  # "": the daemon could not read the call
+                    problem = f"the sandbox answered with the result of another call, {response.id!r:.80}"
+                    response = failed(pending.call.id, ServiceOutcome.INTERNAL, problem)
                 self._dispatch.answered(node, frame.number)
                 if not self._is_sent_again(node, pending, response.outcome):
                     _resolve(pending, response)
@@ -274,7 +274,7 @@ class SandboxClient:
         self._settle()
 
     def _settle(self) -> None:
-        """Schedule `_carry_out`, once for all facts of this turn of the event loop."""
+        """Schedule `_carry_out`, once per turn of the event loop."""
         if self._loop is not None and not self._settling:
             self._settling = True
             self._loop.call_soon(self._carry_out)
@@ -293,8 +293,8 @@ class SandboxClient:
                 case GiveUp(pending, error):
                     _fail(pending, error)
                 case Overloaded(pending):
-                    why = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
-                    _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, why))
+                    problem = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
+                    _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, problem))
         at = self._dispatch.next_at()
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
@@ -318,7 +318,7 @@ class SandboxClient:
             node.detach()
 
     def _forget_all(self) -> list[Pending]:
-        """Those that were with a node or waited."""
+        """Remove and return all calls, held by a node or waiting."""
         held = (pending for node in self.nodes for pending in node.held.values())
         found = [*self._dispatch.waiting.values(), *held]
         for pending in found:

@@ -1,16 +1,16 @@
-"""Which node a call goes to, and whether it is sent again: facts in, decisions out. No clock, no socket, no program.
+"""Decides which node a call goes to, and whether it is sent again: facts in, decisions out. No clock, no socket.
 
 Invariant: a submitted entry is held by one node or waits here, until it leaves exactly once: by `answered`, `cancel`,
 GiveUp or Overloaded. Only the node that holds an entry can answer it, so no call is answered twice.
 
-A call goes to the less loaded of two nodes drawn at random; a cell goes to the node that has its session. This is the
-only place that sends a call again: a plain one whose node was lost, or answered INTERNAL, up to MAX_ATTEMPTS in all,
-elsewhere if there is another node; one that a node had no room for, until its patience is over.
+A call goes to the less loaded of two nodes drawn at random; a cell goes to the node that has its session. Only this
+module sends a call again: a plain call whose node was lost, or answered INTERNAL, up to MAX_ATTEMPTS in all, to another
+node if there is one; a call that a node had no room for, until its patience is over.
 
-    node A has c1 and a cell of session s, and dies     c1 waits, attempt 2, then goes to node B; the cell is given up
-    node A says OVERLOADED to c1                         c1 goes to node B at once, to A after A's rest or next answer
-    the same, c1 does not wait for room, B rests too     c1 is overloaded, and another such is asked of A or B
-    node A says OVERLOADED to the first cell of s        the cell waits, then goes anywhere; A does not rest
+    node A has c1 and a cell of session s, and ends     c1 waits, attempt 2, then goes to node B; the cell is given up
+    node A answers c1 OVERLOADED                         c1 goes to node B at once, to A after A's pause or next answer
+    the same, c1 does not wait for room, B pauses too    c1 is overloaded, and the next such call goes to A or B
+    node A answers the first cell of s OVERLOADED        the cell waits, then goes to any node; A does not pause
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from rocstar.sandbox.call import Call, SandboxDown, SessionLost
 
 MAX_ATTEMPTS = 2
-FIRST_PAUSE = 0.05  # seconds a node rests after a failure; doubles with each further one
+FIRST_PAUSE = 0.05  # seconds a node pauses after a failure; doubles with each further failure
 MAX_PAUSE = 5.0
-CALM_SECONDS = 10.0  # a node that did not fail for so long after its rest starts over with the first pause
-CELL_PAUSE = 0.5  # seconds before a node without room for a cell is asked again: sessions end seldom
-EARLY = 0.01  # seconds by which a node's clock may end a call's patience too early: that is no full queue
-SCAN_SECONDS = 0.25  # how often waiting calls are looked through for those whose time has come
-MAX_HOMES = 100_000  # sessions whose node is remembered; the one not used for longest is forgotten first
+CALM_SECONDS = 10.0  # a node without failure for this long after its pause starts over with the first pause
+CELL_PAUSE = 0.5  # seconds before a node without room for a cell is tried again: sessions end seldom
+EARLY = 0.01  # seconds by which a node's clock may end a call's patience too early, which is not a full queue
+SCAN_SECONDS = 0.25  # between two searches for waiting calls whose patience is over
+MAX_HOMES = 100_000  # sessions whose node is remembered; the least recently used one is forgotten first
 
 
 @dataclass(slots=True, eq=False)
 class NodeFacts:
-    """What is known of one node."""
+    """The known facts about one node."""
 
     label: str  # its name in messages
     tries: int = 1  # failed starts in a row after which calls no longer wait for it
     slots: int = 1  # programs it runs at once: its share of the load
     up: bool = False  # it said hello and is connected
     opening: bool = False  # it was asked to connect, and has neither said hello nor failed
-    rests_until: float = 0.0  # until then no plain call is sent to it, and it is not opened
-    pauses: int = 0  # rests in a row
+    paused_until: float = 0.0  # until then no plain call is sent to it, and it is not opened
+    pauses: int = 0  # pauses in a row
     failed_starts: int = 0  # since it was last up
     starts: int = 0  # how often it came up
     problem: str = ""  # why it is not up
-    held: dict[int, Any] = field(default_factory=dict)  # entries sent to it and not answered, by number
+    held: dict[int, Any] = field(default_factory=dict)  # entries sent to it and unanswered, by number
 
 
 N = TypeVar("N", bound=NodeFacts)
@@ -53,41 +53,41 @@ N = TypeVar("N", bound=NodeFacts)
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[N]):
-    """One call on its way."""
+    """One unanswered call."""
 
     number: int
     call: Call
-    future: Any = None  # its caller's
+    future: Any = None  # awaited by its caller
     again: bool = True  # whether a plain call is sent once more when it is lost
-    waits: bool = True  # for room; else it is overloaded as soon as a node says so and all others are full
+    waits: bool = True  # whether it waits for room; else it is overloaded once a node is and all others are full
     attempt: int = 1
-    deadline: float = 0.0  # when its patience is over
+    deadline: float = 0.0  # the end of its patience
     not_before: float = 0.0  # a cell that found no room is not sent again before this time
-    avoid: N | None = None  # the node that failed it, taken only where there is no other
+    avoid: N | None = None  # the node that failed it, used only if there is no other
 
 
 class Send(NamedTuple):
-    """Send it to this node, which holds it from now on."""
+    """Send the entry to this node, which holds it from now on."""
 
     entry: Any
     node: Any
 
 
 class GiveUp(NamedTuple):
-    """Raise this to its caller."""
+    """Raise this error in the entry's caller."""
 
     entry: Any
     error: SandboxDown
 
 
 class Overloaded(NamedTuple):
-    """No node took it within its patience."""
+    """No node accepted the entry within its patience."""
 
     entry: Any
 
 
 class Open(NamedTuple):
-    """Connect this node; `came_up` or `died` is the answer."""
+    """Connect this node; then report `came_up` or `died`."""
 
     node: Any
 
@@ -96,7 +96,7 @@ Decision = Send | GiveUp | Overloaded | Open
 
 
 class Dispatch(Generic[N]):
-    """Report facts, then carry out `decide`; ask it again at `next_at`. Times are monotonic seconds."""
+    """Report facts, then carry out the decisions of `decide`; call it again at `next_at`. Times: monotonic seconds."""
 
     def __init__(self, random: Callable[[], float]) -> None:
         """random: draws from [0, 1)."""
@@ -104,7 +104,7 @@ class Dispatch(Generic[N]):
         self.waiting: dict[int, Entry[N]] = {}
         self._random = random
         self._homes: dict[str, N] = {}
-        self._ready: list[N] = []  # up, and not at rest: plain calls may go there
+        self._ready: list[N] = []  # up and not paused: plain calls may go there
         self._with_room: list[N] = []
         self._ended: list[Decision] = []
         self._scan_at = 0.0
@@ -112,25 +112,25 @@ class Dispatch(Generic[N]):
     # Facts about calls.
 
     def submit(self, entry: Entry[N], now: float) -> N | None:
-        """The node to send it to now; None: it waits, see `decide`."""
+        """The node to send the entry to now; None: it waits, see `decide`."""
         entry.deadline = now + entry.call.patience_seconds
         return self._place(entry, now)
 
     def answered(self, node: N, number: int) -> Entry[N] | None:
-        """The entry that this answers; None when nobody waits for it, or not for an answer of this node."""
+        """The entry that this answers; None if this node does not hold it."""
         entry: Entry[N] | None = node.held.pop(number, None)
         return entry
 
     def failed(self, node: N, entry: Entry[N], now: float, *, overloaded: bool) -> bool:
-        """What came back for this entry is a failure of the service. True: the call is sent again, so its caller is not
-        answered yet."""
+        """The node answered this entry with a failure of the service. True: the call is sent again, so its caller is
+        not answered yet."""
         if overloaded:
             if entry.call.cell == 1:  # any node may start its session
                 self._homes.pop(entry.call.session, None)
             if now >= entry.deadline - EARLY:
                 return False
             if not entry.call.session:
-                self._rest(node, now)
+                self._pause(node, now)
             if not (entry.waits or self._ready):
                 return False
             entry.avoid, entry.not_before = node, now + CELL_PAUSE
@@ -139,14 +139,14 @@ class Dispatch(Generic[N]):
         return not entry.call.session and self._sends_again(node, entry, now)
 
     def has_room(self, node: N, now: float) -> bool:
-        """It answered a call, so it takes one more in spite of its rest, which is over where none waits. Whether one
-        waits."""
+        """The node answered a call, so it gets one more despite its pause, which ends if no call waits. Returns whether
+        one waits."""
         if node in self._ready or not node.up:
             return False
         if self.waiting:
             self._with_room.append(node)
         else:
-            node.rests_until = now
+            node.paused_until = now
             self._refresh(node, now)
         return bool(self.waiting)
 
@@ -167,10 +167,10 @@ class Dispatch(Generic[N]):
         self._refresh(node, now)
 
     def died(self, node: N, problem: str, now: float) -> None:
-        """It ended, or could not be connected. Its plain calls are tried once more; its sessions are lost."""
+        """The node ended, or could not be connected. Its plain calls are tried once more; its sessions are lost."""
         node.failed_starts += not node.up
         node.up, node.opening, node.problem = False, False, problem
-        self._rest(node, now)
+        self._pause(node, now)
         self._refresh(node, now)
         self._homes = {session: home for session, home in self._homes.items() if home is not node}
         entries, node.held = list(node.held.values()), {}
@@ -183,11 +183,11 @@ class Dispatch(Generic[N]):
     # Decisions.
 
     def decide(self, now: float) -> list[Decision]:
-        """All that is to be done now."""
+        """All decisions that are due now."""
         decisions: list[Decision] = []
         for node in self.nodes:
             self._refresh(node, now)
-            if now >= node.rests_until and not node.up and not node.opening:
+            if now >= node.paused_until and not node.up and not node.opening:
                 node.opening = True
                 decisions.append(Open(node))
         scan = now >= self._scan_at
@@ -204,19 +204,19 @@ class Dispatch(Generic[N]):
             self._scan_at = now + SCAN_SECONDS
             self._end([entry for entry in self.waiting.values() if now >= entry.deadline], Overloaded)
         if not any(node.up or node.failed_starts < node.tries for node in self.nodes):
-            why = "; ".join(node.problem for node in self.nodes) or "there is no sandbox node"
-            self._end(list(self.waiting.values()), lambda entry: GiveUp(entry, SandboxDown(why)))
+            problem = "; ".join(node.problem for node in self.nodes) or "there is no sandbox node"
+            self._end(list(self.waiting.values()), lambda entry: GiveUp(entry, SandboxDown(problem)))
         decisions += self._ended
         self._ended = []
         return decisions
 
     def next_at(self) -> float | None:
-        """When to call `decide` again if no fact is reported before; None: never."""
-        times = [node.rests_until for node in self.nodes if node not in self._ready and not node.opening]
+        """When to call `decide` again if no fact is reported earlier; None: never."""
+        times = [node.paused_until for node in self.nodes if node not in self._ready and not node.opening]
         return min([*times, self._scan_at] if self.waiting else times, default=None)
 
     def _place(self, entry: Entry[N], now: float) -> N | None:
-        # One that does not wait is asked of a full node too, which may have room for this caller.
+        # A call that does not wait is sent even to a full node, which may have room for its caller.
         ready = self._ready if self._ready or entry.waits else [node for node in self.nodes if node.up]
         node = self._home_of(entry, now) if entry.call.session else self._choose(ready, entry)
         if node is None:
@@ -237,20 +237,20 @@ class Dispatch(Generic[N]):
         return one if len(one.held) * other.slots <= len(other.held) * one.slots else other
 
     def _home_of(self, entry: Entry[N], now: float) -> N | None:
-        """A session stays with its node while that is up, at rest or not. A cell whose session has no known node goes
-        to any node: one that does not have the session answers LOST."""
+        """A session stays with its node while that is up, paused or not. A cell whose session has no known node goes to
+        any node: a node that does not have the session answers LOST."""
         if now < entry.not_before:
             return None
         name, branches = entry.call.session, entry.call.branches
         home = self._homes.pop(name, None) or self._choose([node for node in self.nodes if node.up], entry)
         if home is not None:
-            self._homes |= dict.fromkeys((name, *branches), home)  # last: those used least come first
+            self._homes |= dict.fromkeys((name, *branches), home)  # at the end: the least recently used come first
             while len(self._homes) > MAX_HOMES:
                 del self._homes[next(iter(self._homes))]
         return home
 
     def _sends_again(self, node: N, entry: Entry[N], now: float) -> bool:
-        """Whether the call is sent again; its patience then starts anew, because the service lost it."""
+        """Whether the call is sent again; its patience then restarts, because the service lost it."""
         if not entry.again or entry.attempt >= MAX_ATTEMPTS:
             return False
         entry.attempt += 1
@@ -263,16 +263,16 @@ class Dispatch(Generic[N]):
             del self.waiting[entry.number]
             self._ended.append(decision(entry))
 
-    def _rest(self, node: N, now: float) -> None:
-        """Begin a rest. Failures during a rest answer what was sent before it, so they count as one."""
-        if now >= node.rests_until:
-            node.pauses = 0 if now - node.rests_until > CALM_SECONDS else min(10, node.pauses)
-            node.rests_until = now + min(MAX_PAUSE, FIRST_PAUSE * float(2**node.pauses))
+    def _pause(self, node: N, now: float) -> None:
+        """Start a pause. Failures during a pause answer calls that were sent before it, so they start no other."""
+        if now >= node.paused_until:
+            node.pauses = 0 if now - node.paused_until > CALM_SECONDS else min(10, node.pauses)
+            node.paused_until = now + min(MAX_PAUSE, FIRST_PAUSE * float(2**node.pauses))
             node.pauses += 1
             self._refresh(node, now)
 
     def _refresh(self, node: N, now: float) -> None:
-        ready = node.up and now >= node.rests_until
+        ready = node.up and now >= node.paused_until
         if ready and node not in self._ready:
             self._ready.append(node)
         elif not ready and node in self._ready:

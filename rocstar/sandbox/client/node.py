@@ -1,7 +1,7 @@
-"""One daemon as the client sees it: connected, read from, written to, watched, ended. `dispatch` decides what to send.
+"""The client's side of one daemon: connects, reads, writes, watches and ends it. `dispatch` decides what to send.
 
 Plain sockets and the loop's readers and writers, not asyncio streams: a connection outlives the event loop that uses
-it, and is made without one. Three kinds: a child process of ours, a Unix socket, a WebSocket.
+it, and is created without one. Three kinds: a child process of ours, a Unix socket, a WebSocket.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ CLOSE_SECONDS = 5.0
 READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
-TICKS = 10  # pings without any sign of life before a node is given up
-IDLE_TICKS = 4  # pings that a node answers with no call at all while it holds one of ours; a gateway's are a tick old
+TICKS = 10  # unanswered pings before a node is given up
+IDLE_TICKS = 4  # pings with the answer "no calls" from a node that holds one of ours; a gateway's answer is a tick old
 
 
 Token = str | Callable[[], str]
-"""Or what gives the one of now, for each connection."""
+"""A token, or a function that returns the current one for each connection."""
 
 
 class Connection:
-    """A socket that does not block, and how frames are wrapped on it: not at all on a Unix socket."""
+    """A non-blocking socket, and the wrapping of frames on it: none on a Unix socket."""
 
     greeting = b""
-    """Sent first."""
+    """The first bytes to send."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -54,16 +54,16 @@ class Connection:
         return frames
 
     def unwrap(self, data: bytes) -> tuple[bytes, bytes]:
-        """The frames' bytes in `data`, and bytes to send back at once. Raises ValueError and SandboxDown."""
+        """The frames' bytes in `data`, and bytes to reply at once. Raises ValueError and SandboxDown."""
         return data, b""
 
     def close(self, seconds: float) -> None:
-        """seconds: how long to wait for the other end to exit, when it is a child of ours."""
+        """seconds: how long to wait until the other end exits, if it is a child of ours."""
         self.socket.close()
 
 
 class ChildConnection(Connection):
-    """Also starts the daemon, which ends when the connection closes or this process dies. Raises OSError."""
+    """Also starts the daemon, which ends when the connection closes or this process ends. Raises OSError."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
@@ -77,7 +77,7 @@ class ChildConnection(Connection):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        with suppress(OSError):  # gone already, unless the daemon was killed; the next daemon's start tries again
+        with suppress(OSError):  # gone already unless the daemon was killed; the next daemon's start retries
             folders.remove(self._workdirs)
 
 
@@ -98,7 +98,7 @@ class WebSocketConnection(Connection):
     def wrap(self, frames: bytes) -> bytes:
         from websockets.exceptions import InvalidState
 
-        with suppress(InvalidState):  # the other end is closing; then frames are dropped, and the reader sees the end
+        with suppress(InvalidState):  # the other end is closing: frames are dropped, and the reader sees the end
             for start in range(0, len(frames), MESSAGE_BYTES):
                 self._protocol.send_binary(frames[start : start + MESSAGE_BYTES])
         return b"".join(self._protocol.data_to_send())
@@ -116,13 +116,13 @@ class WebSocketConnection(Connection):
 
 
 class Place(NamedTuple):
-    """Where a daemon is."""
+    """The address of a daemon."""
 
     label: str  # its name in messages
     connect: Callable[[], Connection]  # does not wait; raises OSError
     tries: int = REMOTE_TRIES  # see NodeFacts
-    least: Isolation = Isolation.L1  # the weakest that is accepted; a child of ours checks this by itself
-    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: the same as after it
+    least: Isolation = Isolation.L1  # the weakest accepted level; a child of ours checks this itself
+    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: `silent_seconds`
 
 
 def child(settings: DaemonSettings) -> Place:
@@ -130,12 +130,12 @@ def child(settings: DaemonSettings) -> Place:
 
 
 def place_of(address: str, token: Token, least: Isolation) -> Place:
-    """The place at `unix:/path` or `http://host:port`; the host's name is looked up once, here. Raises SandboxDown for
-    another form, and for a name that is not found."""
+    """The place at `unix:/path` or `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for
+    another form, and for an unknown name."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         return Place(address, partial(_connect, socket.AF_UNIX, path, Connection), least=least)
-    from websockets.uri import parse_uri  # first of all: websockets may not be installed
+    from websockets.uri import parse_uri  # first, because websockets may not be installed
 
     try:
         parts = urlsplit(address)
@@ -163,8 +163,8 @@ def _connect(family: int, address: Any, make: Callable[[socket.socket], Connecti
 class Node(NodeFacts):
     """A daemon, connected or not.
 
-    Long-lived: reads the socket, hands answers to `on_frames` and its own end to `on_end`. `send` writes once for each
-    turn of the event loop; what a full socket does not take is written when it takes bytes again."""
+    Long-lived: reads the socket, passes answers to `on_frames` and reports its own end to `on_end`. `send` writes once
+    per turn of the event loop; the rest is written when a full socket accepts bytes again."""
 
     def __init__(
         self,
@@ -173,12 +173,12 @@ class Node(NodeFacts):
         on_frames: Callable[[Node, list[Frame]], None],
         on_end: Callable[[Node, str], None],
     ) -> None:
-        """on_frames: HELLO once `info` is known, RESPONSE and LOST; on_end: why, in words."""
+        """on_frames: called with HELLO once `info` is known, RESPONSE and LOST; on_end: called with the reason."""
         super().__init__(label=place.label, tries=place.tries)
         self.info: DaemonInfo | None = None
         self.usage = Usage()
         self.cpu_seconds = 0.0
-        """CPU of it and of everything below it, as far as we saw it spend it, seconds."""
+        """CPU that the daemon and its descendants used while we were connected, seconds."""
         self.connection: Connection | None = None
         self._connect, self._least, self._on_frames, self._on_end = place.connect, place.least, on_frames, on_end
         self._start_seconds, self._silent_seconds = place.start_seconds or silent_seconds, silent_seconds
@@ -213,7 +213,7 @@ class Node(NodeFacts):
             loop.remove_writer(self.connection.socket.fileno())
 
     def await_hello(self) -> None:
-        """Without an event loop: until it is up, or failed."""
+        """Without an event loop: wait until the daemon is up or has failed."""
         deadline = time.monotonic() + self._start_seconds
         while self.opening and self.connection is not None:
             poll = select.poll()
@@ -224,16 +224,16 @@ class Node(NodeFacts):
                 self.close(f"{self.label} did not start within {self._start_seconds:g} seconds", 0.0)
 
     def send(self, kind: FrameKind, number: int = 0, body: bytes = b"") -> None:
-        """Queue a frame behind those that are not sent yet."""
+        """Queue a frame after the unsent ones."""
         self._frames += wire.pack(kind, number, body)
         if not self._flushing and self._loop is not None:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def tick(self) -> None:
-        """A tenth of `silent_seconds` has passed. Ticks are counted and no clock is read: a caller whose own loop
-        stood still for minutes finds one tick overdue, not a hundred. Silence is ignored while no call is pending. One
-        that has lost a call, but not its voice, is given up as well."""
+        """A tenth of `silent_seconds` has passed. Ticks are counted and no clock is read: a caller whose own loop was
+        blocked for minutes has one tick overdue, not a hundred. Silence is ignored while no call is pending. A node
+        that still answers pings but has lost a call is given up as well."""
         patience = self._start_seconds if self.opening else self._silent_seconds
         if self.connection is None or not (self.held or self.opening):
             self._silent_ticks = 0
@@ -260,7 +260,7 @@ class Node(NodeFacts):
             self._on_end(self, reason)
 
     def state(self) -> dict[str, object]:
-        """What an operator asks first."""
+        """The state of the node for the status page."""
         state = "up" if self.up else "starting" if self.opening else "down"
         isolation = self.info.isolation if self.up and self.info else ""
         facts = {"node": self.label, "state": state, "isolation": isolation, "slots": self.slots if self.up else 0}
@@ -284,22 +284,22 @@ class Node(NodeFacts):
         except (OSError, SandboxDown) as error:
             self.close(f"{self.label} {'was lost' if self.up else 'does not serve'}: {error}")
         except ValueError:
-            self.close(f"{self.label} sent what cannot be read and was given up", 0.0)
+            self.close(f"{self.label} sent bytes that cannot be read and was given up", 0.0)
 
     def _is_for_us(self, frame: Frame) -> bool:
-        """Whether nobody else needs the frame. Raises ValueError, and SandboxDown: it refuses, or offers too little."""
+        """Whether only this class needs the frame. Raises ValueError; SandboxDown on refusal or too weak isolation."""
         if frame.kind is FrameKind.HELLO:
             self.info = wire.decode_info(frame.body)
             if self.info.isolation < self._least:
-                told = f"it offers isolation {self.info.isolation} and min_isolation asks for {self._least}"
-                raise SandboxDown(f"{told}; lower min_isolation, or use another")
+                problem = f"it offers isolation {self.info.isolation} and min_isolation asks for {self._least}"
+                raise SandboxDown(f"{problem}; lower min_isolation, or use another")
         elif frame.kind is FrameKind.REFUSED:
             raise SandboxDown(wire.decode_text(frame.body))
         elif frame.kind is FrameKind.USAGE:
             self.usage = wire.decode_usage(frame.body)
-            spent = self.usage.cpu_seconds  # what a remote one had spent before we connected was not for us
-            self.cpu_seconds += max(0.0, spent - self._counted)
-            self._counted = spent if self._counted == math.inf else max(spent, self._counted)
+            cpu = self.usage.cpu_seconds  # a remote daemon's CPU before our connection is not counted
+            self.cpu_seconds += max(0.0, cpu - self._counted)
+            self._counted = cpu if self._counted == math.inf else max(cpu, self._counted)
         return frame.kind is FrameKind.USAGE
 
     def _flush(self) -> None:
@@ -312,7 +312,7 @@ class Node(NodeFacts):
                 self._loop.add_writer(descriptor, self._flush)
 
     def _push(self) -> bool:
-        """Write what the socket takes. True: all is out. Bytes for a dead one are dropped: its reader sees the end."""
+        """Write as much as the socket accepts; True: nothing is left. Bytes for a dead peer are dropped."""
         if self.connection is None:
             return True
         if self._frames:

@@ -1,8 +1,8 @@
-"""A notebook in the sandbox, as its caller sees it: cells run one after another and share their names and files.
+"""The caller's side of a notebook in the sandbox: cells run one after another and share their names and files.
 
 A session is one live process at one daemon. When a cell itself ends that process (`Response.state_lost`), the next cell
-starts with nothing, `replay` or not. When the *service* loses it (SessionLost), a session opened with `replay` runs
-its earlier cells again, with the same seed and their output thrown away, before the cell at hand.
+starts with empty state, with `replay` or without. When the *service* loses it (SessionLost), a session opened with
+`replay` runs its earlier cells again, with the same seed and their output discarded, before the current cell.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)
 
 
 class Session:
-    """Made by `SandboxClient.open_session`; usable as an async context manager."""
+    """Created by `SandboxClient.open_session`; usable as an async context manager."""
 
     def __init__(self, client: SandboxClient, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
         """limits: of each cell. seed: of the whole session; None draws one."""
         self.name = os.urandom(16).hex()
         self.closed = False
         self.cells = 0
-        """Cells whose state the daemon holds, as far as we know."""
+        """Cells whose state the daemon holds, as far as is known."""
         self._client = client
         self._limits = limits
         self._seed = int.from_bytes(os.urandom(4)) if seed is None else seed
         self.replay = replay
         self._history: list[Call] = []
-        """Cells since the state last began, to be run again."""
+        """Cells since the state was last empty, for replay."""
         self._turn = asyncio.Lock()
 
     async def run(
@@ -59,12 +59,12 @@ class Session:
         wall_seconds: float | None = None,
         patience_seconds: float | None = None,
     ) -> Response:
-        """Run one cell; calls made together run in their order. A cell that fails keeps what it did. `files` are
-        written before it, `fetch` is read after it, relative to the working directory. wall_seconds: this cell's own
-        limit; patience_seconds: see Call. Cancelling the awaiting task ends the cell.
+        """Run one cell; concurrent calls run in their order. The effects of a failed cell stay. `files` are written
+        before it, `fetch` is read after it, relative to the working directory. wall_seconds: this cell's own limit;
+        patience_seconds: see Call. Cancelling the awaiting task ends the cell.
 
         Raises SandboxDown when the session is closed or no daemon is available, and SessionLost when the service lost
-        the session and it is not to be replayed; the next cell then starts afresh."""
+        the session and it is not replayed; the next cell then starts with empty state."""
         limits = self._limits if wall_seconds is None else replace(self._limits, wall_seconds=wall_seconds)
         call = Call(
             id=f"{self.name}-{len(self._history) + 1}",
@@ -87,10 +87,10 @@ class Session:
                 return await self._run(call)
 
     async def fork(self, count: int) -> list[Session]:
-        """That many further notebooks with the names, memory and files that this one has now; each is a session of its
-        own, with another seed, and is not replayed. Cells and forks made together run in their order.
+        """Make `count` further notebooks with the names, memory and files that this one has now; each is a separate
+        session, with another seed, and is not replayed. Concurrent cells and forks run in their order.
 
-        Raises ForkRefused where this one cannot be copied as it is; else as `run`."""
+        Raises ForkRefused if this one cannot be copied in its present state; else as `run`."""
         if type(count) is not int or not 1 <= count <= MAX_BRANCHES:
             raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count!r}")
         branches = [Session(self._client, self._limits, self._seed) for _ in range(count)]
@@ -113,7 +113,7 @@ class Session:
         return branches
 
     async def close(self) -> None:
-        """End its process and files. May be called twice."""
+        """End the session's process and delete its files. May be called twice."""
         if not self.closed:
             self.closed = True
             self._client.close_session(self.name)

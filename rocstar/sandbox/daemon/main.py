@@ -1,7 +1,7 @@
-"""A daemon from start to end: probes the machine, takes what it needs of it, serves, and gives everything back.
+"""A daemon from start to end: probes the machine, acquires its resources, serves, and releases everything.
 
-Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
-process that started it dies, and takes everything with it. Not here: serving (`queue`).
+Started by `launch.start_daemon`; exchanges `wire` frames on the descriptor in its settings; ends when that closes or
+the process that started it ends, and all its processes end with it. Not here: serving (`queue`).
 """
 
 from __future__ import annotations
@@ -77,46 +77,46 @@ found = {
 }
 print(*(name for name, holds in found.items() if holds))
 """
-"""A program that prints a name for each property that the walls should give and do not."""
+"""A program that prints a name for each property that the walls should provide and do not."""
 
 
 def main() -> None:
-    """Serve until the client closes or its process dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes us
+    """Serve until the client closes or its process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C and then closes this daemon
     values = json.loads(sys.argv[1])
     settings = msgspec.convert(values, DaemonSettings)
     connection = socket.socket(fileno=values["fd"])
     connection.setblocking(False)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each program that runs takes four
-    with ExitStack() as given_back:
-        hold_workdirs(Path(values["workdirs"]), given_back)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each running program takes four
+    with ExitStack() as cleanup:
+        lock_workdirs(Path(values["workdirs"]), cleanup)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
-        given_back.callback(groups.close)
+        cleanup.callback(groups.close)
         with asyncio.Runner(loop_factory=fastest_loop()) as runner:
             runner.run(serve(connection, settings, values["workdirs"], groups, values["parent"]))
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's, which takes a seventh off the daemon's part of a call; asyncio's where uvloop is not installed."""
+    """uvloop's, which saves a seventh of the daemon's share of a call; asyncio's if uvloop is not installed."""
     try:
         return vars(importlib.import_module("uvloop"))["new_event_loop"]  # type: ignore[no-any-return]
     except ImportError:
         return asyncio.new_event_loop
 
 
-def hold_workdirs(folder: Path, given_back: ExitStack) -> None:
-    """Make the folder for working directories and lock it; remove those of daemons that are dead."""
-    with suppress(OSError):  # if it cannot be made, the plans that need it say so
+def lock_workdirs(folder: Path, cleanup: ExitStack) -> None:
+    """Make the folder for working directories and lock it; remove the folders of dead daemons."""
+    with suppress(OSError):  # if it cannot be made, the plans that need it report that
         folders.sweep(folder.parent, launch.WORKDIRS)
         lock = folders.make_locked(folder)
-        given_back.callback(os.close, lock)
-        given_back.enter_context(suppress(OSError))  # what cannot be removed, the next daemon's start tries again
-        given_back.callback(folders.remove, str(folder))
+        cleanup.callback(os.close, lock)
+        cleanup.enter_context(suppress(OSError))  # the next daemon retries a failed removal
+        cleanup.callback(folders.remove, str(folder))
 
 
 async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, groups: Groups, parent: int) -> None:
-    """Bring the first slots up, then serve until the client closes or its process dies."""
+    """Start the first slots, then serve until the client closes or its process ends."""
     loop = asyncio.get_running_loop()
     pools = Pools(settings, workdirs, groups)
     try:
@@ -126,10 +126,10 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
     queue = Queue(settings, info, pools)
-    with suppress(ProcessLookupError):  # it has ended, and its connection tells that too
+    with suppress(ProcessLookupError):  # it has ended, which its connection reports too
         loop.add_reader(os.pidfd_open(parent), queue.gone.set)
     gc.freeze()
-    gc.set_threshold(50_000)  # a call leaves no cycles behind; looking for them was a twentieth of its cost
+    gc.set_threshold(50_000)  # a call leaves no reference cycles; searching for them took a twentieth of its time
     await loop.connect_accepted_socket(lambda: queue, client)
     lost = asyncio.create_task(pools.failed.wait())
     gone = asyncio.create_task(queue.gone.wait())
@@ -140,7 +140,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
-    """Run the probe in an idle slot; None when the slot died, also before it could."""
+    """Run the probe in an idle slot; None when the slot died, before or during the probe."""
     if not pool.idle:
         return None
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
@@ -153,25 +153,25 @@ async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     """Properties that the walls lack, found by running PROBE. Raises SandboxDown when PROBE itself does not run."""
     response = await _probed(pools, pool)
     if response is None or response.outcome is ServiceOutcome.INTERNAL:
-        response = await _probed(pools, pool)  # a machine that is busy as we start may be late once
+        response = await _probed(pools, pool)  # a machine that is busy during the start may miss one deadline
     if response is None or response.outcome is not ProgramOutcome.OK:
-        seen = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
-        raise SandboxDown(f"the sandbox started as {pools.plan.level} but cannot run a program ({seen})")
+        reason = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
+        raise SandboxDown(f"the sandbox started as {pools.plan.level} but cannot run a program ({reason})")
     return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
 
 
 def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
-    """Raises SandboxDown when the level in force is below the one asked for."""
+    """Raises SandboxDown when the level in force is below the required one."""
     settings = pools.settings
-    level, asked = Isolation(pools.plan.level), settings.min_isolation
-    if level < asked:
+    level, required = Isolation(pools.plan.level), settings.min_isolation
+    if level < required:
         advice = (
             "permit namespaces (docs/sandbox.md, 'In a container', says how), or lower it by sandbox.min_isolation="
             f"{level} (--min-isolation of rocstar sandbox) after reading there what programs can reach then"
         )
         tried = "; ".join(pools.problems) or "every way to isolate was tried that this machine has"
-        told = f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}"
-        raise SandboxDown(f"{told}; {advice} ({tried})")
+        problem = f"the sandbox reaches isolation {level} here and min_isolation asks for {required}"
+        raise SandboxDown(f"{problem}; {advice} ({tried})")
     return DaemonInfo(
         isolation=level,
         failed_probes=tuple(failed),

@@ -1,8 +1,8 @@
 """Worker pools: one for each tier of preloaded modules, with its zygote and the workers forked from that.
 
-A tier's zygote is started when the first program asks for it, a worker when a call waits for one; those that die are
-replaced when others are needed. While the machine has no room for another process, the pool waits: it never takes a
-weaker plan for that. Not here: which call runs next (`queue`).
+A tier's zygote is started for the first program that needs it, a worker when a call waits for one; dead workers are
+replaced when calls need them. While the machine has no room for another process, the pool waits: it never falls back to
+a weaker plan. Not here: the order of calls (`queue`).
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very bus
 MAX_HELLO_BYTES = 2**16
 MAX_FAILED_STARTS = 5  # of slots in a row; then something is wrong with more than one slot
 MAX_BUSY_TRIES = 10  # some seconds, when the plan is chosen
-RETRY_SECONDS = 0.5  # where the machine had no room for another process
-MAX_ZYGOTES = 3  # in a row that brought no slot to life
-MAX_SLOTS = 256  # of one zygote: each has a user of its own
-CHOSEN_BY = 100_000  # characters of a program that its tier is chosen by: imports stand at the top
+RETRY_SECONDS = 0.5  # after the machine had no room for another process
+MAX_ZYGOTES = 3  # in a row without a started slot
+MAX_SLOTS = 256  # of one zygote: each has its own user
+CHOSEN_BY = 100_000  # characters of a program that its tier is chosen by: imports are at the top
 
 
 class Pool:
-    """The workers of one tier. `start` brings the zygote up; from then on workers are started when `want` says so."""
+    """The workers of one tier. `start` starts the zygote; from then on `start_workers` starts workers."""
 
     def __init__(self, tier: Tier, pools: Pools) -> None:
         self.tier, self.pools = tier, pools
         self.name = f"{pools.order[tier]}"
         self.arena: list[int] | None = None
         self.problem = ""
-        """Why there can be no workers any more."""
+        """Why no worker can be started any more; empty while one can."""
         self.up = False
         self.full = False
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
         self.line = Line()
-        """Calls that wait for one of its workers."""
+        """Calls that wait for one of the pool's workers."""
         self.workers: dict[int, Worker] = {}
-        """All that are not gone, by number."""
+        """All existing workers, by number."""
         self.starting: set[int] = set()
         """Numbers of workers for plain calls that are being started."""
         self.for_sessions: set[int] = set()
@@ -72,7 +72,7 @@ class Pool:
         return bool(self.idle)
 
     async def start(self) -> None:
-        """Bring the zygote up and watch it; `problem` is set when it cannot be."""
+        """Start the zygote and watch it; sets `problem` on failure."""
         self.zygotes += 1
         settings = {"preload": self.tier.modules, "workdirs": f"{self.pools.workdirs}/{self.name}"}
         try:
@@ -87,8 +87,8 @@ class Pool:
         self.pools.changed()
 
     async def await_end(self, zygote: subprocess.Popen[bytes]) -> None:
-        """Wait for the zygote's end, which takes its slots along; start another."""
-        with suppress(ConnectionResetError):  # it had not read all that it was sent
+        """Wait until the zygote and with it its slots have ended; start another."""
+        with suppress(ConnectionResetError):  # it ended with unread messages
             await asyncio.get_running_loop().sock_recv(self.commands, 1)
         self.up = False
         self.commands.close()
@@ -102,8 +102,8 @@ class Pool:
             self.problem = f"the sandbox zygote died {self.zygotes} times"
             self.pools.changed()
 
-    def want(self, number: int) -> None:
-        """Start workers for so many waiting calls, as far as there is room."""
+    def start_workers(self, number: int) -> None:
+        """Start workers for this many waiting calls, as far as there are free slots."""
         live = sum(not worker.dead for number, worker in self.workers.items() if number not in self.for_sessions)
         room = self.pools.settings.slots - live - len(self.starting) if self.up else 0
         for _ in range(min(number - len(self.starting), room)):
@@ -117,14 +117,14 @@ class Pool:
         return next(n for n in numbers if n not in taken)
 
     async def add(self, number: int) -> None:
-        """Start a worker; wait without end while the machine is full."""
+        """Start a worker; retry forever while the machine is full."""
         problem = await self.open_idle(self.pools.plan, number, MAX_FAILED_STARTS, math.inf)
         self.problem = problem or self.problem
         self.starting.discard(number)
         self.pools.changed()
 
     async def open_idle(self, plan: Plan, number: int, tries: int, busy_tries: float) -> str:
-        """What went wrong so often, or so often because the machine was full."""
+        """Start an idle worker. The problem after `tries` failures, or `busy_tries` due to a full machine; else ""."""
         failures = busy = 0
         while self.up:
             worker, problem = await self.open(plan, number)
@@ -138,16 +138,16 @@ class Pool:
         return self.problem
 
     async def open(self, plan: Plan, number: int) -> tuple[Worker | None, str]:
-        """A new worker, or what went wrong; `full` then says whether a later try may succeed."""
+        """A new worker, or the problem; `full` is then whether a later try may succeed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            self.tell({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
+            self.command({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
             ours.close()
-            self.tell({"lost": number})
+            self.command({"lost": number})
             return None, str(hello["problem"])
         self.zygotes = 0
         group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
@@ -157,13 +157,13 @@ class Pool:
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         if self.zygote and self.arena and plan.namespaces:
             worker.origin = Lineage(self.zygote.pid, *self.arena)
-        worker.passed()  # what was killed with the slot before it is not held against the next call
+        worker.out_of_memory()  # so that kills in the previous slot of this group do not count for the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed
         return worker, ""
 
     def group_of(self, number: int, slot: int) -> ControlGroup | None:
-        """Put a slot that has run nothing yet into a control group, and return that; None where there is none."""
+        """Put a new slot into a control group and return the group; None if there are no groups."""
         with suppress(OSError):
             group = self.pools.groups.open(f"{self.name}-{number}")
             if group is not None:
@@ -172,21 +172,21 @@ class Pool:
         return None
 
     def lost(self, worker: Worker) -> None:
-        """Its slot has ended. Another is started when a call needs it."""
+        """The worker's slot has ended. Another is started when a call needs it."""
         del self.workers[worker.number]
         self.for_sessions.discard(worker.number)
         self.past_cpu_seconds += worker.cpu_seconds + worker.keeper_cpu_seconds
         if worker in self.idle:
             self.idle.remove(worker)
-        self.tell({"lost": worker.number})
+        self.command({"lost": worker.number})
         self.pools.changed()
 
-    def tell(self, command: dict[str, Any], attached: socket.socket | None = None) -> None:
+    def command(self, command: dict[str, Any], attached: socket.socket | None = None) -> None:
         with suppress(OSError):  # the zygote is gone, and with it every slot
             socket.send_fds(self.commands, [json.dumps(command).encode()], [attached.fileno()] if attached else [])
 
     def cpu_seconds(self) -> float:
-        """CPU of the zygote, of slots and of programs so far, as of their last answers, seconds."""
+        """CPU of the zygote, of slots and of programs until their last answers, seconds."""
         if self.zygote:
             self.zygote_cpu_seconds = max(self.zygote_cpu_seconds, watch.cpu_seconds(self.zygote.pid))
         for worker in self.workers.values():
@@ -208,29 +208,29 @@ async def first_message(connection: socket.socket, otherwise: str, seconds: floa
 
 
 class Pools:
-    """The pools of all tiers, behind one plan."""
+    """The pools of all tiers, with one plan."""
 
     def __init__(self, settings: DaemonSettings, workdirs: str, groups: Groups) -> None:
-        """workdirs: folder in which slots without a file system of their own work. groups: where memory and processes
-        of whole calls are counted."""
+        """workdirs: folder for the work of slots without their own file system. groups: count memory and processes of
+        whole calls."""
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
         self.shortages = Shortages()
         self.problems: list[str] = []
-        """Why stronger plans than the one in force could not be set up."""
+        """Reasons why stronger plans than the one in force could not be set up."""
         offered = tiers.offered(settings.preload)
         self.order = {tier: n for n, tier in enumerate(offered)}
         self.chooser = tiers.Chooser(offered)
         self.pools: dict[Tier, Pool] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.failed = asyncio.Event()
-        """Set when not even the bare tier can be started any more: only a new daemon helps."""
+        """Set when not even the bare tier can be started any more: a new daemon is needed."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a worker came or went, or a tier cannot be started."""
+        """Called when a worker has started or ended, or a tier cannot be started."""
 
     async def start(self, permitted: Sequence[Plan]) -> Pool:
-        """Bring up the bare tier behind the first of these plans that works here, and the operator's own tier; the bare
-        pool. Raises SandboxDown."""
+        """Start the bare tier with the first of these plans that works here, and the operator's own tier. Returns the
+        bare pool. Raises SandboxDown."""
         own = tuple(self.settings.preload)
         first = [self.pool(tier) for tier in self.order if tier is tiers.BARE or tier.modules == own]
         await asyncio.gather(*(pool.start() for pool in first))
@@ -247,7 +247,7 @@ class Pools:
         raise SandboxDown(f"no sandbox slot can be started here: {'; '.join(self.problems)}")
 
     def choose(self, code: str) -> Pool:
-        """The pool that should run a program; its zygote may still be coming up."""
+        """The pool that should run a program; its zygote may still be starting."""
         tier = self.chooser.choose(code[:CHOSEN_BY])
         while True:
             if tier not in self.pools:
@@ -266,7 +266,7 @@ class Pools:
         self.on_change()
 
     async def open_for_session(self, code: str) -> Worker:
-        """A worker of its own for a session that begins with this code. Raises SandboxDown."""
+        """A separate worker for a session that begins with this code. Raises SandboxDown."""
         while not (pool := self.choose(code)).up:
             if pool.problem:
                 raise SandboxDown(pool.problem)
@@ -289,7 +289,7 @@ class Pools:
         task.add_done_callback(self.tasks.discard)
 
     def workers(self) -> list[Worker]:
-        """All there are, busy or idle."""
+        """The workers of all pools, busy or idle."""
         return [worker for pool in self.pools.values() for worker in pool.workers.values()]
 
     def cpu_seconds(self) -> float:

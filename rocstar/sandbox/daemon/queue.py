@@ -1,8 +1,8 @@
-"""The daemon's one queue: frames in, programs and cells started, exactly one answer to each.
+"""The daemon's one queue: receives frames, starts programs and cells, sends exactly one answer to each.
 
-Callers share the time of slots (`turns`), and the calls of one start in the order they came: a call behind two hundred
-of another caller is the next. One whose tier has no idle worker waits without holding up those of other tiers.
-At most `slots` programs and cells run at once, whatever their tiers.
+Callers share the time of slots (`turns`), and calls of one caller start in order of arrival: a call is next even if two
+hundred of another caller came before it. A call whose tier has no idle worker does not delay calls of other tiers.
+At most `slots` programs and cells of all tiers run at once.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.wire import FrameKind
 
-MAX_MOVES = 10  # of a call from slot to slot before anything of it ran
-MAX_WAITING_BYTES = 2**30  # of calls that are not answered
-MAX_UNSENT_BYTES = 16 * 2**20  # of answers that the client does not take; nothing more is started meanwhile
-USAGE_SECONDS = 0.2  # between two reports of it
+MAX_MOVES = 10  # of a call from slot to slot before it has started
+MAX_WAITING_BYTES = 2**30  # of unanswered calls
+MAX_UNSENT_BYTES = 16 * 2**20  # of answers that the client does not read; above it no call is started
+USAGE_SECONDS = 0.2  # between two usage reports
 
 
 class Queue(asyncio.Protocol):
     """Consumes frames from the client; produces one RESPONSE or LOST for each CALL. A call waits for an idle worker of
-    its tier, or a cell for those of its session before it; it is unblocked by an answer, a new worker, its
-    cancellation, or the end of its patience. While the client takes no answers, nothing is started."""
+    its tier, a cell for the earlier cells of its session; it is unblocked by an answer, a new worker, its cancellation,
+    or the end of its patience. While the client reads no answers, no call is started."""
 
     transport: asyncio.WriteTransport
 
@@ -54,11 +54,11 @@ class Queue(asyncio.Protocol):
         self.gone = asyncio.Event()
         self.reader = wire.FrameReader()
         self.calls: dict[int, Queued] = {}
-        """All that are not answered, by their number on the connection."""
+        """Unanswered calls, by their number on the connection."""
         self.places: dict[Pool | NotebookSession, None] = {}
         """The pools and sessions that calls may be waiting for."""
         self.fresh: list[Queued] = []
-        """Calls that have just come, whose patience is not timed yet."""
+        """Calls that have just arrived, whose patience has no timer yet."""
         self.orders = itertools.count()
         self.callers = Callers()
         self.running = self.bytes = 0
@@ -70,7 +70,7 @@ class Queue(asyncio.Protocol):
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # it is one
+        self.transport = transport  # type: ignore[assignment]  # it is a WriteTransport
         self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES)
         self.write(FrameKind.HELLO, body=wire.encode(self.info))
 
@@ -94,9 +94,9 @@ class Queue(asyncio.Protocol):
                 elif kind is FrameKind.PING:
                     self.send_usage()
                 elif kind is FrameKind.CLOSE:
-                    with suppress(ValueError):  # a body that is no text names no session
+                    with suppress(ValueError):  # a body that is not text names no session
                         self.sessions.close(wire.decode_text(body))
-        except ValueError:  # these bytes are no frames, so this is not our client
+        except ValueError:  # these bytes are not frames, so the peer is not our client
             self.transport.abort()
         self.dispatch()
         for queued in self.fresh:
@@ -106,26 +106,26 @@ class Queue(asyncio.Protocol):
     # Calls on their way in
 
     def accept(self, number: int, body: bytes) -> None:
-        """Queue a call, or say why it is not run."""
+        """Queue a call, or answer why it is not run."""
         call = Call(id="", code="")
         try:
             call = wire.decode_call(body)
-            why = check.complaint(call)
+            refusal = check.complaint(call)
         except (ValueError, RecursionError) as error:
-            why = f"the call cannot be read ({error})"[:1000]
+            refusal = f"the call cannot be read ({error})"[:1000]
         if number in self.calls:
-            why = f"number {number} is that of another call on this connection"
+            refusal = f"number {number} is that of another call on this connection"
         outcome: ProgramOutcome | ServiceOutcome = ProgramOutcome.REJECTED
         waiting = len(self.calls) - self.running
         caller = self.callers.come(wire.caller_of(number))
-        # A full queue has room for who has less than an equal share of it, so that nobody fills it for others.
+        # A full queue still accepts calls of a caller with less than an equal share, so that none can block the others.
         has_share = caller.calls * self.callers.active > self.settings.max_queue + self.settings.slots
         is_full = waiting >= self.settings.max_queue and has_share
-        if not why and (is_full or self.bytes + len(body) > MAX_WAITING_BYTES):
-            outcome, why = ServiceOutcome.OVERLOADED, f"{waiting} calls are waiting already; try again later"
-        if why:
+        if not refusal and (is_full or self.bytes + len(body) > MAX_WAITING_BYTES):
+            outcome, refusal = ServiceOutcome.OVERLOADED, f"{waiting} calls are waiting already; try again later"
+        if refusal:
             self.callers.leave(caller)
-            self.send(number, failed(call.id, outcome, why))
+            self.send(number, failed(call.id, outcome, refusal))
             return
         queued = self.calls[number] = Queued(number, next(self.orders), caller, call, len(body))
         self.bytes += queued.size
@@ -134,12 +134,12 @@ class Queue(asyncio.Protocol):
         self.report_later()
 
     def wait(self, queued: Queued) -> None:
-        """Time the patience of a call that still waits."""
+        """Start the timer for the patience of a call that still waits."""
         if not queued.answered and not queued.started:
             queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
 
     def place(self, queued: Queued) -> None:
-        """Queue a call for a worker of its tier, or for its session, by its turn."""
+        """Queue a call for a worker of its tier, or for its session."""
         call = queued.call
         place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
         if place is not None:
@@ -154,8 +154,8 @@ class Queue(asyncio.Protocol):
             self.finish(queued, failed(queued.call.id, ServiceOutcome.CANCELLED, ""))
 
     def expire(self, queued: Queued) -> None:
-        why = f"its turn did not come within its patience of {queued.call.patience_seconds:g} seconds"
-        self.finish(queued, failed(queued.call.id, ServiceOutcome.OVERLOADED, why))
+        reason = f"its turn did not come within its patience of {queued.call.patience_seconds:g} seconds"
+        self.finish(queued, failed(queued.call.id, ServiceOutcome.OVERLOADED, reason))
 
     # Their turn
 
@@ -170,13 +170,13 @@ class Queue(asyncio.Protocol):
             if isinstance(place, NotebookSession):
                 self.sessions.start(place, queued)
             else:
-                worker = place.idle.pop()  # the one used last, whose memory is warm
+                worker = place.idle.pop()  # the most recently used, whose memory is in the CPU's caches
                 run = ProgramRun(queued.call, worker, self.settings.grace_seconds, partial(self.ran, queued))
                 queued.run = run
                 run.start()
 
     def next_call(self) -> tuple[Queued, Pool | NotebookSession] | None:
-        """The first by turn that can start now, and where. Pools without an idle worker are asked for more."""
+        """The next call that can start now, and its pool or session. Pools without an idle worker start more."""
         now = time.monotonic()
         ready = []
         for place in [*self.places]:
@@ -187,7 +187,7 @@ class Queue(asyncio.Protocol):
                 ready.append((queued.caller.used(now), queued.order, queued, place))
             elif isinstance(place, Pool):
                 room = self.settings.slots - self.running
-                place.want(len([*itertools.islice(place.line, room)]))
+                place.start_workers(len([*itertools.islice(place.line, room)]))
         return min(ready)[2:] if ready else None
 
     def begin(self, queued: Queued, place: Pool | NotebookSession) -> None:
@@ -201,10 +201,10 @@ class Queue(asyncio.Protocol):
             queued.timer.cancel()
 
     def ran(self, queued: Queued, response: Response | None) -> None:
-        """A plain call has ended. None: nothing of it ran, and it is queued again for another slot."""
+        """A plain call has ended. None: its program was not started, and the call is queued again for another slot."""
         queued.run = None
         queued.moves += 1
-        # Each slot may turn out to be stale: one whose program has started processes starts no other.
+        # Each slot may be stale: after a program that has started processes it starts no other.
         if response is None and queued.moves > MAX_MOVES + self.settings.slots:
             response = fault(queued.call.id, f"{queued.moves} slots in a row could not start it")
         if response is not None:
@@ -216,13 +216,13 @@ class Queue(asyncio.Protocol):
         self.leave(queued)
 
     def leave(self, queued: Queued) -> None:
-        """A program or a cell runs no more."""
+        """A program or a cell has ended."""
         self.running -= 1
         queued.caller.run(-1, time.monotonic())
         self.dispatch()
 
     def rearrange(self) -> None:
-        """A worker or a zygote came or went. Calls for a tier that cannot start go to the next cheaper one."""
+        """A worker or a zygote has started or ended. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
             if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
                 stranded, place.line = place.line, Line()
@@ -233,7 +233,7 @@ class Queue(asyncio.Protocol):
     # Answers
 
     def finish(self, queued: Queued, response: Response | None) -> None:
-        """Answer it, unless it is answered; None: its session is lost."""
+        """Answer a call, unless it is answered already; None: its session is lost."""
         if queued.answered:
             return
         queued.answered = True
@@ -266,7 +266,7 @@ class Queue(asyncio.Protocol):
             self.transport.write(wire.pack(kind, number, body))
 
     def report_later(self) -> None:
-        """Report the load soon, at most once in USAGE_SECONDS."""
+        """Report the load within USAGE_SECONDS, once for several calls of this method."""
         if self.usage_timer is None:
             self.usage_timer = self.loop.call_later(USAGE_SECONDS, self.send_usage)
 

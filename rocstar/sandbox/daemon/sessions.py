@@ -1,8 +1,8 @@
-"""The session manager: notebooks, each one live process in a slot of its own.
+"""The session manager: notebooks, each one live process in its own slot.
 
-It holds no history: a session that was ended (idle for too long, pushed out by another, its process gone) is lost, and
-the next cell is told so. Cells of one session run one after another; each counts among the programs that run at once
-(`queue`). When a cell is over, every other process of its session is killed before it is answered. A fork is a cell
+It keeps no history: a session that was ended (idle for too long, replaced by another, its process gone) is lost, and
+the answer to its next cell is LOST. Cells of one session run one after another; each counts as a running program
+(`queue`). After a cell, every other process of its session is killed before the cell is answered. A fork is a cell
 that leaves the notebook waiting; each branch is a session that begins as its copy (`snapshot`).
 """
 
@@ -47,45 +47,45 @@ if TYPE_CHECKING:
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 MAX_INTERRUPTS = 3
-FELT_SECONDS = 0.1  # of CPU: a cell that got less before or after its interrupt may not have felt it
-SWEEP_PAUSE = 0.001  # for what was killed to die
-OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's, which its own process sets
-MAX_PRELOADED_BYTES = 2**31  # copied beside what a session may use itself
+FELT_SECONDS = 0.1  # of CPU: with less before or after its interrupt a cell may not have handled it
+SWEEP_PAUSE = 0.001  # for killed processes to end
+OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's limit, set in its own process
+MAX_PRELOADED_BYTES = 2**31  # copied in addition to a session's own memory
 START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
-SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
+SWEEP_SECONDS = 2.0  # a hostile program may fork faster than its processes are found; then the session ends
 
 
 class NotebookSession:
-    """One notebook: free, or with one cell under way."""
+    """One notebook: free, or running one cell."""
 
     worker: Worker | None = None
     pipes: Pipes | None = None
     run: CellRun | None = None
     free = True
     notebook = 0
-    """Its process, and the CPU it had used when its last cell ended; 0 before that."""
+    """Its process id, and the CPU that it had used when its last cell ended; 0 before that."""
     cpu_seconds = 0.0
     seed = 0
     cells = 0
-    """Run so far; opening a session without code is none."""
+    """Cells run so far; opening a session without code is not counted."""
     forked = 0
-    """Branches made of it."""
+    """Branches made from it."""
 
     def __init__(self, name: str, code: str, limits: Limits, owner: int) -> None:
-        """code: its first cell, which its tier is chosen by. owner: `wire.caller_of` that."""
+        """code: its first cell, which decides its tier. owner: `wire.caller_of` that cell."""
         self.name, self.code, self.limits, self.owner, self.used = name, code, limits, owner, time.monotonic()
         self.line = Line()
-        """Cells that wait for it."""
+        """Cells that wait for this session."""
 
     def is_idle(self) -> bool:
         return self.free and all(cell.answered for cell in self.line)
 
     def has_overspent(self) -> bool:
-        """Whether it has used too much CPU between two cells."""
+        """Whether the session has used too much CPU between two cells."""
         return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + OVERSPENT_SECONDS
 
     def complaint(self, limits: Limits) -> str:
-        """Why a cell may not have these limits, or "": memory and processes are those of the whole session."""
+        """Why a cell may not have these limits, or "": memory and processes are limited for the whole session."""
         for name in ("memory_bytes", "processes"):
             ours, theirs = getattr(self.limits, name), getattr(limits, name)
             if ours != theirs:
@@ -94,12 +94,12 @@ class NotebookSession:
 
 
 class CellRun(RunningCall):
-    """One cell. It is interrupted at its limit; if that does not help, its process is killed."""
+    """One cell. It is interrupted at its limit; if it does not end then, its process is killed."""
 
     notebook = 0
-    """The session's process, once it is known."""
+    """The id of the session's process, once it is known."""
     over = False
-    """The cell has reported; what it has started is still being killed."""
+    """The cell has reported; processes that it started are still being killed."""
 
     def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
         super().__init__(call, worker, self.endings(grace), done)
@@ -114,19 +114,19 @@ class CellRun(RunningCall):
         pipes.send(channel.pack(payload))
 
     def find_notebook(self) -> int:
-        """The slot's first child. 0 where it cannot be seen, or is not there yet."""
+        """The slot's first child; 0 if it is invisible, or not started yet."""
         self.notebook = self.notebook or next(iter(watch.children(self.worker.process)), 0)
         return self.notebook
 
     def endings(self, grace: float) -> Iterator[tuple[Callable[[], None], float]]:
-        """Interrupt it, and kill its process a second later. It is interrupted again where others had the CPU, lest a
-        session lose its state by what computes beside it: a notebook that waits for a CPU may get its interrupt before
-        it begins the cell, where it does nothing, or have no time to end the cell."""
-        spent = [self.own_cpu_before, self.own_cpu()]
+        """Interrupt the cell, and kill its process a second later. The interrupt is repeated if other processes had the
+        CPU, so that they do not cost the session its state: a notebook that waits for a CPU may receive its interrupt
+        before the cell starts, where it has no effect, or have no time to end the cell."""
+        cpu = [self.own_cpu_before, self.own_cpu()]
         for _ in range(MAX_INTERRUPTS):
             yield self.interrupt, INTERRUPT_SECONDS
-            spent.append(self.own_cpu())
-            if min(spent[-1] - spent[-2], spent[-2] - spent[-3]) > FELT_SECONDS:
+            cpu.append(self.own_cpu())
+            if min(cpu[-1] - cpu[-2], cpu[-2] - cpu[-3]) > FELT_SECONDS:
                 break
         yield self.worker.stop, grace
 
@@ -150,11 +150,11 @@ class CellRun(RunningCall):
         if not self.over and self.pipes.has_report():
             self.over, self.seconds = True, self.age()
             self.timer.cancel()
-            self.pipes.rest()
+            self.pipes.unwatch()
             self.sweep()
 
     def sweep(self) -> None:
-        """Kill what the cell has started, as often as it takes; then answer."""
+        """Kill the processes that the cell has started, repeatedly until none is left; then answer."""
         if not self.find_notebook() or watch.kill_others(self.worker.process, self.notebook):
             self.guarded(self.conclude)
         elif self.age() < self.seconds + SWEEP_SECONDS:
@@ -165,14 +165,14 @@ class CellRun(RunningCall):
             self.on_ended(None)
 
     def conclude(self) -> None:
-        """Answer; the session goes on."""
+        """Answer the cell; the session continues."""
         cpu = watch.cpu_seconds(self.notebook, with_children=True)
         self.worker.cpu_seconds = cpu + watch.cpu_seconds(self.worker.process)
         peak = watch.peak_bytes(self.notebook)
         self.answer(verdict.cell(self.call, self.seen(self.reason, self.seconds, cpu - self.cpu_before, peak)))
 
     def finish(self, ended: Ended | None) -> None:
-        """The process is gone, and the session with it."""
+        """The process has ended, and the session with it."""
         if ended is not None:
             before = self.cpu_before
             ended = ended._replace(
@@ -186,8 +186,8 @@ class CellRun(RunningCall):
 
 
 class Sessions:
-    """All sessions alive. Every cell is answered by `finish` once. It waits in the queue for the cells before it and
-    for its turn, and here for its slot to start."""
+    """All live sessions. Every cell is answered by `finish` exactly once. A cell waits in the queue for the earlier
+    cells and for its turn, and here until its slot has started."""
 
     def __init__(
         self,
@@ -197,15 +197,15 @@ class Sessions:
         leave: Callable[[Queued], None],
         fewer: Callable[[], None],
     ) -> None:
-        """finish: answers, with None that the session is lost; harmless for what is answered. leave: a cell that was
-        started runs no more. fewer: one of `alive` has ended."""
+        """finish: answers a cell, None: its session is lost; no-op if it is answered. leave: called when a started cell
+        has ended. fewer: called when one of `alive` has ended."""
         self.settings, self.pools = settings, pools
         self.finish, self.leave, self.fewer = finish, leave, fewer
         self.alive: dict[str, NotebookSession] = {}
 
     def find(self, cell: Queued) -> NotebookSession | None:
         """The session that a cell must wait for; None when the cell was answered instead. Cell 1 starts a new session
-        and ends one that has its name."""
+        and ends an older one with the same name."""
         call = cell.call
         session = self.alive.get(call.session)
         if call.cell == 1:
@@ -219,31 +219,31 @@ class Sessions:
             session = self.alive[call.session] = NotebookSession(call.session, call.code, call.limits, owner)
         if session is None:
             self.finish(cell, None)
-        elif why := session.complaint(call.limits):
-            self.finish(cell, failed(call.id, ProgramOutcome.REJECTED, why))
+        elif refusal := session.complaint(call.limits):
+            self.finish(cell, failed(call.id, ProgramOutcome.REJECTED, refusal))
             return None
         return session
 
     def make_room(self, owner: int, count: int = 1) -> bool:
-        """If there is no room for so many more of this owner, end idle ones: the owner's own, or of one who would have
-        no fewer; of whom has most the one idle longest. Whether there is room then; else none was ended."""
-        has = Counter(session.owner for session in self.alive.values())
+        """Make room for `count` more sessions of this owner by ending idle ones: its own, or of an owner with as many;
+        first the longest idle of the owner with most. Returns whether there is room; if not, none was ended."""
+        owned = Counter(session.owner for session in self.alive.values())
         idle, ended = [session for session in self.alive.values() if session.is_idle()], []
         for _ in range(count):
-            has[owner] += 1
-            if has.total() > self.settings.session_slots:
-                able = [each for each in idle if each.owner == owner or has[each.owner] >= has[owner]]
-                if not able:
+            owned[owner] += 1
+            if owned.total() > self.settings.session_slots:
+                candidates = [each for each in idle if each.owner == owner or owned[each.owner] >= owned[owner]]
+                if not candidates:
                     return False
-                ended.append(min(able, key=lambda session: (-has[session.owner], session.used)))
+                ended.append(min(candidates, key=lambda session: (-owned[session.owner], session.used)))
                 idle.remove(ended[-1])
-                has[ended[-1].owner] -= 1
+                owned[ended[-1].owner] -= 1
         for session in ended:
             self.end(session)
         return True
 
     def start(self, session: NotebookSession, cell: Queued) -> None:
-        """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""
+        """Run a cell whose turn has come in the session's slot, which is started first if there is none."""
         session.free = False
         if cell.call.branches:
             self.pools.spawn(self.fork(session, cell))
@@ -253,7 +253,7 @@ class Sessions:
             self.pools.spawn(self.open(session, cell))
 
     async def open(self, session: NotebookSession, cell: Queued) -> None:
-        """Start the session's slot and process; then its first cell."""
+        """Start the session's slot and process, then its first cell."""
         limits, session.seed = session.limits, seed(cell.call)
         try:
             await self.begin(session, NotebookPayload(session.seed, limits.memory_bytes, limits.processes))
@@ -264,7 +264,7 @@ class Sessions:
             self.run(session, cell)
 
     async def begin(self, session: NotebookSession, payload: Payload, zygote: int = 0) -> None:
-        """Start its slot and process; of this zygote, if one is named. Raises OSError and SandboxDown."""
+        """Start the session's slot and process; from this zygote, if one is given. Raises OSError and SandboxDown."""
         session.worker = worker = await self.pools.open_for_session(session.code)
         if self.alive.get(session.name) is not session:
             raise SandboxDown("its session was closed")
@@ -292,7 +292,7 @@ class Sessions:
         return run
 
     async def fork(self, session: NotebookSession, cell: Queued) -> None:
-        """Begin the sessions that the call names as copies of this one: all, or none."""
+        """Start the sessions that the call names as copies of this one: all or none."""
         call = cell.call
         branches: list[NotebookSession] = []
         try:
@@ -310,7 +310,7 @@ class Sessions:
         self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
 
     def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
-        """Add sessions of these names to `branches` that are like that one and not begun. Raises Unforkable."""
+        """Add to `branches` sessions with these names, like `session` but not started. Raises Unforkable."""
         if taken := [name for name in names if name in self.alive]:
             raise Unforkable(f"there is a session {taken[0]!r} already; give another name")
         if not self.make_room(session.owner, len(names)):
@@ -322,14 +322,14 @@ class Sessions:
             branches.append(branch)
 
     async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:
-        """Have the notebook wait, copy it, and let all go on. Raises Unforkable, OSError and SandboxDown."""
+        """Copy the waiting notebook; then it and the copies continue. Raises Unforkable, OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
             raise Unforkable("the session has run no cell yet; run one, or open several sessions")
         if worker.origin is None:
             raise Unforkable("sessions are forked where slots have namespaces (L3), with glibc, only")
         with Snapshot(session.notebook, worker.origin) as snapshot:
-            if session.notebook not in watch.children(worker.process):  # else it is another's process by now
+            if session.notebook not in watch.children(worker.process):  # another process has its id now
                 raise SandboxDown("its process is gone")
             waits: asyncio.Future[Response | None] = worker.loop.create_future()
             bounded = structs.replace(call, limits=structs.replace(call.limits, wall_seconds=START_SECONDS))
@@ -338,7 +338,7 @@ class Sessions:
             response = await waits
             if response is None or response.outcome is not ProgramOutcome.OK:
                 return response or fault(call.id, "its slot died")
-            session.run = cell.run = None  # cancelled from now on, it is answered at once
+            session.run = cell.run = None  # from now on a cancellation is answered at once
             try:
                 await asyncio.to_thread(snapshot.take, session.limits.memory_bytes + MAX_PRELOADED_BYTES)
             finally:
@@ -346,18 +346,18 @@ class Sessions:
                     pipes.send(channel.GO)
             if cell.answered:
                 return response
-            self.make_room_for(session, call.branches, branches)  # what is refused has cost no other session
+            self.make_room_for(session, call.branches, branches)  # last: a refused fork must end no other session
             for branch in branches:
                 session.forked += 1
-                told = f"{session.seed} {session.forked}".encode()  # the same for the same session's branch
-                branch.seed = int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
+                identity = f"{session.seed} {session.forked}".encode()  # repeatable for the same session
+                branch.seed = int.from_bytes(hashlib.blake2b(identity, digest_size=7).digest())
             begun = [self.become(branch, snapshot) for branch in branches]
             for problem in filter(None, await asyncio.gather(*begun, return_exceptions=True)):
                 raise problem
             return response
 
     async def become(self, session: NotebookSession, snapshot: Snapshot) -> None:
-        """Start a branch's process, and have it become the copy. Raises OSError and SandboxDown."""
+        """Start a branch's process, and turn it into the copy. Raises OSError and SandboxDown."""
         limits = session.limits
         bounds = limits.memory_bytes, limits.processes
         become = Become(*bounds, snapshot.folder, snapshot.umask, snapshot.size, len(snapshot.steps))
@@ -374,7 +374,7 @@ class Sessions:
         ready: asyncio.Future[Response | None] = session.worker.loop.create_future()
         self.run_in(session, call, Branch(session.seed), ready.set_result)
         response = await ready
-        self.rest(session)
+        self.set_free(session)
         if response is not None and response.outcome is ProgramOutcome.REJECTED:
             raise Unforkable(response.message)
         if response is None or response.outcome is not ProgramOutcome.OK:
@@ -387,15 +387,15 @@ class Sessions:
             self.end(session)
 
     def done(self, session: NotebookSession, cell: Queued, response: Response | None) -> None:
-        """A cell that was started has ended."""
-        self.rest(session)
+        """A started cell has ended."""
+        self.set_free(session)
         if response is not None and response.state_lost:
             self.end(session)
         self.finish(cell, response)
         self.leave(cell)
 
-    def rest(self, session: NotebookSession) -> None:
-        """It waits for its next cell."""
+    def set_free(self, session: NotebookSession) -> None:
+        """From now on the session waits for its next cell."""
         if session.run is not None:
             session.notebook = session.run.notebook
         session.cpu_seconds = watch.cpu_seconds(session.notebook)
@@ -406,7 +406,7 @@ class Sessions:
             self.end(self.alive[name])
 
     def end(self, session: NotebookSession) -> None:
-        """End a session with its names and files; cells that wait for it are answered LOST."""
+        """End a session with its names and files; waiting cells are answered LOST."""
         if self.alive.get(session.name) is not session:
             return
         del self.alive[session.name]
@@ -426,8 +426,8 @@ class Sessions:
             session.pipes.close()
 
     def look(self) -> None:
-        """To be called now and then: end sessions that are idle for too long, and stop those that exceed their CPU
-        limit. The kernel's own is set in the session's process, where a cell or a thread that it left can lift it."""
+        """To be called regularly: end sessions that are idle for too long, and stop those that exceed their CPU limit.
+        The kernel's limit is set in the session's process, where a cell or a remaining thread of one can lift it."""
         now = time.monotonic()
         for session in [*self.alive.values()]:
             if session.run is not None and session.run.has_overspent():

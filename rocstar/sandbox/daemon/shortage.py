@@ -1,5 +1,5 @@
-"""What ran out on this machine, or in the container that it is, while a program ran: disk, memory, processes. A program
-that then fails might have ended otherwise, so its failure says nothing about it. Not here: limits of the program's own
+"""Shortages of disk, memory or processes on this machine, or in its container, while a program ran. If the program
+failed, it might have ended otherwise, so its failure is no evidence about it. Not here: the program's own limits
 (`walls`, `watch`)."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
 
 
 class Shortages:
-    """When the kernel last killed a process for want of memory, or refused one, as far as was noticed. `look` has to be
-    called every now and then."""
+    """The times when the kernel was last seen to kill a process because memory ran out, or to refuse one. `look` must
+    be called regularly."""
 
     def __init__(self) -> None:
         self._counts = self._read()
@@ -30,15 +30,16 @@ class Shortages:
 
     def look(self) -> None:
         counts = self._read()
-        grown = (what for what, count in counts.items() if count > self._counts[what])
+        grown = (resource for resource, count in counts.items() if count > self._counts[resource])
         self._noticed |= dict.fromkeys(grown, time.monotonic())
         self._counts = counts
 
     def blamed(self, response: Response, begun: float, disk: str, *, lost: bool) -> str:
-        """What ran out after `begun` (monotonic clock) and may have made this program fail; empty where nothing did.
-        disk: the folder on the machine's disk that it could write to, or empty. lost: whether the kernel may have
-        killed a process of this call; a program that kills itself while another exceeds its limit is not one."""
-        is_killed = response.signal == "SIGKILL" and not response.kill_reason  # by none of ours
+        """A sentence on the resource that ran out after `begun` (monotonic clock) and may have made this program fail;
+        empty if none did. disk: the folder on the machine's disk that the program could write to, or empty. lost:
+        whether the kernel may have killed a process of this call; a program that kills itself while another one exceeds
+        its limit has lost none."""
+        is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
         if not is_killed and response.outcome not in FAILED:
             return ""
         if disk and not is_killed and is_full(disk):
@@ -58,9 +59,9 @@ class Shortages:
 
 
 def is_full(folder: str) -> bool:
-    """Whether its disk has less room than one program may write into a file."""
+    """Whether the folder's disk has less room than one program may write to a file."""
     with suppress(OSError):
         disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems count neither
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
         return no_room or (disk.f_files > 0 and not disk.f_favail)
     return False

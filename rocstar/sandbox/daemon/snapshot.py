@@ -1,11 +1,11 @@
-"""A copy of a notebook that waits (`_fork.pause`), for others to go on from in slots of their own.
+"""A copy of a waiting notebook (`_fork.pause`), from which branches continue in their own slots.
 
-    memory   a sealed file: the pages that the notebook has written, then the steps by which a process of the same
-             zygote becomes it (`_fork.restore`). All branches map it copy on write; it is gone with the last of them.
-    files    a sealed file: its working directory, as the notebook itself packed it
+    memory   a sealed file: the pages that the notebook has written, then the steps that turn a process of the same
+             zygote into it (`_fork.restore`). All branches map it copy on write; the last branch to end frees it.
+    files    a sealed file: the working directory, packed by the notebook itself
 
-The kernel is asked what there is (`/proc`), and hostile notebooks are taken as they are: what is wrong in a copy meets
-whoever runs in the branch, behind its own walls. Nothing that two processes could reach each other by is carried over.
+The facts come from the kernel (`/proc`). A hostile notebook can only spoil its own copies, which run in the branches,
+behind their own walls. Nothing is copied through which two processes could communicate.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import NamedTuple, Self
 from rocstar.sandbox.slot.channel import CONTROL
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LOWEST = 2**16  # nothing is mapped below
+LOWEST = 2**16  # lowest mapped address
 STEP = struct.Struct("=6Q")
 """`struct step` of `_fork.c`."""
 UNMAP, ZERO, DATA, COPY, HEAP, FILED = range(6)
-"""Kinds of steps, as there."""
-MAX_STEPS_BYTES = 2**20  # `STEPS_BYTES` there
+"""Kinds of steps, as in `_fork.c`."""
+MAX_STEPS_BYTES = 2**20  # `STEPS_BYTES` of `_fork.c`
 CHUNK_BYTES = 2**18  # stays in the processor's cache between reading and writing
 KERNEL, STACK, DELETED = ("[vdso]", "[vvar]", "[vvar_vclock]"), "[stack]", " (deleted)"
 WRITTEN = bytes(top & 0xC0 != 0 and top & 0x20 == 0 for top in range(256))
-"""By the top byte of a page's entry in `pagemap`: whether it is there or swapped out, and no page of a file."""
+"""By the top byte of a page's entry in `pagemap`: whether the page is present or swapped out, and not a file's page."""
 PIECES = re.compile(rb"\x01(?:\x00{0,16}\x01)*")
 """Written pages, with small gaps: each piece becomes a mapping."""
-SEAL_TRIES = 12  # two seconds; where the notebook can write to it, each is answered at once
+SEAL_TRIES = 12  # two seconds; while the notebook can write to the file, each fails at once
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -42,7 +42,7 @@ class Unforkable(Exception):
 
 
 class Lineage(NamedTuple):
-    """What processes have in common that can become each other's copies."""
+    """The facts that two processes must share for one to become the other's copy."""
 
     zygote: int
     arena: int
@@ -66,17 +66,17 @@ class Mapping(NamedTuple):
 
 
 class Snapshot:
-    """Empty at first; to be closed."""
+    """Empty until `take`; must be closed."""
 
     def __init__(self, notebook: int, origin: Lineage) -> None:
-        """notebook: its process. Raises OSError."""
+        """notebook: process id. Raises OSError."""
         self.handle = os.open(f"/proc/{notebook}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.process = f"/proc/self/fd/{self.handle}"
-        """Its folder, and never that of another process with its number."""
+        """The folder of this process in /proc, even if another process gets its id."""
         self.origin = origin
         self.memory, self.files = new_file("rocstar-branch"), new_file("rocstar-files")
         self.size = 0
-        """Of the pages copied so far; the steps stand behind them."""
+        """Bytes of the pages copied so far; the steps follow them."""
         self.steps: list[tuple[int, int, int, int, int, int]] = []
         self.paths = b""
         self.folder, self.umask = "/", 0o022
@@ -89,14 +89,14 @@ class Snapshot:
             os.close(fd)
 
     def take(self, most: int) -> None:
-        """Copy it while it waits, at most so many bytes. Raises Unforkable, OSError when it or the zygote has died."""
+        """Copy the waiting notebook, at most `most` bytes. Raises Unforkable; OSError if it or the zygote has died."""
         status = fields(f"{self.process}/status")
         if (threads := int(status["Threads"])) > 1:
             raise Unforkable(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
         self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
         self.refuse_open_files()
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
-        if not known:  # as of a process that has died and is still listed; what it shares would be taken for the cell's
+        if not known:  # a zombie: the mappings that it shares with the notebook would be taken for the cell's own
             raise ProcessLookupError(f"zygote {self.origin.zygote} has died")
         with open(f"{self.process}/pagemap", "rb", 0) as pages, open(f"{self.process}/mem", "rb", 0) as memory:
             (heap,) = struct.unpack("=Q", os.pread(memory.fileno(), 8, self.origin.arena))
@@ -118,11 +118,11 @@ class Snapshot:
                 raise Unforkable(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
 
     def arena(self) -> tuple[int, int]:
-        """Where the steps are taken, with the pages that keep it apart."""
+        """Start and end of `_fork.c`'s arena, with its guard pages."""
         return self.origin.arena - PAGE, self.origin.arena + self.origin.arena_bytes + PAGE
 
     def clear(self, taken: list[tuple[int, int]]) -> None:
-        """Unmap what lies between these."""
+        """Unmap everything between these ranges."""
         last = LOWEST
         for start, end in sorted([*taken, self.arena()]):
             if start > last:
@@ -130,10 +130,10 @@ class Snapshot:
             last = max(last, end)
 
     def copy(self, mapping: Mapping, is_known: bool, pages: int, memory: int, most: int) -> None:
-        """is_known: the zygote has the same. Others: descriptors of its `pagemap` and `mem`, and see `take`."""
+        """is_known: the zygote has the same mapping. pages, memory: descriptors of `pagemap` and `mem`. most: bytes."""
         _, start, end, flags, offset, is_file, path = mapping
         if flags.endswith("s"):
-            if is_known:  # a table of the system's
+            if is_known:  # a table of the operating system
                 return
             raise Unforkable(f"the notebook shares memory or a file ({path:.100}) by a mapping; close that first")
         tops = os.pread(pages, 8 * (end - start) // PAGE, 8 * start // PAGE)[7::8].translate(WRITTEN)
@@ -143,7 +143,7 @@ class Snapshot:
                 self.add(FILED, start, end, mapping.protection, offset, len(self.paths))
                 self.paths += os.fsencode(path) + b"\0"
             return
-        if is_file:  # what stands between is the file's
+        if is_file:  # the other pages are the file's
             pieces = [(start, end)]
         elif path != STACK:
             self.add(ZERO, start, end, mapping.protection)
@@ -152,7 +152,7 @@ class Snapshot:
             self.keep(memory, first, last, most)
 
     def keep(self, memory: int, start: int, end: int, most: int) -> None:
-        """Copy these pages."""
+        """Copy the pages from `start` to `end`."""
         if self.size + end - start > most:
             raise Unforkable(f"the notebook takes more than the {most} bytes that are copied; make it smaller")
         while start < end:
@@ -171,7 +171,7 @@ class Snapshot:
         self.steps.append((kind, start, end - start, protection, offset, path))
 
     def end(self) -> None:
-        """Write the steps; nothing changes from now on. Raises Unforkable."""
+        """Write the steps and seal both files. Raises Unforkable."""
         table = len(self.steps) * STEP.size
         if table + len(self.paths) >= MAX_STEPS_BYTES:
             raise Unforkable(
@@ -183,13 +183,13 @@ class Snapshot:
             seal(fd)
 
     def descriptors_for_one(self) -> list[int]:
-        """Of `memory` and `files`, for reading, with positions of their own; to be closed."""
+        """New descriptors of `memory` and `files` for one branch: for reading, with own positions; to be closed."""
         return [os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in (self.memory, self.files)]
 
 
 def seal(fd: int) -> None:
-    """Raises Unforkable. The kernel waits a sixth of a second at each try for whoever holds one of the file's pages, as
-    its own bookkeeping does for a moment; on a busy machine that moment is longer."""
+    """Raises Unforkable. At each try the kernel waits a sixth of a second for other users of the file's pages; its own
+    bookkeeping uses them for a moment, which is longer on a busy machine."""
     for tries_left in reversed(range(SEAL_TRIES)):
         try:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
@@ -211,7 +211,7 @@ def mapping_of(line: str) -> Mapping:
 
 
 def fields(path: str) -> dict[str, str]:
-    """Of a file of lines like `Name: value`."""
+    """The fields of a file of lines like `Name: value`."""
     with open(path, errors="replace", newline="\n") as file:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
 

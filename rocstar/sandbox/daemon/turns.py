@@ -1,8 +1,8 @@
-"""Whose turn it is: callers share the time of slots, not the number of calls, so one whose programs loop until their
-limit takes no more from the others than one whose programs end at once.
+"""The order of calls: callers share the time of slots, not the number of calls, so a caller whose programs loop until
+their limit takes no more from the others than one whose programs end at once.
 
-The next call is the first of the caller who has had the least time. Source: fair queueing by virtual time (Goyal and
-others, 1996), with the time that was really used in place of a call's expected length, which nobody knows.
+The next call is the first of the caller who has used the least time. Source: fair queueing by virtual time (Goyal and
+others, 1996), with the time actually used in place of a call's expected length, which is unknown.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rocstar.sandbox.call import Call
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import RunningCall
 
-MAX_CALLERS = 10_000  # then those who have nothing under way and owe nothing go
+MAX_CALLERS = 10_000  # above it, callers without calls and without an excess of used time are forgotten
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """A token, an address, or who started the daemon."""
+    """A token, an address, or the process that started the daemon."""
 
     seconds: float
-    """What it has had of the slots, up to `at`; that goes on while its programs and cells run."""
+    """Slot time that its calls had used at the time `at`; grows while its programs and cells run."""
     at: float = 0.0
     running: int = 0
     calls: int = 0
-    """Not answered."""
+    """Unanswered calls."""
 
     def used(self, now: float) -> float:
         return self.seconds + self.running * (now - self.at)
 
     def run(self, change: int, now: float) -> None:
-        """So many more of its calls run from now on."""
+        """From now on `change` more of its calls run."""
         self.seconds, self.at = self.used(now), now
         self.running += change
 
@@ -47,38 +47,38 @@ class Queued:
     """A call in the daemon, from its arrival to its answer."""
 
     number: int
-    """Its name on the connection."""
+    """Its number on the connection."""
     order: int
-    """Of its arrival."""
+    """Position by arrival."""
     caller: Caller
     call: Call
     size: int
-    """Of its frame, bytes."""
+    """Size of its frame, bytes."""
     arrived: float = field(default_factory=time.monotonic)
     queue_seconds: float = 0.0
     moves: int = 0
-    """How often it was given to a slot that could not start it."""
+    """How often a slot received it and could not start it."""
     run: RunningCall | None = None
     """Set while it runs."""
     timer: asyncio.TimerHandle | None = None
-    """Of its patience, while it waits."""
+    """Ends its patience, while it waits."""
     started: bool = False
-    """Its turn has come."""
+    """It has left the queue."""
     answered: bool = False
-    """It is over."""
+    """Its response has been sent."""
 
     def __lt__(self, other: Queued) -> bool:
         return self.order < other.order
 
 
 class Line:
-    """The calls that wait for one pool or session; those that are answered are skipped."""
+    """The calls that wait for one pool or session; answered ones are skipped."""
 
     def __init__(self) -> None:
         self._calls: dict[Caller, list[Queued]] = {}
-        """Of each caller, a heap by arrival."""
+        """The calls of each caller: a heap by arrival."""
         self._callers: list[tuple[float, int, Caller]] = []
-        """A heap: no caller has used less than stands here. The number is a call's, so that no two are equal."""
+        """A heap of (lower bound of the caller's used time, order of one of its calls to break ties, caller)."""
 
     def __iter__(self) -> Iterator[Queued]:
         for calls in self._calls.values():
@@ -108,22 +108,22 @@ class Line:
         return None
 
     def take(self, queued: Queued) -> None:
-        """Remove what `first` has just named."""
+        """Remove the call that `first` has just returned."""
         heapq.heappop(self._calls[queued.caller])
 
 
 class Callers:
-    """The time that each has had."""
+    """All callers and the slot time that each has used."""
 
     def __init__(self) -> None:
         self._all: dict[int, Caller] = {}
         self.active = 0
-        """Those with calls that are not answered."""
+        """Callers with unanswered calls."""
         self._least = 0.0
-        """What the caller of the last call to start had used then: nobody saves up what he left to others."""
+        """Used time of the last started call's caller. A returning caller starts with it: idling gives no priority."""
 
     def come(self, name: int) -> Caller:
-        """The one of this name, of whom a call has just come."""
+        """Count a new call of the caller with this number, and return that caller."""
         if len(self._all) >= MAX_CALLERS:
             kept = {other: each for other, each in self._all.items() if each.calls or each.seconds > self._least}
             self._all = kept
@@ -135,11 +135,11 @@ class Callers:
         return caller
 
     def leave(self, caller: Caller) -> None:
-        """A call of it is answered."""
+        """A call of this caller is answered."""
         caller.calls -= 1
         self.active -= not caller.calls
 
     def start(self, caller: Caller, now: float) -> None:
-        """A call of it starts."""
+        """A call of this caller starts."""
         caller.run(1, now)
         self._least = max(self._least, caller.seconds)

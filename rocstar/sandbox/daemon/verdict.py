@@ -1,8 +1,8 @@
-"""From what the daemon saw of a program to what its caller is told. Pure: values in, Response out.
+"""From the daemon's observations of a program to the response for its caller. Pure: values in, Response out.
 
-What the kernel says comes first. What the program's own process reports only tells kinds of failure apart and shows the
-value of its last expression; it may be forged, so every field is bounded, and a report with one that is out of
-bounds is ignored as a whole.
+The kernel's facts have priority. The report of the program's own process only distinguishes kinds of failure and shows
+the value of its last expression; it may be forged, so every field is bounded, and a report with a field out of bounds
+is ignored as a whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rocstar.sandbox.slot.channel import (
 )
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
-MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a program or a session's cell that brings files and images
-MAX_HEAD_BYTES = 2**20  # of JSON: the paths of files are most of it
+MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a program or a session's cell, with files and images
+MAX_HEAD_BYTES = 2**20  # of JSON, mostly paths of files
 PNG = b"\x89PNG\r\n\x1a\n"
 STARVED = "the machine was busy and gave it hardly any CPU"
 CPU_SHARE = 0.5  # of the limit: the kernel enforces it by ticks, which on a busy machine run ahead of the clock
@@ -46,7 +46,7 @@ Size = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class ProgramReport(Struct):
-    """Head of what a program's process says of itself; the bytes it announces follow it in this order."""
+    """Head of the report of a program's process; the announced bytes follow it in this order."""
 
     exception: tuple[str, str, Annotated[int, Meta(ge=1, le=2**31)] | None] | None = None
     """Type, message, line."""
@@ -64,21 +64,21 @@ class ProgramReport(Struct):
 
 
 class Seen(NamedTuple):
-    """What the daemon saw of a program or a cell."""
+    """The daemon's observations of a program or a cell."""
 
     stdout: bytes
     stderr: bytes
     dropped: int
-    """Bytes of both that were read and not kept."""
+    """Bytes of both streams that were read and not kept."""
     report: bytes
-    """As it came over control, without its length."""
+    """The report as received over control, without its length."""
     reason: str
-    """Why it was ended, or which limit it exceeded: a key of ENDED_BY; empty when it ended by itself."""
+    """Why the program was ended, or which limit it exceeded: a key of ENDED_BY; empty when it ended by itself."""
     run_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
     files: bytes = b""
-    """The report that has the files; a cell has one for all."""
+    """The report with the files; for a cell the same as `report`."""
 
 
 NOTHING = ProgramReport(status=1)
@@ -86,35 +86,35 @@ decode = json.Decoder(ProgramReport).decode
 
 
 def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
-    """`ended`: None where the slot did not even say that it stopped the program."""
+    """The response to a plain call. `ended`: None if the slot did not report the program's end."""
     if seen.reason == "starved":
         return fault(call.id, f"after {seen.run_seconds:.1f} s it had not ended, but {STARVED}")
     report, tail = parse(seen.report)
     if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
-        return told(call, seen, report, tail, None)
+        return response_of(call, seen, report, tail, None)
     code = os.waitstatus_to_exitcode(ended.wait_status)
     # A program can send itself the signal that the kernel sends at the limit.
     spent = ended.own_cpu_seconds >= CPU_SHARE * math.ceil(call.limits.cpu_seconds)
     if spent and not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL):
         seen = seen._replace(reason="cpu")
-    return told(call, seen, report, tail, code)
+    return response_of(call, seen, report, tail, code)
 
 
 def cell(call: Call, seen: Seen) -> Response:
-    """Of a cell that reported its end; one whose process died is judged as a program."""
+    """The response to a cell that reported its end; if its process died, `program` is called instead."""
     report, tail = parse(seen.report)
     spent = seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds
     if spent and not seen.reason and report.exception is not None and report.exception[0] == "CPUTimeout":
         seen = seen._replace(reason="cpu")
-    response = told(call, seen, report, tail, None if seen.reason else report.status)
+    response = response_of(call, seen, report, tail, None if seen.reason else report.status)
     return structs.replace(response, images=images(report, tail)) if report.images else response
 
 
-def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
-    """`code`: exit status, or minus the signal; None where we ended it."""
+def response_of(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
+    """`code`: exit status, or minus the signal; None if the daemon ended the program."""
     if (
         code == 1 and report.refused and call.session and (call.files or call.branches)
-    ):  # what a session did decides what can be written
+    ):  # earlier cells of a session may prevent writing files
         return failed(call.id, ProgramOutcome.REJECTED, report.refused[:MAX_MESSAGE])
     failure = None
     if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0
@@ -140,7 +140,7 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
 
 
 def outcome(reason: str, code: int | None, failure: Failure | None) -> Outcome:
-    """A limit that was exceeded decides, however the program ended."""
+    """An exceeded limit has priority over the way in which the program ended."""
     if reason:
         return ENDED_BY[reason]
     if code is None or code < 0:
@@ -158,7 +158,7 @@ def signal_name(number: int) -> str:
 
 
 def parse(report: bytes) -> tuple[ProgramReport, bytes]:
-    """Head and tail; an empty head when there was none, or a forged one."""
+    """Head and tail; NOTHING as head when it is missing or forged."""
     if not report:
         return NOTHING, b""
     head, _, tail = report.partition(b"\n")
@@ -171,8 +171,8 @@ def parse(report: bytes) -> tuple[ProgramReport, bytes]:
 
 
 def kept_value(report: ProgramReport, tail: bytes, call: Call) -> tuple[bytes | None, int]:
-    """What is kept of the value, and how many bytes of it are not. Only a value that fills all the room there is for it
-    can have been cut, and only from text that fitted into the program's memory."""
+    """The kept part of the value, and the number of dropped bytes. Only a value that fills all its room can have been
+    cut, and only from text that fitted into the program's memory."""
     if report.value is None:
         return None, 0
     room = min(call.limits.output_bytes, MAX_VALUE_BYTES)
@@ -182,13 +182,13 @@ def kept_value(report: ProgramReport, tail: bytes, call: Call) -> tuple[bytes | 
     return tail[: report.value], report.dropped if plausible else 0
 
 
-def files(announced: bytes, asked: Collection[str]) -> dict[str, bytes]:
-    """Those of a report that were asked for, as far as there is room."""
+def files(announced: bytes, fetch: Collection[str]) -> dict[str, bytes]:
+    """The files of a report that are in `fetch`, up to MAX_FILES_BYTES."""
     report, tail = parse(announced)
     found: dict[str, bytes] = {}
     start, room = report.value or 0, MAX_FILES_BYTES
     for path, size in report.files:
-        if path in asked and size <= room:
+        if path in fetch and size <= room:
             found[path] = tail[start : start + size]
             room -= size
         start += size
@@ -196,7 +196,7 @@ def files(announced: bytes, asked: Collection[str]) -> dict[str, bytes]:
 
 
 def images(report: ProgramReport, tail: bytes) -> tuple[bytes, ...]:
-    """Those that are PNG, as far as there is room."""
+    """The images of a report that are PNG, up to MAX_IMAGES_BYTES."""
     found: list[bytes] = []
     start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES
     for size in report.images:

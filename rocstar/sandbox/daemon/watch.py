@@ -1,7 +1,7 @@
-"""Looks at processes, and kills them, through the host's /proc, which no program can change.
+"""Inspects and kills processes through the host's /proc, which no program can change.
 
-`watch` looks at calls that run for long and whose memory or processes no control group counts. What a call does in less
-time than LOOK_SECONDS is not seen: only the limits of each single process bound it. Not covered: memory in files of the
+`watch` checks calls that run for long and whose memory or processes no control group counts. It does not see peaks
+shorter than LOOK_SECONDS: only the limits of each single process bound them. Not covered: memory in files of the
 working directory.
 """
 
@@ -20,13 +20,13 @@ from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
 
-LOOK_SECONDS = 0.25  # short programs, nearly all of them, are never looked at
-STARVED_SECONDS = 1.0  # a busy machine makes anyone wait for less
-TICKS = os.sysconf("SC_CLK_TCK")  # a second
+LOOK_SECONDS = 0.25  # short programs, which are nearly all, are never checked
+STARVED_SECONDS = 1.0  # shorter waits are normal on a busy machine
+TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
 
 async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable[[], None]]) -> None:
-    """Until cancelled, every LOOK_SECONDS: look at the calls that have run for so long, stop those that exceed a limit,
+    """Until cancelled, every LOOK_SECONDS: check the calls that have run for that long, stop those that exceed a limit,
     and call each of `also`."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -34,14 +34,14 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
             look()
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
-            if worker.uncounted and worker.started < due and worker.on_passed is not None:
+            if worker.uncounted and worker.started < due and worker.on_exceeded is not None:
                 started = worker.started
-                passed = ""
-                # In a thread: the kernel takes half a second to add up processes with very many maps.
-                with suppress(RuntimeError):  # no room for another thread now: at the next look
-                    passed = await asyncio.to_thread(over, worker)
-                if passed and worker.started == started and worker.on_passed is not None:
-                    worker.on_passed(passed)
+                exceeded = ""
+                # In a thread: the kernel takes half a second to add up processes with very many mappings.
+                with suppress(RuntimeError):  # no room for another thread now: retry at the next look
+                    exceeded = await asyncio.to_thread(over, worker)
+                if exceeded and worker.started == started and worker.on_exceeded is not None:
+                    worker.on_exceeded(exceeded)
 
 
 def over(worker: Worker) -> str:
@@ -53,19 +53,19 @@ def over(worker: Worker) -> str:
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
     if "memory" not in worker.uncounted or resident <= limit:
-        return ""  # even with shared pages counted more than once; the exact figure is expensive
+        return ""  # below the limit even with shared pages counted repeatedly; the exact figure is expensive
     exact = [numbers(pid, "smaps_rollup") for pid in family]
     used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
     return "memory" if used > limit else ""
 
 
 def can_see(pid: int) -> bool:
-    """Whether the children of a process are listed here, which not every kernel does."""
+    """Whether this kernel lists the children of a process, which not every kernel does."""
     return os.path.exists(f"/proc/{pid}/task/{pid}/children")
 
 
 def children(pid: int) -> list[int]:
-    """Of each of its threads, oldest first. Empty when it is gone."""
+    """Children of each thread of the process, oldest first. Empty when it is gone."""
     with suppress(OSError):
         threads = os.listdir(f"/proc/{pid}/task")
         return [int(child) for thread in threads for child in content(pid, f"task/{thread}/children").split()]
@@ -73,16 +73,16 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that a process has started, directly or not; it adopts their orphans. Not itself."""
+    """All processes below a process, which adopts their orphans; without the process itself."""
     found = children(pid)
-    for child in found:  # it grows meanwhile
+    for child in found:  # the list grows meanwhile
         found += children(child)
     return found
 
 
 def kill_others(slot: int, kept: int) -> bool:
-    """Kill all descendants of the slot but `kept`; whether there were none. Each is stopped first, so that it cannot
-    fork. They take a moment to die, and their orphans come to the slot: call it again."""
+    """Kill all descendants of the slot but `kept`; returns whether there were none. Each is stopped first, so that it
+    cannot fork. They take a moment to end, and their orphans become the slot's children: repeat the call until True."""
     others = [pid for pid in descendants(slot) if pid != kept and not is_dead(pid)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in others:
@@ -92,20 +92,20 @@ def kill_others(slot: int, kept: int) -> bool:
 
 
 def kill_all(slots: Iterable[int]) -> None:
-    """Kill all that these slots run and wait until it is gone, for GONE_SECONDS at most: where no namespace ends with
-    a slot, what its program has forked would outlive it."""
+    """Kill all descendants of these slots and wait until they are gone, for at most GONE_SECONDS: without a namespace
+    that ends with the slot, processes forked by its program would outlive it."""
     deadline = time.monotonic() + GONE_SECONDS
     while (slots := [slot for slot in slots if not kill_others(slot, 0)]) and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def is_dead(pid: int) -> bool:
-    """Also of one that only waits to be collected."""
+    """Whether the process is gone or a zombie."""
     return stat(pid)[:1] in ([], ["Z"], ["X"])
 
 
 def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
-    """CPU of a process with all its threads, and of those children that it has waited for; 0 when it is gone."""
+    """CPU of a process with all its threads, and of the children that it has waited for; 0 when it is gone."""
     try:
         own = time.clock_gettime(~pid << 3 | 2) if pid else 0.0
     except OSError:
@@ -114,29 +114,29 @@ def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
 
 
 def is_starved(worker: Worker, wall_seconds: float) -> bool:
-    """Whether a process of its program, which has run for so long, has waited for a CPU for more than a second and half
-    of the time, while the slot was given less than a quarter of its share: then others are to blame that the program
-    has not ended. One that competes with its own processes gets that share."""
+    """Whether a process of the program, which has run for `wall_seconds`, has waited for a CPU for more than a second
+    and half of the time, while the slot received less than a quarter of its share: then other load kept the program
+    from ending. A program that competes only with its own processes receives that share."""
     family = descendants(worker.process)
-    waited = [int(number) for pid in family for number in content(pid, "schedstat").split()[1:2]]
-    spent = sum(cpu_seconds(pid, with_children=True) for pid in family)
-    spent += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
-    is_late = max(waited, default=0) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
-    return is_late and spent < 0.25 * worker.fair_share * wall_seconds
+    waits = [int(number) for pid in family for number in content(pid, "schedstat").split()[1:2]]
+    cpu = sum(cpu_seconds(pid, with_children=True) for pid in family)
+    cpu += max(0.0, cpu_seconds(worker.process, with_children=True) - worker.cpu_seconds)
+    has_waited = max(waits, default=0) / 1e9 > max(STARVED_SECONDS, 0.5 * wall_seconds)
+    return has_waited and cpu < 0.25 * worker.fair_share * wall_seconds
 
 
 def peak_bytes(pid: int) -> int:
-    """Largest resident set so far; 0 when it is gone."""
+    """Largest resident set of a process so far, bytes; 0 when it is gone."""
     return numbers(pid, "status").get("VmHWM", 0)
 
 
 def stat(pid: int) -> list[str]:
-    """Fields of its stat file, from the state on; empty when it is gone."""
+    """Fields of the process's stat file, from the state on; empty when it is gone."""
     return content(pid, "stat").rpartition(") ")[2].split()
 
 
 def numbers(pid: int, name: str) -> dict[str, int]:
-    """What a file of lines like `Name: 12 kB` says, in bytes where it says kB; empty when the process is gone."""
+    """The numbers in a file of lines like `Name: 12 kB`, kB as bytes; empty when the process is gone."""
     lines = [line.replace(":", " ").split() for line in content(pid, name).split("\n")]
     pairs = [
         (line[0], int(line[1]) * (1024 if line[2:] == ["kB"] else 1))
@@ -147,8 +147,8 @@ def numbers(pid: int, name: str) -> dict[str, int]:
 
 
 def content(pid: int, name: str) -> str:
-    """What a file of the process holds; empty when it is gone. Some hold its name, which it chooses: any bytes but a
-    newline. Read as ASCII, a name has no digits but those that `int` reads, and ends no line."""
+    """Content of a file of the process; empty when it is gone. Some files contain the process's name, which it chooses:
+    any bytes but a newline. Read as ASCII, a name contains only digits that `int` reads, and no line end."""
     try:
         with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace", newline="\n") as file:
             return file.read()

@@ -1,8 +1,8 @@
-"""One slot as the daemon sees it, and one program in it.
+"""The daemon's side of one slot, and of one program in it.
 
-A short program wakes the event loop once, at its end: until then its output and report wait in their pipes. Only the
-pipes of one that still runs after LISTEN_SECONDS are read while it runs. Every run has a deadline that depends neither
-on the program nor on the slot, and is answered exactly once, whatever goes wrong.
+A short program wakes the event loop once, at its end: until then its output and report wait in their pipes. Pipes are
+read during the run only if it lasts longer than LISTEN_SECONDS. Every run has a deadline that depends neither on the
+program nor on the slot, and is answered exactly once, also after any failure.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Program
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 
-LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
-READ_BYTES = 2**16  # more than a page: a program can make its pipe keep packets, the rest of which would be lost
-READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
+LISTEN_SECONDS = 0.03  # most programs end within it; one that fills its pipe is delayed by as much
+READ_BYTES = 2**16  # more than a page: in a pipe's packet mode, the rest of a longer packet would be lost
+READS = 32  # in a row from one pipe of at most a megabyte: a program that keeps writing must not block the daemon
 COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
-"""The controller of groups that makes up for what a slot lacks."""
+"""The cgroup controller that replaces a missing property."""
 
 
 class Stream:
-    """What comes out of one of our pipes, up to a cap."""
+    """The output of one pipe, up to a limit."""
 
     __slots__ = ("data", "dropped", "fd", "room")
 
@@ -51,12 +51,12 @@ class Stream:
         self.fd, self.room, self.data, self.dropped = fd, room, bytearray(), 0
 
     def read(self) -> int | None:
-        """Take what is there, at most READ_BYTES: how much it was, 0 at the end, None where there is nothing now."""
+        """Read what is available, at most READ_BYTES: the number of bytes, 0 at the end, None if there are none now."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
             return None
-        except OSError:  # of control: the process has ended without reading its payload
+        except OSError:  # on control: the process has ended without reading its payload
             return 0
         if not data:
             return 0
@@ -67,7 +67,7 @@ class Stream:
         return len(data)
 
     def drain(self) -> tuple[bytes, int]:
-        """All that is there: what was kept since the last time, and how many bytes were not."""
+        """Read everything available; the bytes kept since the last call, and the number of bytes dropped."""
         for _ in range(READS):
             if not self.read():
                 break
@@ -77,13 +77,13 @@ class Stream:
 
 
 class Pipes:
-    """The daemon's ends of the pipes of one process: stdout, stderr, and control, which takes its payload and brings
-    its report. Nothing is registered with the event loop before `watch` is called or payload has to wait."""
+    """The daemon's ends of the pipes of one process: stdout, stderr, and control, which carries its payload and its
+    report. Registered with the event loop only by `watch`, or while payload waits to be sent."""
 
     __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent", "watched")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cap: int, most: int) -> None:
-        """cap: bytes of output to keep. most: of a report. Raises OSError, holding nothing."""
+        """cap: bytes of output to keep. most: bytes of a report. Raises OSError, with all descriptors closed."""
         fds: list[int] = []
         try:
             fds += os.pipe()
@@ -107,7 +107,7 @@ class Pipes:
         self._close_theirs()
 
     def send(self, payload: bytes) -> None:
-        """Into control; what it does not take now goes out when it can."""
+        """Write to control; the rest is written as soon as control accepts it."""
         self.unsent = memoryview(payload)
         self._send_more()
         if self.unsent:
@@ -124,12 +124,12 @@ class Pipes:
             self.loop.remove_writer(self.control.fd)
 
     def was_read(self) -> bool:
-        """Whether the process has taken all of its payload: then it runs."""
+        """Whether the process has read all of its payload, and so runs."""
         (unread,) = struct.unpack("i", fcntl.ioctl(self.control.fd, termios.TIOCOUTQ, bytes(4)))
         return not self.unsent and unread == 0
 
     def watch(self, stream: Stream, on_read: Callable[[], None]) -> None:
-        """Read it while the process runs."""
+        """Read the stream while the process runs."""
         self.loop.add_reader(stream.fd, self._on_readable, stream, on_read)
         self.watched.add(stream.fd)
 
@@ -138,14 +138,14 @@ class Pipes:
             self.loop.remove_reader(stream.fd)
         on_read()
 
-    def rest(self) -> None:
-        """Stop reading."""
+    def unwatch(self) -> None:
+        """Stop reading all streams."""
         for fd in self.watched:
             self.loop.remove_reader(fd)
         self.watched.clear()
 
     def has_report(self) -> bool:
-        """Whether it is complete, or will never be."""
+        """Whether the report is complete, or too long to be accepted."""
         data = self.control.data
         if len(data) < LENGTH.size:
             return False
@@ -153,7 +153,7 @@ class Pipes:
         return size > self.most or len(data) >= LENGTH.size + size
 
     def taken_reports(self) -> list[bytes]:
-        """The first two without their lengths; those that are not complete, or not there, are empty."""
+        """The first two reports without their lengths; an incomplete or missing one is empty."""
         data, _ = self.control.drain()
         self.control.room[0] = LENGTH.size + self.most
         reports = []
@@ -172,7 +172,7 @@ class Pipes:
         """May be called twice."""
         if self.control.fd < 0:
             return
-        self.rest()
+        self.unwatch()
         if self.unsent:
             self.loop.remove_writer(self.control.fd)
         self._close_theirs()
@@ -182,8 +182,8 @@ class Pipes:
 
 
 class Worker:
-    """A slot: idle, busy with one process, or dead. It runs what `start` gives it and calls back with how that ended,
-    or with None when the slot is no more."""
+    """A slot: idle, busy with one process, or dead. `start` runs a process and calls back with an Ended, or with None
+    when the slot is dead."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Worker:
         group: ControlGroup | None,
         shortages: Shortages,
     ) -> None:
-        """hello: what the slot said of itself. group: counts memory and processes of whole calls."""
+        """hello: the slot's first message. group: counts memory and processes of whole calls."""
         self.number, self.slot, self.group, self.shortages = number, slot, group, shortages
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
@@ -201,40 +201,40 @@ class Worker:
         lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
         uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
         self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
-        """Controllers of what nothing in the kernel counts for a whole call, so that `watch` has to look at it."""
+        """Controllers of resources that the kernel does not count for a whole call, so that `watch` must check them."""
         self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
-        """Properties that its walls should have and lack; not the process limit, where `watch` holds it."""
+        """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
         self.on_lost: Callable[[Worker], None] = lambda worker: None
-        self.on_passed: Callable[[str], None] | None = None
+        self.on_exceeded: Callable[[str], None] | None = None
         """Called by `watch` with the limit that the whole call exceeds."""
         self.started = math.inf
-        """When its call began, by the monotonic clock; infinite while idle."""
+        """Start of its call, by the monotonic clock; infinite while idle."""
         self.limits = Limits()
         self.fair_share = 1.0
-        """Of one core, when all slots compute."""
+        """The slot's share of one core when all slots compute."""
         self.disk = ""
-        """Folder on the machine's disk that its programs write to, and other slots' too; empty with one of its own."""
+        """Folder on the machine's disk that the programs of all slots write to; empty if the slot has its own."""
         self.origin: Lineage | None = None
-        """Set where a notebook in it can be copied, or become a copy."""
+        """Set if a notebook in this slot can be copied, or become a copy."""
         self.cpu_seconds = 0.0
-        """Of the slot and all that ran in it, as of its last answer."""
+        """CPU of the slot and of everything that ran in it, until its last answer."""
         self.keeper_cpu_seconds = 0.0
-        """Of its keeper, as of the last look: it may end with the slot, before anyone looks again."""
+        """CPU of its keeper when last read: the keeper may end with the slot before the next reading."""
         self.dead = False
         self.loop.add_reader(slot.fileno(), self._on_readable)
 
     def limit(self, limits: Limits) -> None:
-        """Set the limits of the next call as a whole. Raises OSError where the kernel refuses them, because earlier
-        calls have left more in the slot than this one may use."""
+        """Set the limits of the next call as a whole. Raises OSError if the kernel refuses them, because the slot holds
+        more memory from earlier calls than this one may use."""
         self.limits = limits
         if self.group is not None:
             self.group.limit(limits.memory_bytes + HEADROOM_BYTES, limits.processes + 1)  # the slot is one more
 
     def start(self, pipes: Pipes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
-        """Run one process. Raises OSError where the slot does not even take the command."""
+        """Run one process. Raises OSError if the slot does not accept the command."""
         pipes.hand_over(self.slot, payload)
         self.on_ended, self.started = on_ended, time.monotonic()
 
@@ -261,8 +261,8 @@ class Worker:
         if on_ended is not None:
             on_ended(None)
 
-    def passed(self) -> bool:
-        """Whether the kernel has killed a process of the group for lack of memory since the last time."""
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of the group because memory ran out, since the last call of this."""
         return self.group is not None and self.group.killed()
 
     def blamed(self, response: Response, begun: float) -> str:
@@ -271,11 +271,11 @@ class Worker:
         return self.shortages.blamed(response, begun, self.disk, lost=lost)
 
     def stop(self) -> None:
-        """End what runs; the slot answers as usual."""
+        """End the running program; the slot answers as usual."""
         self._signal(self.process, signal.SIGUSR1)
 
     def give_up(self) -> None:
-        """Kill the slot without waiting for it; `on_ended` is not called for what runs in it."""
+        """Kill the slot without waiting for it; `on_ended` is not called for the program in it."""
         self.on_ended, self.dead = None, True
         self._signal(self.keeper, signal.SIGKILL)
 
@@ -287,7 +287,7 @@ class Worker:
 
 
 def pidfd(pid: int) -> int | None:
-    """None where it has ended already."""
+    """A descriptor of the process; None if it has ended already."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -295,8 +295,8 @@ def pidfd(pid: int) -> int | None:
 
 
 class RunningCall:
-    """A program or a cell while it runs: when it is listened to, when and how it is stopped. `finish` makes the answer;
-    `measures` are the ways to stop it, in order, each with the seconds it is given."""
+    """A program or a cell while it runs: when its pipes are read, when and how it is stopped. `finish` makes the
+    answer; `measures` are the ways to stop it, in order, each with the seconds to wait for its effect."""
 
     def __init__(
         self,
@@ -305,19 +305,19 @@ class RunningCall:
         measures: Iterable[tuple[Callable[[], None], float]],
         done: Callable[[Response | None], None],
     ) -> None:
-        """done: called once with the answer, or with None when nothing was run and another slot should be tried."""
+        """done: called once with the answer, or with None if nothing was run and another slot should be tried."""
         self.call, self.worker, self.done = call, worker, done
         self.measures = iter(measures)
         self.reason = ""
         """Why it is being stopped: see `verdict.ENDED_BY`."""
         self.has_begun = False
-        """Whether its process had taken its payload when it was stopped: else the slot is to blame."""
+        """Whether its process had read its payload when it was stopped; if not, the slot is at fault."""
         self.listening = self.answered = False
 
     def begin(self, pipes: Pipes) -> None:
-        """The clock runs from now."""
+        """Start the clock."""
         self.pipes, self.begun = pipes, time.monotonic()
-        self.worker.on_passed = self.stop
+        self.worker.on_exceeded = self.stop
         self.wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
 
     def age(self) -> float:
@@ -332,13 +332,13 @@ class RunningCall:
         if self.reason:
             self.next_measure()
         elif left <= 0:
-            self.stop(self.late())
+            self.stop(self.timeout_reason())
         else:
             if not self.listening:
                 self.listen()
             self.wake_after(left)
 
-    def late(self) -> str:
+    def timeout_reason(self) -> str:
         """The reason to stop it at its wall limit."""
         return "wall"
 
@@ -352,7 +352,7 @@ class RunningCall:
             self.stop("output")
 
     def stop(self, reason: str) -> None:
-        """End it; the first reason counts."""
+        """Stop the program or cell; the first reason counts."""
         if not self.reason and not self.answered:
             self.reason, self.has_begun = reason, self.pipes.was_read()
             self.next_measure()
@@ -363,12 +363,12 @@ class RunningCall:
         if measure is not None:
             self.wake_after(seconds)
             measure()
-        else:  # the slot itself is stuck, or what it runs cannot be ended
+        else:  # the slot itself is stuck, or its program cannot be ended
             self.worker.give_up()
             self.on_ended(None)
 
     def on_ended(self, ended: Ended | None) -> None:
-        """The process has ended; None: nobody can say how."""
+        """The process has ended; None: in an unknown way."""
         self.timer.cancel()
         self.guarded(self.finish, ended)
 
@@ -386,16 +386,16 @@ class RunningCall:
 
     def answer(self, response: Response | None) -> None:
         if not self.answered:
-            self.answered, self.worker.on_passed = True, None
+            self.answered, self.worker.on_exceeded = True, None
             self.timer.cancel()
-            if response is not None and (why := self.worker.blamed(response, self.begun)):
-                response = structs.replace(fault(self.call.id, why), state_lost=response.state_lost)
+            if response is not None and (shortage := self.worker.blamed(response, self.begun)):
+                response = structs.replace(fault(self.call.id, shortage), state_lost=response.state_lost)
             self.done(response)
 
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:
-        """All that is known of it, its last output included. reason: why we ended it."""
+        """All observations, the last output included. reason: why the daemon ended it."""
         (out, dropped_out), (err, dropped_err) = self.pipes.out.drain(), self.pipes.err.drain()
-        out_of_memory = self.worker.passed()  # always asked: else the next call in the slot would be told of it
+        out_of_memory = self.worker.out_of_memory()  # always read, or it would count for the slot's next call
         if out_of_memory and reason not in ("output", "cancelled"):
             reason = "memory"
         if not reason and dropped_out + dropped_err:
@@ -409,16 +409,16 @@ class ProgramRun(RunningCall):
     """One plain call in a slot."""
 
     def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
-        """grace: a slot that has not ended its program so many seconds after it was told to is stuck itself."""
+        """grace: seconds that a slot has to end its program after `stop`; then it is treated as stuck."""
         super().__init__(call, worker, ((worker.stop, grace),), done)
 
     def start(self) -> None:
-        """Run it; whatever happens, `done` is called."""
+        """Run the program; `done` is called in every case."""
         try:
             self.worker.limit(self.call.limits)
             most = verdict.MAX_LONG_REPORT_BYTES if self.call.fetch else verdict.MAX_REPORT_BYTES
             pipes = Pipes(self.worker.loop, self.call.limits.output_bytes, most)
-        except OSError:  # the slot holds too much memory of earlier calls, or we have no descriptors left
+        except OSError:  # the slot holds too much memory of earlier calls, or the daemon has no descriptors left
             self.worker.give_up()
             self.done(None)
             return
@@ -429,7 +429,7 @@ class ProgramRun(RunningCall):
             self.worker.give_up()
             self.answer(None)
 
-    def late(self) -> str:
+    def timeout_reason(self) -> str:
         return "starved" if watch.is_starved(self.worker, self.age()) else "wall"
 
     def answer(self, response: Response | None) -> None:
@@ -447,7 +447,7 @@ class ProgramRun(RunningCall):
             overtaken = bool(self.reason) and not ended.stopped
             usage = ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes
             response = verdict.program(self.call, self.seen("" if overtaken else self.reason, *usage), ended)
-            if overtaken:  # the signal came when the process had ended, and would end the next one
+            if overtaken:  # the process ended before the signal arrived, which would end the next one
                 self.worker.give_up()
             elif ended.reusable:
                 self.worker.on_idle(self.worker)
@@ -455,12 +455,12 @@ class ProgramRun(RunningCall):
 
 
 def payload(call: Call) -> bytes:
-    """What the program's process is sent."""
+    """The payload for the program's process."""
     limits = call.limits
     bounds = (limits.cpu_seconds, limits.memory_bytes, limits.output_bytes, limits.processes)
     return channel.pack(Program(call.code, call.stdin, call.files, call.fetch, seed(call), *bounds))
 
 
 def seed(call: Call) -> int:
-    """A fresh one where the call has none."""
+    """The call's seed; a fresh one if it has none."""
     return int.from_bytes(os.urandom(8)) if call.seed is None else call.seed

@@ -10,8 +10,8 @@ from rocstar.sandbox.settings import Settings, names
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
-    """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told that it starts, and where it listens. Raises
-    SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
+    """Serve until SIGTERM or Ctrl-C; the exit code. `say` receives lines about the start and the address. Raises
+    SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when it cannot listen there."""
     if settings.nodes:
         client = SandboxClient.connect(
             names(settings.nodes), token=CallerTokens(settings).first, min_isolation=settings.min_isolation
@@ -27,5 +27,5 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
         if not settings.nodes:
             client.await_hello()
         say(f"serving on {address_of(listener)}  (pages: /v1/status /metrics)")
-        Server(settings, client, listener).serve_until_told()
+        Server(settings, client, listener).serve_until_stopped()
     return 0

@@ -1,4 +1,4 @@
-"""The ASGI application: who may call, which path is served by what, and what the service says of itself."""
+"""The ASGI application: access control, routing, and the service's status and metrics."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoints, Hold, Serve, Service, encode
+from rocstar.sandbox.service.core import BadRequest, Endpoints, Hold, HttpRequest, Serve, Service, encode
 from rocstar.sandbox.service.native import HttpReply
 from rocstar.sandbox.settings import Settings
 
-OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
+OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # for load balancers; they reveal nothing
 TOKEN_PREFIX = "/token/"
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 PATHS = "docs/sandbox-service.md lists what there is"
 
 
 class Histogram:
-    """Of seconds."""
+    """A Prometheus histogram of seconds."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
@@ -46,7 +46,7 @@ class Histogram:
 
 
 class Metrics:
-    """What Prometheus is told, in its text format."""
+    """The service's metrics, in Prometheus's text format."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class Metrics:
         self.run.observe(response.run_seconds)
 
     def event(self, kind: str, sentence: str) -> None:
-        """Of a daemon or a node, see `SandboxClient.on_event`."""
+        """An event of a daemon or a node, see `SandboxClient.on_event`."""
         self.events[kind] += 1
         core.LOG.warning("rocstar: %s", sentence)
 
@@ -77,7 +77,7 @@ class Metrics:
         )
 
     def families(self) -> Iterator[tuple[str, str, Iterable[tuple[str, float]]]]:
-        """Name, kind, and values by what stands behind the name."""
+        """Name, kind, and values by the suffix of the name."""
         counted = (("calls", "outcome", self.outcomes), ("responses", "status", self.statuses))
         for name, label, counts in (*counted, ("node_events", "event", self.events)):
             yield f"{name}_total", "counter", [(f'{{{label}="{value}"}}', count) for value, count in counts.items()]
@@ -95,13 +95,13 @@ class Metrics:
 
 
 class Application:
-    """Refuses before a body is read, serves, and answers whatever fails.
+    """Refuses before a body is read, serves, and answers every failure.
 
-    `/token/SECRET/run_code` is `/run_code` with a token: for clients that can be given an address and nothing else."""
+    `/token/SECRET/run_code` is `/run_code` with a token: for clients that can be configured with an address only."""
 
     def __init__(self, settings: Settings, service: Service, metrics: Metrics) -> None:
         self.service, self.metrics = service, metrics
-        # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
+        # A page in the operator's browser can reach a loopback address under the page's own name (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
         self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS
         self.endpoints |= self.pages()
@@ -131,11 +131,11 @@ class Application:
             return
         serve, name = self.find(scope.get("method", kind), path)
         with Hold(self.service.budget, scope["too_slow"]) as held:
-            is_open = path in OPEN_PATHS  # nobody has said who they are, so nothing is held for them
+            is_open = path in OPEN_PATHS  # their callers are unknown, so the service holds no body for them
             body = b"" if is_open else await read(receive, held)
             if len(body) > core.BIG_BODY_BYTES:
-                await asyncio.sleep(0)  # others first: decoding it takes a while
-            reply = await serve(Asked(self.service, body, name, held))
+                await asyncio.sleep(0)  # other tasks first: decoding this body takes a while
+            reply = await serve(HttpRequest(self.service, body, name, held))
         await self.reply(reply, scope, receive, send)
 
     async def reply(self, reply: HttpReply, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,16 +144,16 @@ class Application:
             scope["answer"](reply.status_code, reply.raw_headers, reply.body)
         else:
             await reply(scope, receive, send)
-            raise ClientDisconnected  # uvicorn logs an error where a refusal, which ends the handshake, just returns
+            raise ClientDisconnected  # if a refusal of the handshake just returns, uvicorn logs an error
 
     def check_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Raises BadRequest for one who may not call."""
+        """Raises BadRequest for a caller without access."""
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         if origin is not None and origin.partition(b"://")[2] != host:
             raise BadRequest(f"a page of {origin.decode('latin-1')} may not call this service", 403)
         if self.only_plain_hosts and not is_plain(host.decode("latin-1")):
-            why = "is not this machine's address; use 127.0.0.1 or localhost"
-            raise BadRequest(f"the host name {host.decode('latin-1')} {why}", 403)
+            problem = "is not this machine's address; use 127.0.0.1 or localhost"
+            raise BadRequest(f"the host name {host.decode('latin-1')} {problem}", 403)
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if scope["path"].startswith(TOKEN_PREFIX):
             secret, slash, rest = scope["path"].removeprefix(TOKEN_PREFIX).partition("/")
@@ -162,7 +162,7 @@ class Application:
             CALLER.set(self.service.tokens.caller_of(given, (scope["client"] or [""])[0]))
 
     def find(self, method: str, path: str) -> tuple[Serve, str]:
-        """What serves it, and what stands in the path for `{id}`. Raises BadRequest."""
+        """The function that serves a path, and the part of the path at `{id}`. Raises BadRequest."""
         method = "GET" if method == "HEAD" else method
         before, names, after = (parts := path.split("/"))[:3], parts[3:4], parts[4:]
         general = "/".join([*before, "{id}", *after])
@@ -174,14 +174,14 @@ class Application:
         raise BadRequest(f"there is no {path} here; {PATHS}", 404)
 
     def pages(self) -> Endpoints:
-        """What the service says of itself."""
+        """Pages about the service itself."""
         return {
             ("GET", "/v1/status"): self.status,
             ("GET", "/metrics"): self.prometheus,
             ("GET", "/v1/ping"): code_judge.ping,
         }
 
-    async def status(self, asked: Asked) -> HttpReply:
+    async def status(self, request: HttpRequest) -> HttpReply:
         client, usage = self.service.client, self.service.usage()
         nodes = [node.state() for node in client.nodes]
         try:
@@ -202,7 +202,7 @@ class Application:
         }
         return HttpReply(encode(info | rest))
 
-    async def prometheus(self, asked: Asked) -> HttpReply:
+    async def prometheus(self, request: HttpRequest) -> HttpReply:
         return HttpReply(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -217,8 +217,8 @@ def is_plain(host: str) -> bool:
 
 
 async def read(receive: Receive, held: Hold) -> bytes:
-    """A body. Raises BadRequest: 413 for one over the limit, 503 when others fill the memory set aside. One that comes
-    too slowly is ended from below (`server`)."""
+    """Read a body. Raises BadRequest: 413 if it is over the limit, 503 when other callers fill the budget. `server`
+    ends a body that arrives too slowly."""
     body, more = bytearray(), True
     while more:
         message = await receive()
@@ -235,8 +235,8 @@ async def read(receive: Receive, held: Hold) -> bytes:
 
 
 def refused(error: Exception) -> HttpReply:
-    """`{"error": sentence}`; 422, which only the other services' paths answer, names it `detail` as they do. What is
-    neither the caller's nor the client's error is a bug of ours: its traceback goes to the log."""
+    """`{"error": sentence}`; with 422, which only the other services' APIs use, the field is `detail` as there. Any
+    exception but BadRequest and SandboxDown is a bug in rocstar: its traceback is logged."""
     if isinstance(error, SandboxDown):
         error = BadRequest(str(error), 503, 1)
     elif not isinstance(error, BadRequest):

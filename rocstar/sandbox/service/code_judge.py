@@ -1,8 +1,8 @@
-"""The dialect of code-judge (github.com/0xWJ/code-judge), which rStar2-Agent's tools and rewards speak.
+"""The API of code-judge (github.com/0xWJ/code-judge), which rStar2-Agent's tools and rewards use.
 
-Status is 200 whatever became of the programs, 422 for a body of another shape. Departures: `cpp` and `math` are
-`invalid_input` (only Python runs here); `cost` is measured outside the program; a call may wait 14 s where code-judge
-forgets it after 4 s.
+Status is 200 for all results of programs, 422 for a body of another shape. Departures: `cpp` and `math` are
+`invalid_input` (only Python runs here); `cost` is measured outside the program; a call may wait 14 s, but 4 s in
+code-judge.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from msgspec import Meta, Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome, failed
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, Endpoints, Service, decode, encode
+from rocstar.sandbox.service.core import Endpoints, HttpRequest, Service, decode, encode
 from rocstar.sandbox.service.native import HttpReply
 
-SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
-MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown
+SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait as long; 5 s of it are for running
+MAX_OUTPUT_CHARACTERS = 1000  # per stream, as shown to models that were trained with code-judge
 TIMEOUT_LINE = "Suicide from timeout.\n"  # code-judge's wrapper prints it into the program's output
 REASONS: dict[Outcome, str] = {
     ProgramOutcome.WALL_TIMEOUT: "worker_timeout",
@@ -37,11 +37,11 @@ class Submission(Struct, frozen=True, gc=False):
     solution: str
     """The program."""
     sub_id: str | None = None
-    """Comes back; made up when missing."""
+    """Returned in the result; generated when missing."""
     input: str | None = None
     """Standard input."""
     expected_output: str | None = None
-    """Compared with stdout, white space at both ends left out."""
+    """Compared with stdout, both without white space at the ends."""
 
 
 class BatchSubmission(Struct, frozen=True):
@@ -50,15 +50,15 @@ class BatchSubmission(Struct, frozen=True):
     type: Literal["batch"] = "batch"
 
 
-async def single(keep_output: bool, asked: Asked) -> HttpReply:
-    submission = decode(asked.body, Submission, 422)
-    (result,) = await judged(asked.service, [submission], SHORT_PATIENCE_SECONDS, keep_output)
+async def single(keep_output: bool, request: HttpRequest) -> HttpReply:
+    submission = decode(request.body, Submission, 422)
+    (result,) = await judged(request.service, [submission], SHORT_PATIENCE_SECONDS, keep_output)
     return HttpReply(encode(result))
 
 
-async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> HttpReply:
-    submitted = decode(asked.body, BatchSubmission, 422)
-    results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
+async def batch(keep_output: bool, patience_seconds: float, request: HttpRequest) -> HttpReply:
+    submitted = decode(request.body, BatchSubmission, 422)
+    results = await judged(request.service, submitted.submissions, patience_seconds, keep_output)
     return HttpReply(encode({"sub_id": submitted.sub_id or str(uuid.uuid4()), "results": results}))
 
 
@@ -71,11 +71,11 @@ async def judged(
         stdin, limits = submission.input or "", core.default_limits(service.settings)
         return Call(id="", code=submission.solution, stdin=stdin, limits=limits, patience_seconds=patience_seconds)
 
-    return await service.run_all(submissions, call_of, lambda asked, response: result_of(asked, response, keep_output))
+    return await service.run_all(submissions, call_of, lambda each, response: result_of(each, response, keep_output))
 
 
 def result_of(submission: Submission, response: Response, keep_output: bool) -> dict[str, Any]:
-    """code-judge's SubmissionResult, or its JudgeResult, which holds no output."""
+    """code-judge's SubmissionResult, or its JudgeResult, which has no output."""
     run_success = response.outcome is ProgramOutcome.OK
     expected = submission.expected_output
     ran = isinstance(response.outcome, ProgramOutcome)
@@ -94,12 +94,12 @@ def result_of(submission: Submission, response: Response, keep_output: bool) -> 
     return result
 
 
-async def status(asked: Asked) -> HttpReply:
-    service = asked.service
+async def status(request: HttpRequest) -> HttpReply:
+    service = request.service
     return HttpReply(encode({"queue": service.usage().waiting, "num_workers": service.client.info().slots}))
 
 
-async def ping(asked: Asked) -> HttpReply:
+async def ping(request: HttpRequest) -> HttpReply:
     return HttpReply(b'"pong"')
 
 

@@ -1,7 +1,7 @@
-"""What all parts of the service share: its settings, running calls for callers who may wait too long or leave, and
-decoding what callers send within bounds.
+"""Shared by all parts of the service: its settings, running calls for callers who may wait too long or disconnect, and
+decoding requests within bounds.
 
-Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `code_judge`, `sandbox_fusion`).
+Not here: HTTP (`app`, `server`), and the APIs (`native`, `code_judge`, `sandbox_fusion`).
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
     from rocstar.sandbox.service.native import FrameConnection, HttpReply
 
 LOG = logging.getLogger("rocstar.sandbox")
-MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
+MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which no other caller is served
 BIG_BODY_BYTES = MEBIBYTE = 2**20
-SMALL_BYTES = 2**16  # what is not longer is not counted, and passes always
-TOKEN_SECONDS = 1.0  # between two looks into the file of tokens
-STALLED_SECONDS = 5.0  # who has not moved for so long is closed when others need its room
+SMALL_BYTES = 2**16  # items up to this size are not counted, and always accepted
+TOKEN_SECONDS = 1.0  # between two reads of the token file
+STALLED_SECONDS = 5.0  # a connection without progress for this long is closed when others need its memory
 MAX_REPLY_BYTES = 64 * 2**20  # results of a batch are held until the last one
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
-MAX_PARTS = 1_500_000  # quotes and opening brackets in a body: it takes up to 0.2 s to decode them
-SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
-WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
+MAX_PARTS = 1_500_000  # quotes and opening brackets in a body, which take up to 0.2 s to decode
+SLOTS_PER_CORE = 4  # some programs sleep; more slots only lengthen the longest waiting times
+WINDOW_PER_SLOT = 4  # pending calls of a batch: no slot idles, and calls of others are not delayed
 MAX_RETRY_SECONDS = 60
-MAX_BATCH = 50_000  # calls in one; of up to thirty parts each
+MAX_BATCH = 50_000  # calls in one batch, with up to thirty parts each
 OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seconds", "max_queue")
-BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
+BATCH_PATIENCE_SECONDS = 3600.0  # of each call of a batch
 
 
 def all_slots(settings: Settings) -> int:
-    """Of all daemons together."""
+    """Slots of all daemons together."""
     return settings.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
 
 
 def daemon_of(settings: Settings) -> DaemonSettings:
-    """What each daemon gets: its share of the slots, rounded up."""
+    """Settings of each daemon, with its share of the slots, rounded up."""
     return DaemonSettings(
         slots=-(-all_slots(settings) // settings.daemons),
         preload=names(settings.preload),
@@ -82,13 +82,13 @@ def daemon_of(settings: Settings) -> DaemonSettings:
 
 @cache
 def default_limits(settings: Settings) -> Limits:
-    """Of a call that names none."""
+    """Limits of a call that names none."""
     wall, memory = settings.wall_seconds, settings.memory_mb * MEBIBYTE
     return Limits(wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
 
 
 def complaint(settings: Settings) -> str:
-    """Why the service cannot be started so; empty when it can."""
+    """Why the service cannot be started with these settings; empty when it can."""
     if settings.nodes:
         nodes, usual = names(settings.nodes), Settings()
         if not 0 < len(nodes) == len({*nodes}):
@@ -121,19 +121,19 @@ def complaint(settings: Settings) -> str:
 
 def over_limits(limits: Limits, settings: Settings) -> str:
     """Which limit is above what the operator allows; empty if none is."""
-    for name, most, why in (
+    for name, most, reason in (
         ("wall_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
         ("cpu_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
         ("memory_bytes", settings.max_memory_mb * MEBIBYTE, "; the operator's --max-memory-mb says so"),
         ("output_bytes", MAX_OUTPUT_BYTES, ""),
     ):
         if not getattr(limits, name) <= most:
-            return f"{OF_LIMITS}{name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
+            return f"{OF_LIMITS}{name} is at most {most:g} here, got {getattr(limits, name):g}{reason}"
     return ""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name that is not `localhost` may lead anywhere."""
+    """Whether only this machine can reach the address. A name other than `localhost` may resolve to any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -141,25 +141,25 @@ def is_loopback(host: str) -> bool:
 
 
 class BadRequest(Exception):
-    """What a caller sent cannot be served; one sentence for a person, and the HTTP status that goes with it."""
+    """A request that cannot be served: one sentence for a person, and its HTTP status."""
 
     def __init__(self, sentence: str, status: int = 400, retry_after: int | None = None) -> None:
         super().__init__(sentence)
         self.status = status
         self.retry_after = retry_after
-        """Seconds after which to come again."""
+        """Seconds after which to retry."""
 
 
 class Budget:
-    """Bytes that all callers together make the service hold."""
+    """Bytes that the service holds for all callers together."""
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
         self.holders: dict[Hold, None] = {}
 
     def make_room(self) -> bool:
-        """Close those that have not moved for a while, the longest first, until the rest fits; whether it does. Above
-        twice the limit, those that hold most are closed whether they move or not."""
+        """Close holders without progress for STALLED_SECONDS, the most stalled first, until the rest fits; returns
+        whether it does. Above twice the limit, the largest holders are closed even if they make progress."""
         since = time.monotonic() - STALLED_SECONDS
         stalled = sorted((held for held in self.holders if held.moved <= since), key=lambda held: held.moved)
         largest = sorted((held for held in self.holders if held.size > SMALL_BYTES), key=lambda held: -held.size)
@@ -172,18 +172,18 @@ class Budget:
 
 
 class Hold:
-    """What one caller makes the service hold; nothing after the context."""
+    """Bytes that the service holds for one caller; released at the end of the context."""
 
     def __init__(self, budget: Budget, close: Callable[[], object] | None = None) -> None:
-        """close: ends what the caller keeps from moving on; None where it waits for us."""
+        """close: ends a connection whose caller blocks progress; None if the caller waits for the service."""
         self.budget, self.close, self.size, self.moved, self.over = budget, close, 0, 0.0, False
 
     def resize(self, size: int, *, moved: bool = True, refused: bool = True) -> None:
-        """moved: the caller sent or read something. Raises BadRequest where there is no room, if that is `refused`."""
+        """moved: the caller sent or read something. refused: raise BadRequest if there is no room."""
         size = 0 if self.over else max(0, size)
         grown = size - self.size
         self.budget.size, self.size = self.budget.size + grown, size
-        if moved or grown == size:  # from nothing on
+        if moved or grown == size:  # it held nothing before
             self.moved = time.monotonic()
         if not size:
             self.budget.holders.pop(self, None)
@@ -207,47 +207,47 @@ class Hold:
 
 
 class CallerTokens:
-    """Those that callers may have."""
+    """The tokens that callers may use."""
 
     def __init__(self, settings: Settings) -> None:
-        self.file, self.all, self.looked, self.said = settings.token_file, [settings.token], -math.inf, ""
+        self.file, self.all, self.read_at, self.logged = settings.token_file, [settings.token], -math.inf, ""
         if self.file:
-            with suppress(OSError, ValueError):  # `now` says so
+            with suppress(OSError, ValueError):  # `now` logs it
                 self.all = read_tokens(self.file)
 
     def now(self) -> list[str]:
-        if self.file and time.monotonic() > self.looked + TOKEN_SECONDS:
-            self.looked = time.monotonic()
+        if self.file and time.monotonic() > self.read_at + TOKEN_SECONDS:
+            self.read_at = time.monotonic()
             try:
-                found, says = read_tokens(self.file), self.said
+                found, message = read_tokens(self.file), self.logged
             except (OSError, ValueError) as error:
-                found, says = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
+                found, message = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
             if found != self.all:
-                says = f"{len(found)} tokens are accepted now"
-            if says != self.said:
-                LOG.warning("rocstar: %s", says)
-            self.all, self.said = found, says
+                message = f"{len(found)} tokens are accepted now"
+            if message != self.logged:
+                LOG.warning("rocstar: %s", message)
+            self.all, self.logged = found, message
         return self.all
 
     def first(self) -> str:
         return self.now()[0]
 
     def caller_of(self, given: bytes, otherwise: object) -> int:
-        """Who has this token; where none is asked for, who comes from there. Raises BadRequest."""
+        """The caller with this token; if no token is required, the caller at `otherwise`. Raises BadRequest."""
         tokens = [token.encode() for token in self.now()]
         if tokens == [b""]:
             return caller_named(otherwise)
         if not any([hmac.compare_digest(given, token) for token in tokens]):
-            wrong = "this token is unknown here: ask whoever runs the service" if given else "a token is needed"
-            raise BadRequest(f"{wrong}; it is sent as `Authorization: Bearer TOKEN`", 401)
+            problem = "this token is unknown here: ask the service's operator" if given else "a token is needed"
+            raise BadRequest(f"{problem}; it is sent as `Authorization: Bearer TOKEN`", 401)
         return caller_named(given)
 
 
 def read_tokens(file: Path) -> list[str]:
-    """Raises OSError, and ValueError for what is no list of tokens."""
+    """Raises OSError, and ValueError unless the file is a list of tokens."""
     tokens = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     if not tokens or not all(map(is_token, tokens)):
-        raise ValueError("a token a line, of printable ASCII without blanks, is what it must hold")
+        raise ValueError("it must contain one token per line, of printable ASCII without blanks")
     return tokens
 
 
@@ -261,7 +261,7 @@ Shape = TypeVar("Shape")
 
 
 class Service:
-    """Runs calls over a client. Every call has exactly one Response, whatever fails; only a caller that has left has
+    """Runs calls over a client. Every call has exactly one Response, after any failure; only a disconnected caller has
     none. Cancelling the task that awaits it ends the program."""
 
     def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
@@ -269,35 +269,35 @@ class Service:
         self.client = client
         self.started = time.monotonic()
         self.draining = False
-        """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
+        """The service is shutting down: pending calls are answered, new ones on old connections are refused."""
         self.connections: set[FrameConnection] = set()
-        """Those that speak frames now."""
+        """Open connections that exchange frames."""
         self.tokens = CallerTokens(settings)
         self.budget = Budget(settings.max_held_mb * 2**20)
         self.held_back = 0
-        """Calls of batches that are not under way yet."""
+        """Calls of batches that have not been submitted yet."""
         self.ended = ended
-        """Given each response, for the metrics."""
+        """Called with each response, for the metrics."""
 
     def usage(self) -> Usage:
         usage = self.client.usage()
         return structs.replace(usage, waiting=usage.waiting + self.held_back)
 
     async def run(self, call: Call, *, waits: bool = False) -> Response:
-        """waits: for room in a full queue, as calls of a batch do; others are `overloaded` at once."""
+        """waits: the call waits for room in a full queue, as in a batch; else it is `overloaded` at once."""
         if call.files or len(call.code) > BIG_BODY_BYTES:
-            await asyncio.sleep(0)  # others first: encoding it takes a while
+            await asyncio.sleep(0)  # other tasks first: encoding this call takes a while
         return await self.outcome_of(call.id, self.client.run(call, waits=waits))
 
     async def outcome_of(self, name: str, running: Awaitable[Response]) -> Response:
-        """Its response, or one that says how we failed; `name` is the call's id. Raises SessionLost."""
+        """The call's response, or one about the service's failure; `name`: the call's id. Raises SessionLost."""
         try:
             response = await running
         except SessionLost:
             raise
         except SandboxDown as error:
             response = fault(name, str(error))
-        except Exception as error:  # a bug of ours, for which no caller waits without end
+        except Exception as error:  # a bug in rocstar, which must not make a caller wait forever
             LOG.exception("a call failed")
             response = fault(name, f"the service failed: {type(error).__name__}")
         self.ended(response)
@@ -307,10 +307,10 @@ class Service:
         self,
         items: Sequence[Item],
         call_of: Callable[[Item], Call | Response],
-        told: Callable[[Item, Response], Result],
+        result_of: Callable[[Item, Response], Result],
     ) -> list[Result]:
-        """What is told of every item's response, in their order. A window of them is under way at a time. Patience
-        counts from now on. Cancelling, or an error of `told`, ends what runs."""
+        """Run the call of each item; the `result_of` each response, in the order of items. A window of calls is pending
+        at a time. Patience counts from now on. Cancelling, or an error of `result_of`, ends the running programs."""
         arrived, rest = time.monotonic(), iter(enumerate(items))
         results: dict[int, Result] = {}
 
@@ -323,8 +323,8 @@ class Service:
                     response = structs.replace(response, patience_seconds=left)
                     response = await self.run(response, waits=len(items) > 1)
                 else:
-                    await asyncio.sleep(0)  # others are served between any two
-                results[index] = told(item, response)
+                    await asyncio.sleep(0)  # other tasks run between any two refused calls
+                results[index] = result_of(item, response)
 
         window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
         self.held_back += len(items)
@@ -339,54 +339,54 @@ class Service:
         return [results[index] for index in range(len(items))]
 
     def retry_headers(self, outcome: Outcome) -> Mapping[str, str]:
-        """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
+        """When to retry, whole seconds: the queue's duration if each slot runs ten programs a second."""
         if outcome is not ServiceOutcome.OVERLOADED:
             return {}
         seconds = 1 + self.usage().waiting // (10 * self.client.info().slots)
         return {"retry-after": str(min(seconds, MAX_RETRY_SECONDS))}
 
 
-class Asked(NamedTuple):
-    """One HTTP request, read whole."""
+class HttpRequest(NamedTuple):
+    """One complete HTTP request."""
 
     service: Service
     body: bytes
     name: str
-    """What stands in the path for `{id}`."""
+    """The part of the path at `{id}`."""
     held: Hold
 
     def hold(self, results: int) -> None:
-        """Bytes of results that wait for the last one. Raises BadRequest where they are too many."""
+        """Count the bytes of results that wait for the last one. Raises BadRequest if they are too many."""
         if results > MAX_REPLY_BYTES:
             raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls or cells at once", 413)
         if results > SMALL_BYTES:
             self.held.resize(len(self.body) + results)
 
 
-Serve = Callable[[Asked], Awaitable["HttpReply"]]
+Serve = Callable[[HttpRequest], Awaitable["HttpReply"]]
 """Raises BadRequest."""
 Endpoints = dict[tuple[str, str], Serve]
 """By method and path."""
 
 
 def decode(body: bytes, shape: type[Shape], wrong_field: int = 400) -> Shape:
-    """Raises BadRequest; `wrong_field` is the status for JSON that is not of this shape. What strings, names, lists and
-    objects there are is counted before any is built; a quote in a text has a backslash before it."""
+    """Raises BadRequest; `wrong_field`: the status for JSON of another shape. Strings, names, lists and objects are
+    counted before any is decoded; a quote inside a string has a backslash before it."""
     if len(body) > BIG_BODY_BYTES:
         parts = body.count(b"[") + body.count(b"{") + body.count(b'"') - body.count(b'\\"')
         if parts > MAX_PARTS:
-            raise BadRequest(f"the request has {parts} parts and at most {MAX_PARTS} are taken; send several", 413)
+            raise BadRequest(f"the request has {parts} parts and at most {MAX_PARTS} are accepted; send several", 413)
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong field: {error}", wrong_field) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        half = HALF_PAIR.search(body[-99:])  # msgspec takes it for the end of a body that was cut
-        why = "it has half of a surrogate pair, which is no character" if half else error
-        raise BadRequest(f"the request is not valid JSON: {why}") from error
+        half = HALF_PAIR.search(body[-99:])  # msgspec reports it as a truncated body
+        problem = "it has half of a surrogate pair, which is no character" if half else error
+        raise BadRequest(f"the request is not valid JSON: {problem}") from error
     except RecursionError:
         raise BadRequest("the request is nested too deeply") from None
 
 
 encode = msgspec.json.encode
-"""JSON; bytes become base64."""
+"""Value to JSON; bytes become base64."""

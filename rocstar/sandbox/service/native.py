@@ -1,7 +1,7 @@
-"""The native API: one call, a batch, sessions, and the frames that clients and gateways speak.
+"""The native API: one call, a batch, sessions, and the frames of clients and gateways.
 
-A program that was run is 200, whatever it did; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
-with a Retry-After. A batch is always 200: its calls have outcomes of their own.
+Status is 200 for every program that was run; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
+with a Retry-After. A batch is always 200: each of its calls has its own outcome.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from rocstar.sandbox.call import (
     failed,
 )
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoints, Hold, Service, decode
+from rocstar.sandbox.service.core import BadRequest, Endpoints, Hold, HttpRequest, Service, decode
 from rocstar.sandbox.settings import Settings
 from rocstar.sandbox.wire import FrameKind
 
-MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
-MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
-USAGE_SECONDS = 0.25  # between looks at our load
+MESSAGE_BYTES = 2**20  # of a WebSocket message, which may contain several frames or part of a long one
+MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call in a frame
+USAGE_SECONDS = 0.25  # between two readings of the service's load
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
 
 
 class HttpReply(responses.Response):
-    """What goes back."""
+    """The answer to an HTTP request."""
 
     media_type = "application/json"
 
@@ -54,7 +54,7 @@ class HttpReply(responses.Response):
 Seconds = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 GivenLimits = dict[str, int | float]
-"""Any of `Limits`; others are the service's own."""
+"""Any fields of `Limits`; missing ones are the service's defaults."""
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -62,7 +62,7 @@ class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
 
 
 class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
-    """One cell of a session; fields mean what those of `Call` do."""
+    """One cell of a session; fields as in `Call`."""
 
     code: str
     id: str = ""
@@ -84,7 +84,7 @@ class CallBatch(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A session; the limits are those of each cell."""
+    """A session; the limits are for each cell."""
 
     limits: GivenLimits = msgspec.field(default_factory=dict)
     seed: Seed | None = None
@@ -92,41 +92,41 @@ class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
 
 class ForkSession(Struct, forbid_unknown_fields=True, frozen=True):
     branches: Annotated[int, Meta(ge=1, le=MAX_BRANCHES)]
-    """How many sessions to make of this one."""
+    """Number of copies to make of the session."""
 
 
-async def run(asked: Asked) -> HttpReply:
-    service, shape = asked.service, decode(asked.body, CallShape)
+async def run(request: HttpRequest) -> HttpReply:
+    service, shape = request.service, decode(request.body, CallShape)
     call = call_of(shape, service.settings, service.settings.patience_seconds)
     return answer(service, await service.run(call))
 
 
 def answer(service: Service, response: Response) -> HttpReply:
-    """The response to one program or cell, with the HTTP status that goes with its outcome."""
+    """The response to one program or cell, with the HTTP status of its outcome."""
     return HttpReply(full(response), STATUS.get(response.outcome, 200), service.retry_headers(response.outcome))
 
 
 def full(response: Response) -> bytes:
-    """All its fields as JSON, also those that have their default."""
+    """All fields as JSON, defaults included."""
     return core.encode(structs.asdict(response))
 
 
-async def batch(asked: Asked) -> HttpReply:
+async def batch(request: HttpRequest) -> HttpReply:
     size = 0
 
-    def told(shape: CallShape, response: Response) -> bytes:
+    def result_of(shape: CallShape, response: Response) -> bytes:
         nonlocal size
         size += len(result := full(response))
-        asked.hold(size)
+        request.hold(size)
         return result
 
     def call_or_rejected(shape: CallShape) -> Call | Response:
         try:
-            return call_of(shape, asked.service.settings, core.BATCH_PATIENCE_SECONDS)
-        except BadRequest as error:  # one bad call does not spoil its batch
+            return call_of(shape, request.service.settings, core.BATCH_PATIENCE_SECONDS)
+        except BadRequest as error:  # one bad call does not fail its batch
             return failed(shape.id, ProgramOutcome.REJECTED, str(error))
 
-    results = await asked.service.run_all(decode(asked.body, CallBatch).calls, call_or_rejected, told)
+    results = await request.service.run_all(decode(request.body, CallBatch).calls, call_or_rejected, result_of)
     return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
 
 
@@ -148,13 +148,13 @@ def files_of(given: Mapping[str, str | Base64]) -> dict[str, bytes]:
     return {name: each.encode() if isinstance(each, str) else each.base64 for name, each in given.items()}
 
 
-@lru_cache(maxsize=1024, typed=True)  # most calls of a caller have the same
+@lru_cache(maxsize=1024, typed=True)  # most calls of a caller have the same limits
 def limits_of(settings: Settings, /, **given: int | float) -> Limits:
     """Raises BadRequest."""
     if unknown := sorted(given.keys() - Limits.__struct_fields__):
         known = " ".join(Limits.__struct_fields__)
         raise BadRequest(f"the request has a wrong field: there is no limit {unknown[0]!r:.80}, only {known}")
-    # More CPU than time is of use to threads only.
+    # Only programs with threads can use more CPU than wall time.
     cpu = {"cpu_seconds": given["wall_seconds"]} if "wall_seconds" in given else {}
     try:
         limits = msgspec.convert({**structs.asdict(core.default_limits(settings)), **cpu, **given}, Limits)
@@ -165,8 +165,8 @@ def limits_of(settings: Settings, /, **given: int | float) -> Limits:
     return limits
 
 
-async def open_session(asked: Asked) -> HttpReply:
-    service, shape = asked.service, decode(asked.body or b"{}", OpenSession)
+async def open_session(request: HttpRequest) -> HttpReply:
+    service, shape = request.service, decode(request.body or b"{}", OpenSession)
     limits = limits_of(service.settings, **shape.limits)
     name, patience = session_name(limits), service.settings.patience_seconds
     call = Call(id="", code="", limits=limits, seed=shape.seed, session=name, cell=1, patience_seconds=patience)
@@ -176,75 +176,75 @@ async def open_session(asked: Asked) -> HttpReply:
     return HttpReply(core.encode({"session": name}), 201)
 
 
-async def run_cell(asked: Asked) -> HttpReply:
-    """The response to a cell; those sent together run in their order."""
-    shape = decode(asked.body, CellShape)
-    files, patience = files_of(shape.files), shape.patience_seconds or asked.service.settings.patience_seconds
-    cell = later_cell(asked, id=shape.id, code=shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
-    return answer(asked.service, await in_session(asked, cell))
+async def run_cell(request: HttpRequest) -> HttpReply:
+    """Run a cell; concurrent requests run in their order."""
+    shape = decode(request.body, CellShape)
+    files, patience = files_of(shape.files), shape.patience_seconds or request.service.settings.patience_seconds
+    cell = later_cell(request, id=shape.id, code=shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
+    return answer(request.service, await in_session(request, cell))
 
 
-async def fork_session(asked: Asked) -> HttpReply:
-    count = decode(asked.body, ForkSession).branches
-    limits = limits_in(asked)
+async def fork_session(request: HttpRequest) -> HttpReply:
+    count = decode(request.body, ForkSession).branches
+    limits = limits_in(request)
     names = tuple(session_name(limits) for _ in range(count))
-    response = await in_session(asked, later_cell(asked, id="", code="", branches=names))
+    response = await in_session(request, later_cell(request, id="", code="", branches=names))
     if response.outcome is not ProgramOutcome.OK:
         is_refused = response.outcome is ProgramOutcome.REJECTED
-        why = f"the session was not forked: {response.message or response.outcome}"
-        raise BadRequest(why, 409 if is_refused else 503, None if is_refused else 5)
+        problem = f"the session was not forked: {response.message or response.outcome}"
+        raise BadRequest(problem, 409 if is_refused else 503, None if is_refused else 5)
     return HttpReply(core.encode({"sessions": names}), 201)
 
 
-async def end_session(asked: Asked) -> HttpReply:
-    if not asked.service.client.close_session(asked.name):
-        raise no_session(asked)
+async def end_session(request: HttpRequest) -> HttpReply:
+    if not request.service.client.close_session(request.name):
+        raise no_session(request)
     return HttpReply(b"", 204)
 
 
 def session_name(limits: Limits) -> str:
-    """The id of a new session: 128 random bits, so that who knows it owns the session (nothing lists ids), and the
-    limits of its cells, so that the service need not remember any."""
+    """The id of a new session: 128 random bits, so that knowing the id proves ownership (nothing lists ids), and the
+    limits of its cells, so that the service need not store them."""
     return "_".join([os.urandom(16).hex(), *map(str, structs.astuple(limits))])
 
 
-def limits_in(asked: Asked) -> Limits:
-    """Those that the session's id names. Raises BadRequest."""
+def limits_in(request: HttpRequest) -> Limits:
+    """The limits in the session's id. Raises BadRequest."""
     try:
-        _, *given = asked.name.split("_")
+        _, *given = request.name.split("_")
         named = dict(zip(Limits.__struct_fields__, map(msgspec.json.decode, given), strict=True))
-        return limits_of(asked.service.settings, **named)
-    except (ValueError, TypeError, BadRequest):  # nobody was given such an id
-        raise no_session(asked) from None
+        return limits_of(request.service.settings, **named)
+    except (ValueError, TypeError, BadRequest):  # the service has issued no such id
+        raise no_session(request) from None
 
 
-def later_cell(asked: Asked, **fields: Any) -> Call:
-    return Call(limits=limits_in(asked), session=asked.name, cell=2, **fields)  # its daemon counts them
+def later_cell(request: HttpRequest, **fields: Any) -> Call:
+    return Call(limits=limits_in(request), session=request.name, cell=2, **fields)  # its daemon counts cells
 
 
-async def in_session(asked: Asked, call: Call) -> Response:
-    """Raises BadRequest where the session is gone, also while it ran."""
+async def in_session(request: HttpRequest, call: Call) -> Response:
+    """Run a cell in its session. Raises BadRequest if the session is gone or ends during the cell."""
     try:
-        response = await asked.service.run(call)
+        response = await request.service.run(call)
     except SessionLost:
-        raise no_session(asked) from None
+        raise no_session(request) from None
     if response.outcome is ServiceOutcome.CANCELLED:
-        raise no_session(asked)
+        raise no_session(request)
     return response
 
 
-def no_session(asked: Asked) -> BadRequest:
-    why = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
-    return BadRequest(f"there is no session {asked.name[:40]!r}: {why}", 404)
+def no_session(request: HttpRequest) -> BadRequest:
+    reason = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
+    return BadRequest(f"there is no session {request.name[:40]!r}: {reason}", 404)
 
 
 class FrameConnection:
-    """Speaks `wire` on a WebSocket. Consumes frames, one task for each call, and produces theirs; `_send` is unblocked
-    by `push`. When the connection ends, its calls and sessions end."""
+    """Exchanges `wire` frames on a WebSocket. Consumes frames, with one task for each call, and produces the answers;
+    `_send` is unblocked by `push`. When the connection ends, its calls and sessions end."""
 
     def __init__(self, service: Service, socket: WebSocket) -> None:
         self.service, self.client, self.socket = service, service.client, socket
-        self.is_gateways = False  # its token has been the first at some time: it says whom it calls for
+        self.is_gateways = False  # its token was the first of the list at some time: its frames name their callers
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.sessions: set[str] = set()
         self.unsent = bytearray()
@@ -253,7 +253,7 @@ class FrameConnection:
         self.arriving, self.unread = Hold(service.budget, self.close), Hold(service.budget, self.close)
 
     async def converse(self) -> None:
-        self._look_at_tokens()
+        self._check_for_gateway()
         await self.socket.accept()
         tasks = [asyncio.create_task(work()) for work in (self._send, self._report)]
         reader = wire.FrameReader()
@@ -275,7 +275,7 @@ class FrameConnection:
             await self.socket.send_bytes(wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
             await self.socket.close()
         except (ValueError, KeyError) as error:  # KeyError: a message of text
-            core.LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
+            core.LOG.warning("a client sent an invalid frame (%s); its connection was closed", error)
             await self.socket.close(1002)
         finally:
             for task in (*tasks, *self.calls.values()):
@@ -290,7 +290,7 @@ class FrameConnection:
         self.unread.resize(self.unread.size + wire.HEADER.size + len(body), moved=False, refused=False)
 
     async def _make_room_for(self, arriving: int) -> None:
-        """Read no more while others hold all there is. Raises BadRequest where that lasts."""
+        """Stop reading while other callers fill the budget. Raises BadRequest if that lasts STALLED_SECONDS."""
         since = time.monotonic()
         while True:
             try:
@@ -304,19 +304,19 @@ class FrameConnection:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            with suppress(WebSocketDisconnect):  # `converse` hears of it too
+            with suppress(WebSocketDisconnect):  # `converse` handles it
                 while self.unsent:
                     await self.socket.send_bytes(message := bytes(self.unsent[:MESSAGE_BYTES]))
                     del self.unsent[: len(message)]
                     self.unread.resize(self.unread.size - len(message))
 
     def _take(self, frame: wire.Frame) -> None:
-        """Raises ValueError for what no client of ours sends."""
+        """Raises ValueError for a frame that clients never send."""
         match frame.kind:
             case FrameKind.CALL if frame.number not in self.calls:
                 self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
             case FrameKind.CANCEL:
-                if frame.number in self.calls:  # later, for a task that has not begun would end without an answer
+                if frame.number in self.calls:  # later, because a task cancelled before its start gives no answer
                     asyncio.get_running_loop().call_soon(self.calls[frame.number].cancel)
             case FrameKind.CLOSE:
                 name = wire.decode_text(frame.body)
@@ -327,13 +327,13 @@ class FrameConnection:
             case _:
                 raise ValueError(f"{frame.kind.name} with number {frame.number}")
 
-    def _look_at_tokens(self) -> None:
+    def _check_for_gateway(self) -> None:
         first = self.service.tokens.first()
         self.is_gateways |= not first or CALLER.get() == caller_named(first.encode())
 
     async def _answer(self, number: int, body: bytes) -> None:
-        """Exactly one RESPONSE or LOST, whatever happens."""
-        self._look_at_tokens()
+        """Send exactly one RESPONSE or LOST in every case."""
+        self._check_for_gateway()
         if (caller := wire.caller_of(number)) and self.is_gateways:
             CALLER.set(caller_named(CALLER.get(), caller))
         try:
@@ -352,11 +352,11 @@ class FrameConnection:
             if len(body) > core.SMALL_BYTES:
                 held.resize(len(body))
             call = wire.decode_call(body)
-            if why := self._complaint(call, len(body)):
-                return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, why))
+            if refusal := self._complaint(call, len(body)):
+                return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, refusal))
             if call.session:
                 self.sessions |= {call.session, *call.branches}
-            running = self.client.run(call, waits=False, again=False)  # who sent it sends it again, not we
+            running = self.client.run(call, waits=False, again=False)  # the sender retries, not the service
             return FrameKind.RESPONSE, wire.encode(await self.service.outcome_of(call.id, running))
         except BadRequest as error:
             return FrameKind.RESPONSE, wire.encode(failed(call.id, ServiceOutcome.OVERLOADED, str(error)))
@@ -366,20 +366,20 @@ class FrameConnection:
             return FrameKind.RESPONSE, wire.encode(failed("", ProgramOutcome.REJECTED, f"no call: {error}"[:1000]))
 
     def _complaint(self, call: Call, size: int) -> str:
-        """Why a call is not run, else empty. Raises BadRequest when none is taken any more."""
+        """Why a call is not run, else empty. Raises BadRequest while the service is shutting down."""
         if self.service.draining:
             raise BadRequest("the service is shutting down; send it elsewhere")
         if size > MAX_CALL_BYTES:
-            return f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
+            return f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are accepted; send less"
         return core.over_limits(call.limits, self.service.settings)
 
     async def _report(self) -> None:
-        """Our load, as often as it changes."""
-        told = None
+        """Send the service's load whenever it has changed."""
+        reported = None
         while True:
             await asyncio.sleep(USAGE_SECONDS)
-            if (usage := self.service.usage()) != told:
-                self.push(FrameKind.USAGE, 0, wire.encode(told := usage))
+            if (usage := self.service.usage()) != reported:
+                self.push(FrameKind.USAGE, 0, wire.encode(reported := usage))
 
 
 ENDPOINTS: Endpoints = {

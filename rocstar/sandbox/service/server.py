@@ -1,4 +1,4 @@
-"""uvicorn with bounds it lacks, our signals, and a drain that loses nothing.
+"""uvicorn with further bounds, our signal handling, and a drain that loses no call.
 
 Not here: the size of a body (`app`), and the sandbox behind it (`serve`)."""
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 16 * 1024
 SPARE_DESCRIPTORS = 256  # for the daemons, files, and connections on their way out
-BACKLOG = 4096  # connections the kernel holds for us while we are busy
-KEEP_ALIVE_SECONDS = 65  # longer than the 60 s after which proxies let go of an idle connection
-LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller could know are still taken
-UNREAD_SECONDS = 1.0  # for a caller that still sends to read why nobody listens
+BACKLOG = 4096  # connections that the kernel queues while the service is busy
+KEEP_ALIVE_SECONDS = 65  # longer than the 60 s after which proxies close an idle connection
+LINGER_SECONDS = 0.5  # after SIGTERM, in which calls that are already on their way are still accepted
+UNREAD_SECONDS = 1.0  # in which a caller that is still sending can read the refusal
 DRAIN_POLL_SECONDS = 0.05
-LOOK_SECONDS = 1.0  # between two looks at what a caller has not read
+LOOK_SECONDS = 1.0  # between two readings of a caller's unread bytes
 
 
 class Server(uvicorn.Server):
@@ -46,8 +46,8 @@ class Server(uvicorn.Server):
             Application(settings, self.service, metrics),
             http=BoundedProtocol,
             ws="websockets-sansio",
-            ws_max_size=MESSAGE_BYTES,  # those of clients are no longer: half a one is not counted
-            ws_ping_timeout=None,  # a caller that learns for minutes reads nothing; TCP finds those that are gone
+            ws_max_size=MESSAGE_BYTES,  # the size of clients' messages: an incomplete one is not counted in the budget
+            ws_ping_timeout=None,  # a caller in a long optimizer step reads nothing; TCP detects dead connections
             ws_per_message_deflate=False,
             loop="uvloop",
             lifespan="off",
@@ -65,11 +65,11 @@ class Server(uvicorn.Server):
         self.settings = settings
         self.listener = listener
 
-    def serve_until_told(self) -> None:
-        """Until SIGTERM or Ctrl-C."""
+    def serve_until_stopped(self) -> None:
+        """Serve until SIGTERM or Ctrl-C."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
-        for number in (signal.SIGTERM, signal.SIGINT):  # before the loop runs: an exception could be lost there
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the loop runs, where an exception could be lost
             signal.signal(number, self.stop)
         self.run([self.listener])
 
@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self, *_: object) -> None:
-        """The second time does not wait for calls that run."""
+        """Shut down; the second call does not wait for running calls."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -87,12 +87,12 @@ class Server(uvicorn.Server):
         self.service.client.attach()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Connections that come now are still served, each with its last answer; then uvicorn waits for the rest."""
+        """Serve new connections for LINGER_SECONDS, with one answer each; then uvicorn waits for pending calls."""
         self.service.draining = True
         self.server_state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(LINGER_SECONDS)
         for _ in range(int(self.settings.drain_seconds / DRAIN_POLL_SECONDS)):
-            # a frame's call is busy until its answer is sent: a gateway would wait for what we close before
+            # closing a frame connection before an answer is sent would leave a gateway waiting for it
             if self.force_exit or not any(frames.calls or frames.unsent for frames in self.service.connections):
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -111,7 +111,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def refusal(status: str, sentence: str) -> bytes:
-    """A whole response, for a connection that has no request yet."""
+    """A complete response, for a connection without a request."""
     body = encode({"error": sentence})
     head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
@@ -124,20 +124,20 @@ NO_HTTP = refusal("400 Bad Request", "this is no HTTP/1.1 request")
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, with bounds on headers, on the time a request takes to arrive and on connections. Cancels the task of
-    a request whose caller leaves."""
+    """uvicorn's protocol, with bounds on headers, on the time until a request has arrived, and on connections. Cancels
+    the task of a request whose caller disconnects."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.header_bytes: int | None = 0
-        """Of the request that is arriving; None while its body is."""
+        """Header bytes of the arriving request; None while its body arrives."""
         self.arriving: asyncio.TimerHandle | None = None
         """Ends a request that arrives too slowly."""
         self.unread = Hold(self.app.service.budget, transport.abort)
         self.leaving = self.ended = False
-        """The next answer is the last one here; it was."""
+        """leaving: the next answer on this connection is the last; ended: the last one has been sent."""
         self.unanswered: deque[RequestResponseCycle] = deque()
-        """The first is served; a caller may send others ahead."""
+        """The first is being served; a caller may send further requests meanwhile."""
         left = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - len(self.connections)
         if left < SPARE_DESCRIPTORS // 2:
             transport.abort()
@@ -147,14 +147,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
 
     def end(self, answer: bytes) -> None:
-        """Answer and close, whatever was asked."""
+        """Answer and close, for any request."""
         if not self.ended and not self.transport.is_closing():
             self.app.metrics.statuses[answer[9:12].decode()] += 1
             self.transport.write(answer)
             self.close_unread()
 
     def close_unread(self) -> None:
-        """Close when the caller does, or soon: a socket closed with unread bytes is reset, and its answer lost."""
+        """Close when the caller does, or soon: closing a socket with unread bytes resets it and loses the answer."""
         self.ended = True
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -164,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.arrived()
         self.unread.end()
-        for cycle in self.unanswered:  # uvicorn tells the last alone
+        for cycle in self.unanswered:  # uvicorn notifies only the last
             cycle.disconnected = True
         if self.unanswered and (task := (scope := self.unanswered[0].scope).get("task")) is not None:
             scope["left"] = True  # type: ignore[typeddict-unknown-key]
@@ -220,8 +220,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def answer(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        """Write a whole response at once. The cycle's `send` writes twice and checks again what we made: a tenth of a
-        call. Raises RuntimeError when a response has begun."""
+        """Write a complete response at once. The cycle's `send` writes twice and validates again, which takes a tenth
+        of a call's time. Raises RuntimeError when a response has begun."""
         if cycle.response_started:
             raise RuntimeError("a response failed after it had begun")
         self.unanswered.popleft()
@@ -245,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.on_response()
 
     def look(self) -> None:
-        """Count what the caller has not read, as long as there is any."""
+        """Count the bytes that the caller has not read, repeatedly while there are any."""
         if self.unread.over or not ((size := self.transport.get_write_buffer_size()) or self.unread.size):
             return
         try:
@@ -255,7 +255,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def shutdown(self) -> None:
-        """uvicorn drains. A connection that looks idle may hold a request that we have not read yet."""
+        """Called by uvicorn's drain. A connection that looks idle may contain an unread request."""
         self.leaving = True
         if not self.has_unread_bytes():
             super().shutdown()

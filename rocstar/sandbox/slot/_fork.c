@@ -1,9 +1,9 @@
 /* The loop of a slot: forks and reaps, and never sees a payload or output. Between two calls no Python runs in the slot,
-   so next to none of the memory that its programs share with it is written to, and copied.
+   so almost none of the memory that it shares with its programs is written to and copied.
 
-   Also `pause` and `restore`, by which a notebook goes on in another slot: see daemon/snapshot.py.
+   Also `pause` and `restore`, which continue a notebook in another slot: see daemon/snapshot.py.
 
-   Not covered: walls, everything else that happens in the program's process. */
+   Not here: walls, and the rest of the program's process. */
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -36,8 +36,8 @@
 #endif
 
 #define CONTROL 3           /* descriptor of control in the program's process */
-#define OLD_DESCRIPTORS 256 /* a slot holds fewer, where the kernel has no close_range */
-#define LIST_BYTES (1 << 13) /* of numbers of children; the rest is found at the next look */
+#define OLD_DESCRIPTORS 256 /* more than a slot has; for kernels without close_range */
+#define LIST_BYTES (1 << 13) /* of process ids of children; the next read finds the rest */
 
 enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
 
@@ -49,15 +49,15 @@ struct __attribute__((packed)) ended { /* channel.ENDED */
     uint8_t reusable;
 };
 
-struct slot { /* descriptors and settings as `walls` has them; and */
+struct slot { /* descriptors and settings from `walls`, and the slot's state */
     int channel, reset;
     bool private;           /* in a pid namespace of its own, as its first process */
     int children;           /* elsewhere: descriptor of the list of this process's children; -1 without */
     const char *workdir;
     struct stat fresh;      /* the working directory before any program */
-    struct timespec opened; /* when the program came into it, by the clock of files */
-    bool counted;           /* no process so far but forks of ours whose number would tell of it */
-    pid_t last;             /* number of the last fork */
+    struct timespec opened; /* when the program started in it, by the clock of the file system */
+    bool counted;           /* only our own forks have used process ids of the namespace so far */
+    pid_t last;             /* process id of the last fork */
     double children_seconds;
 };
 
@@ -66,11 +66,11 @@ static int64_t nanoseconds(struct timespec time) { return time.tv_sec * INT64_C(
 static double seconds_of(clockid_t clock)
 {
     struct timespec time = {0};
-    clock_gettime(clock, &time); /* zero where the process is gone */
+    clock_gettime(clock, &time); /* zero if the process is gone */
     return (double)nanoseconds(time) * 1e-9;
 }
 
-/* The descriptors of a call; ends the process when the daemon has gone. */
+/* Receive the descriptors of a call; ends the process if the daemon has closed the channel. */
 static void receive(const struct slot *slot, int fds[DESCRIPTORS])
 {
     char kind, room[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
@@ -83,7 +83,7 @@ static void receive(const struct slot *slot, int fds[DESCRIPTORS])
     memcpy(fds, CMSG_DATA(extra), DESCRIPTORS * sizeof(int));
 }
 
-/* In a fresh fork: nothing of the slot, and Python as it was. Control's descriptor. */
+/* In a fresh fork: close the slot's descriptors and prepare Python; returns control's descriptor. */
 static PyObject *become_child(const struct slot *slot, const int fds[DESCRIPTORS])
 {
     sigset_t none;
@@ -102,7 +102,7 @@ static PyObject *become_child(const struct slot *slot, const int fds[DESCRIPTORS
 
 static double seconds(struct timeval time) { return (double)time.tv_sec + (double)time.tv_usec * 1e-6; }
 
-/* Reap a dead process and count what it has used. Its wait status. */
+/* Reap an ended process and add its use of CPU and memory; returns its wait status. */
 static int reap(struct ended *ended, pid_t pid)
 {
     int status = 0;
@@ -130,17 +130,17 @@ static void kill_all(const struct slot *slot, pid_t pid)
         kill(-1, SIGKILL);
         return;
     }
-    kill(-pid, SIGKILL); /* its group, if it has made one yet */
+    kill(-pid, SIGKILL); /* its process group, if it has made one yet */
     ssize_t size = slot->children < 0 ? 0 : pread(slot->children, list, sizeof list - 1, 0);
-    while (size > 0 && list[size - 1] != ' ') /* a number that is cut off would be another process's */
+    while (size > 0 && list[size - 1] != ' ') /* a process id that is cut off would be another one */
         size--;
     list[size < 0 ? 0 : size] = 0;
     signal_all(list, SIGSTOP);
     signal_all(list, SIGKILL);
 }
 
-/* Until the first process is dead; then kill and reap the rest. Orphans come to us when their parents die: no child
-   means that nothing of the call is left. */
+/* Wait until the first process has ended; then kill and reap the rest. Orphans become our children when their parents
+   end: no child means that no process of the call is left. */
 static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, double started)
 {
     sigset_t expected;
@@ -168,8 +168,8 @@ static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, d
     }
 }
 
-/* Whether a program may have left a trace in the working directory. Every change of a folder sets its ctime, which
-   nobody can forge, but no finer than the clock of files ticks; reading it sets its atime. */
+/* Whether a program may have left a trace in the working directory. Every change of a folder sets its ctime, which no
+   program can forge, but only to the resolution of the file system's clock; reading it sets its atime. */
 static bool is_touched(const struct slot *slot)
 {
     struct stat now;
@@ -186,7 +186,7 @@ static bool renew(struct slot *slot)
     return heard && answer == 1 && stat(slot->workdir, &slot->fresh) == 0;
 }
 
-/* Answer the call whose first process has just been forked; false: the slot can serve no other. */
+/* Answer the call whose first process has just been forked; false: the slot can serve no other call. */
 static bool end_call(struct slot *slot, pid_t pid, double started)
 {
     struct ended ended = {.stale = !slot->counted};
@@ -195,7 +195,7 @@ static bool end_call(struct slot *slot, pid_t pid, double started)
     sigemptyset(&stop);
     sigaddset(&stop, SIGUSR1);
     await_end(slot, &ended, pid, started);
-    if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* too late: it must not end the next call */
+    if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* arrived after the end: it must not end the next call */
         ended.stopped = true;
     slot->children_seconds += ended.cpu_seconds;
     ended.slot_cpu_seconds = slot->children_seconds + seconds_of(CLOCK_PROCESS_CPUTIME_ID);
@@ -269,9 +269,9 @@ enum { UNMAP, ZERO, DATA, COPY, HEAP, FILED };
 #define STEPS_BYTES (1 << 20)
 #define STACK_BYTES (1 << 17)
 
-/* Lies at the same address in all forks of a zygote, and is not restored: where `restore` itself works. */
+/* Memory of `restore` itself: at the same address in all forks of a zygote, and not replaced. */
 static struct arena {
-    uint64_t heap; /* where the heap of a notebook that waits ends */
+    uint64_t heap; /* end of the heap of a waiting notebook */
     char stack[STACK_BYTES];
     char steps[STEPS_BYTES];
     size_t count;
@@ -279,7 +279,7 @@ static struct arena {
     bool restored;
 } *arena;
 
-static ucontext_t paused; /* where a notebook goes on */
+static ucontext_t paused; /* where a copied notebook continues */
 
 static size_t arena_bytes;
 
@@ -341,7 +341,7 @@ static bool take(const struct step *step)
     }
 }
 
-/* On the arena's stack: whatever else the process has is replaced. */
+/* Runs on the arena's stack: all other memory of the process is replaced. */
 static void take_all(void)
 {
     for (size_t n = 0; n < arena->count; n++)

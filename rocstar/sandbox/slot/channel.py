@@ -1,16 +1,16 @@
-"""The bytes between the daemon, a slot and the programs in it. Plain structs and marshalled values: nothing else.
+"""The bytes between the daemon, a slot and the programs in it: plain structs and marshalled values only.
 
-The daemon owns every pipe of a call; a slot sees numbers only, so nothing of one call can be found in the memory that
-the next call's process is forked from.
+The daemon owns every pipe of a call; a slot sees only descriptors, so the memory that the next call's process is forked
+from contains no data of an earlier call.
 
     daemon -> slot      RUN, with three descriptors: stdout, stderr, control
-    daemon -> slot      SIGUSR1: end what runs
+    daemon -> slot      SIGUSR1: end the running program
     slot -> daemon      ENDED, exactly one for each byte; a slot that cannot serve another call then exits
     daemon -> program   on control: LENGTH, then a marshalled Program or NotebookPayload
-    program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`), and another one of its files
-    daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; it answers each with a report
-                        Fork and a descriptor for its files: after its report it waits for GO
-    daemon -> branch    on control: Become and descriptors of a snapshot, then Branch, which it reports on
+    program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`), then one of its files
+    daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; the notebook answers each with a report
+                        Fork and a descriptor for its files: after its report the notebook waits for GO
+    daemon -> branch    on control: Become and descriptors of a snapshot, then Branch, answered with a report
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from typing import Any, NamedTuple
 
 RUN = b"R"
 CONTROL = 3
-"""Descriptor of control in a program's process."""
+"""Descriptor of the control socket in a program's process."""
 
 LENGTH = struct.Struct("=I")
 
-MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are kept apart from the traceback
+MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are reported beside the traceback
 MAX_VALUE_BYTES = 192 * 2**10  # leaves room for the exception in a report of 256 KiB
-MAX_FILES_BYTES = 16 * 2**20  # of files that are read back, together
+MAX_FILES_BYTES = 16 * 2**20  # of returned files, together
 MAX_IMAGES_BYTES = 8_000_000  # together
 
 GO = b"g"
-"""A byte to a notebook that waits, or one that descriptors come with."""
+"""The byte that lets a waiting notebook continue, and the byte sent along with descriptors."""
 
 ENDED = struct.Struct("=i??ddddQ?")
-"""The fields of an Ended. Daemon and slot are one machine: native order, no padding, a packed struct in `_fork.c`."""
+"""The fields of an Ended. Daemon and slot share a machine: native order, no padding, a packed struct in `_fork.c`."""
 
 
 class Ended(NamedTuple):
-    """How the process ended that a slot forked."""
+    """How a process forked by a slot ended."""
 
     wait_status: int
-    """As `os.waitpid` gives it."""
+    """As returned by `os.waitpid`."""
     stopped: bool
-    """A SIGUSR1 came before its end. A program can send one too: only the daemon knows whether it did."""
+    """The slot received SIGUSR1 before the process ended, perhaps from a program: the daemon knows if it sent one."""
     stale: bool
-    """Nothing was run: an earlier call started processes, and their number would be visible to this one."""
+    """Nothing was run: an earlier call started processes, whose number this call could observe in its process ids."""
     run_seconds: float
     """From the fork to the end of the program's process."""
     cpu_seconds: float
-    """Of all processes of the call."""
+    """CPU of all processes of the call."""
     own_cpu_seconds: float
-    """Of the program's first process alone, its threads included."""
+    """CPU of the program's first process alone, its threads included."""
     slot_cpu_seconds: float
-    """Of the slot and everything it has run since it started."""
+    """CPU of the slot and of everything that it has run since it started."""
     peak_memory_bytes: int
     """Largest resident set of one process."""
     reusable: bool
-    """False: the slot exits after this."""
+    """False: the slot exits after this report."""
 
 
 def parse_ended(data: bytes) -> Ended:
@@ -69,7 +69,7 @@ def parse_ended(data: bytes) -> Ended:
 
 
 class Program(NamedTuple):
-    """One program. Plain values: marshalled as a tuple, quick to read."""
+    """One program. Plain values: marshalled as a tuple, fast to read."""
 
     code: str
     stdin: str
@@ -83,7 +83,7 @@ class Program(NamedTuple):
 
 
 class NotebookPayload(NamedTuple):
-    """A session's process: it runs cells until its control connection closes."""
+    """Start a session's process, which runs cells until its control connection closes."""
 
     seed: int
     memory_bytes: int
@@ -102,7 +102,7 @@ class CellPayload(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Wait, to be copied."""
+    """Wait while the daemon copies this process."""
 
 
 class Become(NamedTuple):
@@ -113,12 +113,12 @@ class Become(NamedTuple):
     folder: str
     umask: int
     offset: int
-    """Of the steps in the snapshot."""
+    """Position of the steps in the snapshot's file."""
     steps: int
 
 
 class Branch(NamedTuple):
-    """You are a copy."""
+    """The first message to a copied notebook, with its seed."""
 
     seed: int
 
@@ -129,13 +129,13 @@ NAMES = {kind: name for name, kind in PAYLOADS.items()}
 
 
 def pack(payload: Payload) -> bytes:
-    """Length and body, as they go over control."""
+    """Length and body as bytes for control."""
     body = marshal.dumps((NAMES[type(payload)], tuple(payload)))
     return LENGTH.pack(len(body)) + body
 
 
 def receive(control: int) -> Any:
-    """The next payload, in the program's process, from the daemon alone. Raises EOFError where that has gone."""
+    """In the program's process: the next payload, which only the daemon can send. Raises EOFError at its end."""
     (size,) = LENGTH.unpack(read(control, LENGTH.size))
     name, values = marshal.loads(read(control, size))
     return PAYLOADS[name](*values)
@@ -161,7 +161,7 @@ def send_descriptors(control: int, descriptors: Sequence[int]) -> None:
 
 
 def receive_descriptors(control: int, count: int) -> list[int]:
-    """Raises EOFError where they have not come."""
+    """Raises EOFError unless exactly `count` arrive."""
     with socket.socket(fileno=os.dup(control)) as connection:
         _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
     if len(descriptors) != count:
@@ -170,7 +170,7 @@ def receive_descriptors(control: int, count: int) -> list[int]:
 
 
 def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] = ()) -> None:
-    """Head and tail of a report. Raises OSError where nobody reads any more."""
+    """Write the head and the tail of a report. Raises OSError if the daemon no longer reads."""
     tail = [*tail]
     for part in (report_head(head, sum(map(len, tail))), *tail):
         data = memoryview(part)
@@ -180,8 +180,8 @@ def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] 
 
 def report_head(head: Mapping[str, object], tail_bytes: int = 0) -> bytes:
     """Length, `head` as JSON, and a newline. Fields of a head, all optional: `exception` (type, message, line or null),
-    `value` (bytes of it that are in the tail), `dropped` (bytes of it that are not), `status` (a cell's exit status),
-    `files` (path and bytes of each), `images` (bytes of each), `refused` (why a cell was not run). The tail is the
-    value, the files and the images, in the order of the head."""
+    `value` (its bytes in the tail), `dropped` (bytes of the value that are not), `status` (a cell's exit status),
+    `files` (path and size of each), `images` (size of each), `refused` (why a cell was not run). The tail is the value,
+    the files and the images, in the order of the head."""
     body = json.dumps(head, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     return LENGTH.pack(len(body) + tail_bytes) + body

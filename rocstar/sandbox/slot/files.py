@@ -1,7 +1,7 @@
-"""Files of a call in the working directory: written before a program runs, read back for the caller who asks for them.
+"""Files of a call in the working directory: written before a program runs, read afterwards if the caller fetches them.
 
-Runs behind the walls. Reading follows no link, neither at the end of a path nor on the way. What cannot be read is left
-out: the caller sees by its absence that it is not there. `pack` and `unpack` carry all files over to a branch.
+Runs behind the walls. Reading follows no symbolic link in any part of a path. A file that cannot be read is missing
+from the response. `pack` and `unpack` copy all files to a branch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must
 
 
 def write(files: Mapping[str, bytes]) -> str:
-    """Write each to its path relative to the working directory; why one could not be written, in a sentence, or ""."""
+    """Write each to its path relative to the working directory; a sentence on the first that could not be, or ""."""
     for path, content in files.items():
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -31,12 +31,12 @@ def write(files: Mapping[str, bytes]) -> str:
 
 
 def sizes(files: Mapping[str, bytes]) -> list[tuple[str, int]]:
-    """How the head of a report announces them."""
+    """The `files` field of a report's head."""
     return [(path, len(content)) for path, content in files.items()]
 
 
 def read(paths: Sequence[str]) -> dict[str, bytes]:
-    """Each that is there and fits into what is left of MAX_FILES_BYTES. Relative to the working directory."""
+    """Each that exists and fits into the rest of MAX_FILES_BYTES. Paths are relative to the working directory."""
     found: dict[str, bytes] = {}
     room = MAX_FILES_BYTES
     for path in paths:
@@ -47,28 +47,28 @@ def read(paths: Sequence[str]) -> dict[str, bytes]:
 
 
 def content(path: str, room: int) -> bytes:
-    """Raises OSError or ValueError where it is no file below the working directory, or larger than `room`."""
+    """Raises OSError or ValueError unless it is a regular file of at most `room` bytes below the working directory."""
     *folders, name = os.path.normpath(path).split("/")
     if os.path.isabs(path) or ".." in (*folders, name):
         raise ValueError(f"{path!r} is not below the working directory")
-    here = os.open(".", FOLDER)
+    parent = os.open(".", FOLDER)
     try:
-        device = os.fstat(here).st_dev
+        device = os.fstat(parent).st_dev
         for folder in folders:
-            inner = os.open(folder, FOLDER, dir_fd=here)
-            os.close(here)
-            here = inner
-        with open(os.open(name, FILE, dir_fd=here), "rb") as file:
+            inner = os.open(folder, FOLDER, dir_fd=parent)
+            os.close(parent)
+            parent = inner
+        with open(os.open(name, FILE, dir_fd=parent), "rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode) or state.st_dev != device or state.st_size > room:
                 raise ValueError(f"{path!r} is not a file of at most {room} bytes")
             return file.read(state.st_size)
     finally:
-        os.close(here)
+        os.close(parent)
 
 
 def pack(folder: str, target: int) -> str:
-    """Write all that a folder holds to an empty file, or why that cannot be, in a sentence."""
+    """Write everything in a folder to an empty file; a sentence if something cannot be copied, else ""."""
     with open(target, "wb", closefd=False) as out:
         for path in below(folder, os.lstat(folder).st_dev):
             try:
@@ -89,29 +89,29 @@ def pack(folder: str, target: int) -> str:
 
 
 def unpack(folder: str, source: int) -> None:
-    """What `pack` has written. Raises OSError."""
+    """Restore what `pack` has written. Raises OSError."""
     folders = []
     with open(source, "rb", 0, closefd=False) as packed:
         while entry := marshal.load(packed):
-            name, mode, changed, link, size = entry
+            name, mode, modified, link, size = entry
             path = f"{folder}/{name}"
             if link:
                 os.symlink(link, path)
                 continue
             if stat.S_ISDIR(mode):
                 os.mkdir(path)
-                folders.append((path, mode, changed))
+                folders.append((path, mode, modified))
                 continue
             with open(path, "wb", 0) as file:
                 send(file.fileno(), source, size)
-            finish(path, mode, changed)
+            finish(path, mode, modified)
     for each in reversed(folders):
         finish(*each)
 
 
-def finish(path: str, mode: int, changed: int) -> None:
+def finish(path: str, mode: int, modified: int) -> None:
     os.chmod(path, stat.S_IMODE(mode))
-    os.utime(path, ns=(changed, changed))
+    os.utime(path, ns=(modified, modified))
 
 
 def send(target: int, source: int, size: int) -> None:
@@ -123,7 +123,7 @@ def send(target: int, source: int, size: int) -> None:
 
 
 def below(folder: str, device: int) -> Iterator[str]:
-    """All paths on the folder's own disk, folders before what they hold."""
+    """All paths on the folder's own file system, folders before their contents."""
     for entry in os.scandir(folder):
         if entry.stat(follow_symlinks=False).st_dev == device:
             yield entry.path

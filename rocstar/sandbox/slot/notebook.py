@@ -1,9 +1,9 @@
-"""The process of a session: one live Python that runs cell after cell, as a notebook's kernel does.
+"""The process of a session: one Python process that runs cell after cell, as a notebook's kernel does.
 
 Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
-failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Asked to fork,
-it packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here: the wall limit, other
-processes of the session, output. Those are the daemon's.
+failed cell keeps its effects. SIGINT ends a cell and not the process, as soon as Python checks for signals. To fork, it
+packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here, because the daemon does
+it: the wall limit, other processes of the session, output.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rocstar.sandbox.slot.program import Base, Execution
 MAX_IMAGES = 16
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
 FORK_CPU_SECONDS = 5.0  # for packing files
-IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the session ends
+IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it the session ends
 
 
 class CPUTimeout(BaseException):
-    """A cell has used the CPU it may use; not an Exception, because programs often catch those."""
+    """A cell has reached its CPU limit; not an Exception, because programs often catch those."""
 
 
-CPUTimeout.__module__ = "builtins"  # that is how it is shown
+CPUTimeout.__module__ = "builtins"  # so that tracebacks show the plain name
 
 
 class Notebook:
     def __init__(self, control: int, memory: int, base: Base) -> None:
-        """memory: address space the process may use, bytes."""
+        """memory: address space that the process may use, bytes."""
         self.control = control
         self.memory = memory
         self.base = base
@@ -49,7 +49,7 @@ class Notebook:
         self.cpu_seconds = IDLE_CPU_SECONDS
 
     def serve(self) -> NoReturn:
-        """Until control closes."""
+        """Answer cells until control closes."""
         while True:
             task = channel.receive(self.control)
             if not isinstance(task, channel.Fork):
@@ -59,14 +59,14 @@ class Notebook:
             else:
                 continue
             if os.getpid() != self.pid:
-                os._exit(0)  # a fork of the cell that came back here
+                os._exit(0)  # a process that the cell forked has returned here
             try:
                 channel.send_report(self.control, head, tail)
-            except OSError:  # the cell has closed it, or the session is over: the status is all that can be told
+            except OSError:  # the cell has closed control, or the session is over: report the status alone
                 os._exit(int(str(head["status"])))
 
     def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
-        """Run a cell; its report. Signals raise exceptions meanwhile; one that escapes is the cell's failure."""
+        """Run a cell; return its report. Signals raise exceptions meanwhile; an uncaught one is the cell's failure."""
         execution = Execution(cell.code, f"<cell {cell.number}>", self.module, cell.output_bytes)
         refused = ""
         images: list[bytes] = []
@@ -88,7 +88,7 @@ class Notebook:
         return self.report(execution, files.read(cell.fetch), images)
 
     def fork(self) -> str:
-        """Wait until this process has been copied, and report it, or why not. The copies come back here too."""
+        """Report, and wait until this process is copied; why it cannot be, or "". The copies return from here too."""
         compiled = sys.modules.get("rocstar.sandbox.slot._fork")
         (packed,) = channel.receive_descriptors(self.control, 1)
         self.allow_cpu(FORK_CPU_SECONDS)
@@ -110,7 +110,7 @@ class Notebook:
         return ""
 
     def settle(self, execution: Execution) -> None:
-        """After a cell: flush streams and set the limits again; what the cell did stays."""
+        """After a cell: flush streams and set the limits again; other effects of the cell stay."""
         program.flush_all()
         self.allow_cpu(IDLE_CPU_SECONDS)
         execution.reserve.close()
@@ -131,7 +131,7 @@ class Notebook:
 
     def catch_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGXCPU):
-            if signal.getsignal(number) != self.interrupt:  # at first, and where a cell has set its own
+            if signal.getsignal(number) != self.interrupt:  # at first, and after a cell has set its own handler
                 signal.signal(number, self.interrupt)
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -143,7 +143,7 @@ class Notebook:
             os._exit(1)
 
     def allow_cpu(self, seconds: float) -> None:
-        """From now on; rounded up to a whole second of the process's clock."""
+        """Set the CPU limit from now on, rounded up to a whole second of the process's CPU time."""
         self.cpu_seconds = seconds
         whole = math.ceil(time.process_time() + seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
@@ -159,11 +159,11 @@ def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
     except (EOFError, OSError):
         pass  # the session is over
     finally:
-        os._exit(1)  # or the report of a cell could not be made: that is no success
+        os._exit(1)  # also if the report of a cell could not be made: a failure
 
 
 def become(task: channel.Become, control: int, base: Base) -> NoReturn:
-    """Go on as the copy of another notebook."""
+    """Turn this process into the copy of another notebook and continue there."""
     memory, packed = channel.receive_descriptors(control, 2)
     program.limit(program.limits(base, task.memory_bytes, task.processes))
     try:
@@ -171,7 +171,7 @@ def become(task: channel.Become, control: int, base: Base) -> NoReturn:
         os.chdir(task.folder)
         os.umask(task.umask)
         os.close(packed)
-    except (OSError, ValueError, EOFError, TypeError) as error:  # ill-made things of a hostile notebook too
+    except (OSError, ValueError, EOFError, TypeError) as error:  # malformed entries of a hostile notebook too
         channel.send_report(control, {"refused": f"a file could not be copied: {error}", "status": 1})
     else:
         sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.steps)
@@ -179,13 +179,13 @@ def become(task: channel.Become, control: int, base: Base) -> NoReturn:
 
 
 def figures() -> list[bytes]:
-    """Those that matplotlib holds open, as PNG; they are closed."""
+    """matplotlib's open figures as PNG; closes them."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     images: list[bytes] = []
     if pyplot is None:
         return images
     room = MAX_IMAGES_BYTES
-    with suppress(Exception):  # the cell may have made anything of the module
+    with suppress(Exception):  # the cell may have changed the module in any way
         for number in pyplot.get_fignums()[:MAX_IMAGES]:
             buffer = io.BytesIO()
             with suppress(Exception):

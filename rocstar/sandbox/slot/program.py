@@ -1,12 +1,12 @@
-"""The forked process of a call: runs one program as `__main__` and ends. Everything here happens behind the walls.
+"""The forked process of a call: runs one program as `__main__` and ends. Everything here runs behind the walls.
 
-What it reports (value, exception) can be forged by the program; whether it ran, failed or was killed comes from the
-kernel and cannot.
+The program can forge the report of this process (value, exception); it cannot forge whether it ran, failed or was
+killed, which the kernel reports.
 """
 
 from __future__ import annotations
 
-import _ast as ast  # without the rest of `ast`, which no program should have to carry
+import _ast as ast  # without the rest of `ast`, which would cost every program memory
 import _thread
 import atexit
 import builtins
@@ -32,8 +32,8 @@ FILENAME = "<program>"
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
 MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
 MEMORY_ERROR_FRAMES = 20
-RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
-MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
+RESERVE_BYTES = 2**20  # of address space, freed first when a program has failed because memory ran out
+MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported after its program has ended
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
@@ -44,14 +44,14 @@ Limit = tuple[int, int, int]
 
 
 class Base(NamedTuple):
-    """What a program's process inherits."""
+    """The state of the zygote that a program's process inherits."""
 
     memory: int
     """Address space in use before any program, bytes."""
     inside: Inside
     seeder: Seeder
     hooks: Hooks
-    """To be done when the program forks."""
+    """To be registered for the program's own forks."""
 
 
 def main(task: channel.Program, control: int, base: Base) -> NoReturn:
@@ -59,20 +59,20 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     status, process, folder = 1, os.getpid(), os.getcwd() if task.fetch else ""
     try:
         enter(base, task.seed)
-        gc.freeze()  # so that what is not frozen at the end is the program's
-        cpu = max(1, -int(-task.cpu_seconds // 1))  # the kernel knows no parts of a second: rounded up
+        gc.freeze()  # so that objects not frozen at the end are the program's
+        cpu = max(1, -int(-task.cpu_seconds // 1))  # rounded up to the kernel's whole seconds
         bounds = limits(base, task.memory_bytes, task.processes)
         status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
         finish()
-        if task.fetch and os.getpid() == process:  # a fork of the program may come back here
+        if task.fetch and os.getpid() == process:  # a process that the program forked may return here
             send_files(task.fetch, folder, control)
     finally:
         os._exit(status)
 
 
 def send_files(paths: Sequence[str], folder: str, control: int) -> None:
-    """When the program is over. folder: the working directory, which it may have left."""
-    with suppress(OSError, ValueError):  # it has closed control, or may not have the slack
+    """After the program has ended. folder: the working directory, which the program may have left."""
+    with suppress(OSError, ValueError):  # the program has closed control, or may not raise its memory limit
         allow_slack()
         os.closerange(control + 1, MOST_FILES)
         os.chdir(folder)
@@ -81,24 +81,24 @@ def send_files(paths: Sequence[str], folder: str, control: int) -> None:
 
 
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
-    """Its exit status; what there is to say goes over control."""
+    """Run the program and send its report over control; the exit status."""
     refused = prepare(task) if task.files or task.stdin else ""
-    if refused:  # the disk is full: what could be known before is refused by `check`
+    if refused:  # the disk is full: `check` refuses other faults earlier
         write_stderr(f"{refused}\n")
         return 1
     limit(bounds)
     execution = Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes)
     pid = os.getpid()
     execution.run()
-    if os.getpid() == pid and (head := execution.head()):  # a fork of the program that comes back here does not report
-        with suppress(OSError):  # the program has closed it
+    if os.getpid() == pid and (head := execution.head()):  # a process that the program forked does not report
+        with suppress(OSError):  # the program has closed control
             channel.send_report(control, head, [execution.value or b""])
     execution.reserve.close()
     return execution.status
 
 
-def rehearse(control: int, base: Base) -> None:
-    """Do what `main` does, but in the zygote, which goes on: limits are computed and not changed."""
+def warm_up(control: int, base: Base) -> None:
+    """Do the steps of `main` in the zygote, which continues: limits are computed but not changed."""
     task = channel.receive(control)
     base.seeder.reseed(task.seed)
     bounds = limits(base, task.memory_bytes, task.processes)
@@ -108,7 +108,7 @@ def rehearse(control: int, base: Base) -> None:
 
 
 def enter(base: Base, seed: int) -> None:
-    """What programs and notebooks do first."""
+    """The first steps of programs and notebooks."""
     if base.inside.confine_signals is not None:
         base.inside.confine_signals()
     base.seeder.reseed(seed)
@@ -116,7 +116,7 @@ def enter(base: Base, seed: int) -> None:
 
 
 def prepare(task: channel.Program) -> str:
-    """Files and standard input; why they could not be had, or ""."""
+    """Write files and standard input; why they could not be written, or ""."""
     refused = files.write(task.files)
     if task.stdin and not refused:
         try:
@@ -127,7 +127,7 @@ def prepare(task: channel.Program) -> str:
 
 
 def attach_stdin(stdin: str) -> None:
-    """A file without a name: seekable, and a program need not read it."""
+    """Standard input becomes an unlinked file: seekable, and a program need not read it."""
     source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(".stdin")
     data = memoryview(stdin.encode())
@@ -139,7 +139,7 @@ def attach_stdin(stdin: str) -> None:
 
 
 def limits(base: Base, memory_bytes: int, processes: int) -> list[Limit]:
-    """Of the process and all it starts: memory beyond the base, open files, processes."""
+    """Limits of the process and all it starts: memory beyond the base, open files, processes."""
     memory = base.memory + memory_bytes
     open_files = max(FEWEST_FILES, min(MOST_FILES, (memory_bytes + PIPES_BYTES) // (processes * PIPE_BYTES)))
     bounds = [(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK), (resource.RLIMIT_NOFILE, open_files, open_files)]
@@ -155,10 +155,10 @@ def limit(bounds: Sequence[Limit]) -> None:
 
 
 class Execution:
-    """One source text that is run in one module, and what came of it."""
+    """One source text that is run in one module, and its result."""
 
     def __init__(self, code: str, filename: str, module: ModuleType, value_bytes: int) -> None:
-        """value_bytes: how much of the value is kept."""
+        """value_bytes: most bytes of the value that are kept."""
         self.code = code
         self.filename = filename
         self.module = module
@@ -178,11 +178,11 @@ class Execution:
                 self.dropped = len(shown) - len(self.value)
         except SystemExit as error:
             self.status = exit_status(error)
-        except BaseException as error:  # whatever the program raised is its result
+        except BaseException as error:  # any exception of the program is its result
             self.fail(error)
 
     def evaluate(self) -> str | None:
-        """Run it; repr of its last expression, as IPython shows it."""
+        """Run the text; repr of its last expression, as IPython shows it."""
         name, module = self.filename, self.module
         linecache.cache[name] = (len(self.code), None, self.code.splitlines(True), name)
         body, last = compiled(self.code, name)
@@ -194,7 +194,7 @@ class Execution:
         return None if value is None else repr(value)
 
     def fail(self, error: BaseException) -> None:
-        """Print the traceback; note type, message and line of the error."""
+        """Print the traceback; record type, message and line of the error."""
         self.reserve.close()
         self.status = 1
         out_of_memory = isinstance(error, MemoryError)
@@ -203,13 +203,13 @@ class Execution:
                 allow_slack()
             self.failure = explained(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
             return
-        error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of all the program had on its stack
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # frees the objects on the program's stack
         allow_slack()
         write_stderr("MemoryError\n")
         self.failure = ["MemoryError", "", None]
 
     def head(self) -> dict[str, object]:
-        """Of a report."""
+        """The head of a report."""
         head: dict[str, object] = {}
         if self.failure is not None:
             head["exception"] = self.failure
@@ -219,13 +219,13 @@ class Execution:
 
 
 def compiled(code: str, name: str) -> tuple[CodeType | None, CodeType | None]:
-    """The program, and its last expression apart when it ends in one that no semicolon hides."""
+    """The program, and separately its last expression if it ends in one without a semicolon."""
     return compiled_by_lines(code, name) or compiled_by_tree(code, name)
 
 
 def compiled_by_lines(code: str, name: str) -> tuple[CodeType | None, CodeType] | None:
-    """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
-    whole expression, then together they are that program followed by that expression."""
+    """Avoids the syntax tree, which costs 0.2 ms: if all lines but the last are a complete program and the last is a
+    complete expression, the text is that program followed by that expression."""
     head, _, last = code.rstrip().rpartition("\n")
     if not last or last[0] in " \t#)]}":
         return None
@@ -261,21 +261,21 @@ def allow_slack() -> None:
 
 def explained(error: BaseException, frames: int) -> list[Any]:
     """Print the traceback; type, message and line."""
-    told = traceback.TracebackException(
+    summary = traceback.TracebackException(
         type(error), error, error.__traceback__, limit=-frames, lookup_lines=False, compact=True
     )
-    keep_own_frames(told)
-    last = told.stack[-1].lineno if told.stack else None
+    keep_own_frames(summary)
+    last = summary.stack[-1].lineno if summary.stack else None
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last
-    write_stderr("".join(told.format()))
+    write_stderr("".join(summary.format()))
     module, name = type(error).__module__, type(error).__qualname__
-    shown = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    return [shown[:MAX_TYPE], str(told)[:MAX_MESSAGE], line]
+    kind = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    return [kind[:MAX_TYPE], str(summary)[:MAX_MESSAGE], line]
 
 
 def exit_status(error: SystemExit) -> int:
-    """As the interpreter does: None is 0, a number is itself, one that is too large for C is 255, anything else is
-    printed and is 1."""
+    """As in the interpreter: 0 for None, a number itself, 255 if it is too large for C; anything else is printed and
+    becomes 1."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -284,9 +284,9 @@ def exit_status(error: SystemExit) -> int:
     return 1
 
 
-def keep_own_frames(told: traceback.TracebackException) -> None:
-    """Leave only lines of the program in this traceback and in those it is chained to."""
-    chain = [told]
+def keep_own_frames(summary: traceback.TracebackException) -> None:
+    """Keep only lines of the program in this traceback and in those chained to it."""
+    chain = [summary]
     while chain:
         part = chain.pop()
         part.stack[:] = [frame for frame in part.stack if frame.filename.startswith((FILENAME, "<cell "))]
@@ -295,7 +295,7 @@ def keep_own_frames(told: traceback.TracebackException) -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Past whatever the program put into sys.stderr."""
+    """Write to descriptor 2, because the program may have replaced sys.stderr."""
     flush(sys.__stdout__, sys.__stderr__)
     data = text.encode("utf-8", "surrogatepass")
     try:
@@ -306,9 +306,9 @@ def write_stderr(text: str) -> None:
 
 
 def finish() -> None:
-    """What the interpreter does at its end, without taking itself apart (which costs 50 ms with sympy)."""
+    """The interpreter's steps at exit, without its teardown (which takes 50 ms with sympy)."""
     try:
-        if _thread._count():  # threads beside this one
+        if _thread._count():  # threads besides this one
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
         flush_all()
@@ -318,15 +318,15 @@ def finish() -> None:
 
 
 def finalize() -> None:
-    """Write out files that the program left open, run `__del__` methods and end generators of what it still holds.
-    Nothing where it holds nothing of the kind, because a collection costs 0.4 ms."""
-    held = gc.get_objects()
-    if any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, held))):
+    """Flush files that the program left open, run `__del__` methods and end generators of its remaining objects.
+    Skipped if it has no such objects, because a collection takes 0.4 ms."""
+    objects = gc.get_objects()
+    if any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, objects))):
         # First, because a collection may close a file whose buffer is not empty.
-        flush(*(each for each in held if issubclass(type(each), WRITERS)))
-        del held
+        flush(*(each for each in objects if issubclass(type(each), WRITERS)))
+        del objects
         sys.modules.pop("__main__", None)
-        gc.collect()  # functions and their module hold each other
+        gc.collect()  # functions and their module reference each other
 
 
 def flush_all() -> None:
@@ -343,11 +343,11 @@ def flush(*streams: Any) -> None:
 
 @contextmanager
 def own_streams() -> Iterator[None]:
-    """In the zygote: give Python the standard streams that all programs will use. Within the context descriptors 0 to 2
-    lead to a pipe nobody reads; afterwards to where they led before.
+    """In the zygote: create the standard streams that all programs will use. Within the context descriptors 0 to 2 are
+    ends of an unread pipe; afterwards they are restored.
 
-    The streams use whatever the descriptors lead to at the time. They are made on a pipe, so that Python does not treat
-    them as seekable."""
+    The streams keep using descriptors 0 to 2 when these are replaced. They are created on a pipe, so that Python does
+    not treat them as seekable."""
     before = [os.dup(standard) for standard in range(3)]
     source, sink = os.pipe()
     for standard, end in enumerate((source, sink, sink)):

@@ -1,7 +1,7 @@
-"""Random numbers of a program: the same for the same seed, others for another.
+"""Random numbers of a program: equal for equal seeds.
 
-Covered: `random`, and the global generators of numpy and sympy, also where the program imports them itself. Not
-covered: what asks the system for entropy (`os.urandom`, `secrets`, `uuid4`, `numpy.random.default_rng()`).
+Covered: `random`, and the global generators of numpy and sympy, also if the program imports them itself. Not covered:
+generators that draw entropy from the system (`os.urandom`, `secrets`, `uuid4`, `numpy.random.default_rng()`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Hooks = list[dict[str, Callable[[], Any]]]
 
 
 class Seeder:
-    """Seeds the generators that are loaded, and others when they are imported: it is a module finder that leaves the
-    search itself to the other finders. Made in the zygote, where a tier's modules have been loaded."""
+    """Seeds the loaded generators, and others when they are imported: it is a module finder that leaves the search to
+    the other finders. Created in the zygote after a tier's modules have been loaded."""
 
     def __init__(self) -> None:
         self.loaded = [sys.modules[name] for name in MODULES if name in sys.modules]
@@ -45,7 +45,7 @@ class Seeder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self.awaited:
             return None
-        self.awaited.remove(name)  # first: the search below comes here again
+        self.awaited.remove(name)  # first, because the search below calls this method again
         spec = importlib.util.find_spec(name)
         if spec and spec.loader:
             load = spec.loader.exec_module
@@ -61,21 +61,21 @@ class Seeder:
 
 @contextmanager
 def postponed_hooks() -> Iterator[Hooks]:
-    """Collect the fork hooks that some modules register within the context; those of others are registered as usual.
+    """Collect the fork hooks that the POSTPONED modules register within the context; others are registered as usual.
 
-    `random` draws a seed from the system after each fork, `threading` and `logging` make new locks: 0.1 to 0.3 ms a
-    call, for nothing. A zygote has one thread, no lock is held when a slot forks, and every program is seeded. So the
-    hooks are registered in the program's process, for the forks that it makes (`register_hooks`)."""
+    `random` draws a seed from the system after each fork, `threading` and `logging` make new locks: 0.1 to 0.3 ms per
+    call, without benefit. A zygote has one thread, no lock is held when a slot forks, and every program is seeded. So
+    the hooks are registered in the program's process, for the forks that it makes (`register_hooks`)."""
     register = os.register_at_fork
     collected: Hooks = []
 
-    def consider(**hooks: Callable[[], Any]) -> None:
+    def collect_or_register(**hooks: Callable[[], Any]) -> None:
         if {getattr(hook, "__module__", None) for hook in hooks.values()} <= POSTPONED:
             collected.append(hooks)
         else:
             register(**hooks)
 
-    os.register_at_fork = consider  # type: ignore[assignment]
+    os.register_at_fork = collect_or_register  # type: ignore[assignment]
     try:
         yield collected
     finally:

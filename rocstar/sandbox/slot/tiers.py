@@ -1,9 +1,8 @@
-"""Tiers: which preloaded modules a program should be started from, and how a tier's zygote warms them up. Pure
+"""Tiers: sets of preloaded modules that a program may be started from, and how a tier's zygote warms them up. Pure
 decisions: text in, tier out.
 
-A fork of a process that has numpy loaded costs more than one of a bare process, and importing numpy costs a hundred
-times more than that. A wrong guess costs only time or memory: the program imports what it misses, or has more than
-it needs.
+Forking a process with numpy loaded takes longer than forking a bare one, and importing numpy takes a hundred times as
+long as either. A wrong guess costs only time or memory: the program imports missing modules, or has unneeded ones.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
 EVERYTHING = ("numpy", "sympy", "scipy", "pandas", "networkx", "sklearn", "statsmodels")
 PARTS = {"scipy": ("scipy.integrate", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats")}
 COMES_WITH = {"mpmath": "sympy"}
-# The imports of such a program cannot be read off its text.
+# The text of such a program does not show all of its imports.
 HIDDEN = re.compile(r"\b(?:__import__|importlib|exec|eval|b64decode)\b")
 
 
 class Tier(NamedTuple):
     name: str
     modules: tuple[str, ...]
-    """What its zygote imports, in this order."""
+    """Modules that its zygote imports, in this order."""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -36,13 +35,13 @@ BARE = Tier("bare", ())
 
 
 def offered(preload: Sequence[str]) -> tuple[Tier, ...]:
-    """All tiers of this machine, cheapest first; one without all its modules installed is left out. `preload`: the
-    operator's own list, a tier of its own unless it is one of ours."""
+    """All tiers of this machine, cheapest first, skipping those with missing modules. `preload`: the operator's own
+    list, an additional tier unless it equals one of ours."""
     parts = (part for name in EVERYTHING if installed(name) for part in (name, *PARTS.get(name, ())))
     tiers = {frozenset[str](): BARE}
-    for name, wanted in (("preload", tuple(preload)), *OFFERED.items(), ("everything", tuple(parts))):
-        if name == "preload" or all(map(installed, wanted)):
-            tiers.setdefault(frozenset(wanted), Tier(name, wanted))
+    for name, modules in (("preload", tuple(preload)), *OFFERED.items(), ("everything", tuple(parts))):
+        if name == "preload" or all(map(installed, modules)):
+            tiers.setdefault(frozenset(modules), Tier(name, modules))
     return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
 
 
@@ -66,16 +65,16 @@ class Chooser:
         self.hidden = next((tier for tier in tiers if tier.name == "preload"), BARE)
 
     def choose(self, code: str) -> Tier:
-        """The cheapest tier that has every package named, else the one that has most of them."""
+        """The cheapest tier with every named package, else the one with most of them."""
         found = set(self.words.findall(code)) if self.words else set()
         if not found:
             return self.hidden if self.hidden is not BARE and HIDDEN.search(code) else self.tiers[0]
-        wanted = {COMES_WITH.get(name, name) for name in found}
-        return max(self.tiers, key=lambda tier: (len(wanted & self.covered[tier]), -len(tier.modules)))
+        needed = {COMES_WITH.get(name, name) for name in found}
+        return max(self.tiers, key=lambda tier: (len(needed & self.covered[tier]), -len(tier.modules)))
 
 
-# What a zygote does once so that no program pays for it: run the code paths that programs take, fill the caches of
-# libraries. Results are thrown away; a library that has changed so much that a line fails costs time, nothing else.
+# The warm-up that a zygote does once for all programs: run common code paths and fill the caches of libraries. Results
+# are thrown away; if a line fails with a newer library, programs only take longer.
 
 ROUNDS = 12  # Python rewrites the instructions of a function that was run about eight times; every write costs a page
 EVERYDAY = (
@@ -92,7 +91,7 @@ FAILING = (
     "import no_such_module",
     "raise SystemExit(1)",
 )
-# module: a program that touches what programs use of it most.
+# module: a program with the most used functions of it.
 LIBRARIES = {
     "numpy": """
 import numpy as np
@@ -125,8 +124,8 @@ frame.groupby("b").a.sum(), repr(frame), frame.describe(), frame.sort_values("a"
 }
 
 
-def rehearsal() -> Iterator[str]:
-    """The texts to be run, for the modules that are loaded."""
+def warm_up_programs() -> Iterator[str]:
+    """The programs to run, for the loaded modules."""
     for name, code in LIBRARIES.items():
         if name in sys.modules:
             yield code

@@ -1,7 +1,7 @@
-"""The zygote: a process with one tier's modules loaded and warm, which every slot of the tier is a fork of.
+"""The zygote: a process with one tier's modules loaded and warm; every slot of the tier is a fork of it.
 
-An interpreter of its own, with a clean environment (`launch`) and one thread; it never sees a program. Consumes
-commands from the daemon on one socket, and waits for nothing else; ends with it, and takes all slots along.
+A separate interpreter, with a clean environment (`launch`) and one thread; it never sees a program. Consumes commands
+from the daemon on one socket, and waits for nothing else; ends with the socket, and all its slots end with it.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from rocstar.sandbox.walls.plans import Walls
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
-MAX_SWEEPS = 100  # each kills what it sees; the next kills the orphans that this made
-NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
+MAX_SWEEPS = 100  # each kills the visible processes; the next kills their orphans
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # a later try may succeed
 HOME = "/tmp"
 LOOP = "rocstar.sandbox.slot._fork"
-# What programs import most, beside what Python loads anyway.
+# Modules that programs import most, besides those that Python always loads.
 COMMON = (
     "bisect collections.abc copy decimal fractions functools heapq itertools json math operator random re string time"
 )
 
 
 Slot = tuple[socket.socket, Walls]
-"""Its connection to the daemon, and what it knows of its walls."""
+"""Its connection to the daemon, and its walls."""
 
 
 def main() -> None:
-    """Preload, report it, then obey until the daemon goes away. Forked slots and programs' processes run in here too.
+    """Preload, report it, then serve until the daemon closes. Forked slots and programs' processes run in here too.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`. First message to the daemon:
     {"problem": sentence or "", "arena": address and size, or null}. Commands:
-    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has died. Never
+    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has ended. Never
     returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
-    except BrokenPipeError:  # the daemon went away while this preloaded
+    except BrokenPipeError:  # the daemon ended while this process preloaded
         pass
     except Exception:
-        traceback.print_exc()  # a bug of ours; the daemon sees the connection close
+        traceback.print_exc()  # a bug in rocstar; the daemon sees the connection close
     finally:
         os._exit(0)
 
@@ -68,7 +68,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     linux.die_with_parent(signal.SIGKILL)
     os.setsid()
     for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
-        os.environ.pop(name, None)  # ours, and not for what programs start
+        os.environ.pop(name, None)  # for our processes, not for those that programs start
     os.environ["HOME"] = HOME
     del sys.argv[1:]
     with seeds.postponed_hooks() as hooks, program.own_streams():
@@ -81,19 +81,19 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     loop = importlib.import_module(LOOP)
     gc.collect()
     gc.freeze()
-    with open("/proc/self/statm") as file:  # in use before any program; limits come on top of it
+    with open("/proc/self/statm") as file:  # in use before any program; limits are added to it
         memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     commands.send(json.dumps({"problem": "", "arena": loop.arena}).encode())
-    slot = Zygote(commands, settings["workdirs"]).obey()
+    slot = Zygote(commands, settings["workdirs"]).serve()
     if slot is not None:
         connection, walls = slot
         if walls.inside.home:
             os.environ["HOME"] = os.environ["TMPDIR"] = walls.inside.home
-        be_program(loop.serve(connection, walls), Base(memory, walls.inside, seeder, hooks))
+        run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 
-def be_program(control: int, base: Base) -> NoReturn:
-    """In a process that a slot has forked: do what the payload from the daemon asks for."""
+def run_payload(control: int, base: Base) -> NoReturn:
+    """In a process that a slot has forked: receive the daemon's payload and run it."""
     try:
         if not base.inside.private_processes:
             linux.die_with_parent(signal.SIGKILL)
@@ -109,7 +109,7 @@ def be_program(control: int, base: Base) -> NoReturn:
 
 
 def load(preload: Sequence[str]) -> str:
-    """Import the modules; a sentence about the first that fails, else ""."""
+    """Import the modules; a sentence about the first failure, else ""."""
     try:
         loop = importlib.import_module(LOOP)
     except ImportError as error:
@@ -131,38 +131,38 @@ def load(preload: Sequence[str]) -> str:
 
 
 def fork_by_default() -> None:
-    """Let `multiprocessing` fork where a program names no other method, as before Python 3.14: a program is no file
-    that a fork server could import, and a fork server does not learn here that its children have ended."""
+    """Let `multiprocessing` fork if a program names no other method, as before Python 3.14: a program is not a file
+    that a fork server could import, and here a fork server is not notified when its children end."""
     from multiprocessing import context
 
     context._default_context._default_context = context._concrete_contexts["fork"]  # type: ignore[attr-defined]
 
 
 def warm_up(base: Base) -> None:
-    """Do what programs' processes do, in this process."""
+    """Run the warm-up programs in this process."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs:
-        for code in tiers.rehearsal():
+        for code in tiers.warm_up_programs():
             task = channel.Program(code, "", {}, (), 0, 1.0, 2**29, 1000, 16)
             ours.sendall(channel.pack(task))
-            program.rehearse(theirs.fileno(), base)
+            program.warm_up(theirs.fileno(), base)
             with suppress(BlockingIOError):  # it had nothing to report
                 ours.recv(MAX_COMMAND_BYTES)
 
 
 class Zygote:
-    """Starts slots. `keepers` holds the process id of each slot's keeper, by number."""
+    """Starts slots. `keepers`: the process id of each slot's keeper, by the slot's number."""
 
     def __init__(self, commands: socket.socket, workdirs: str) -> None:
         self.commands = commands
         self.workdirs = workdirs
         self.keepers: dict[int, int] = {}
 
-    def obey(self) -> Slot | None:
-        """Carry out commands; None when the daemon has gone away. In a slot that was forked: that slot."""
+    def serve(self) -> Slot | None:
+        """Carry out commands; None when the daemon has closed. Returns the slot in a forked slot."""
         linux.become_subreaper()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer to act on
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles a terminal's Ctrl-C
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping; the daemon sees their slots' channels
         children = plans.open_children()
         while True:
@@ -180,17 +180,17 @@ class Zygote:
                 return slot
 
     def sweep(self, children: int) -> None:
-        """Without a pid namespace, what a dead slot's programs have started comes here."""
+        """Kill the processes of ended slots: without a pid namespace they become children of the zygote."""
         for _ in range(MAX_SWEEPS):
             if not plans.kill_children(children, self.keepers.values()):
                 return
             time.sleep(0.001)
 
     def spawn(self, command: dict[str, Any], fd: int) -> Slot | None:
-        """Fork a slot and its keeper. In the slot: that slot; in the zygote: None."""
+        """Fork a slot and its keeper. Returns the slot in the slot, None in the zygote."""
         try:
             pid = os.fork()
-        except OSError as error:  # the machine has no room now; the daemon asks again later
+        except OSError as error:  # the machine has no room for a process now; the daemon retries
             with socket.socket(fileno=fd) as connection:
                 send_hello(connection, f"the sandbox zygote could not fork ({error})", busy=True)
             return None
@@ -205,9 +205,9 @@ class Zygote:
 
 
 def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
-    """In a fresh fork: the keeper, which never returns, or the slot."""
+    """In a fresh fork: become the keeper, which never returns, and the slot, which does."""
     plan = plans.PLANS[command["plan"]]
-    os.setsid()  # where no group does, the scheduler gives sessions the same share, if it groups by them at all
+    os.setsid()  # without control groups the scheduler may still give each session an equal share of the CPU
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
@@ -222,16 +222,16 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
 
 
 def keep_descriptors(connection: int) -> None:
-    """The three standard streams lead nowhere, CHANNEL is the connection, and nothing else stays open."""
+    """Set the three standard streams to /dev/null and CHANNEL to the connection; close all other descriptors."""
     if connection != CHANNEL:
         os.dup2(connection, CHANNEL)
-    nothing = os.open("/dev/null", os.O_RDWR)
+    null = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
-        os.dup2(nothing, standard)
+        os.dup2(null, standard)
     os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
 
 
 def send_hello(connection: socket.socket, problem: str = "", busy: bool = False, **facts: object) -> None:
     """A slot's first message."""
-    with suppress(OSError):  # the daemon has gone
+    with suppress(OSError):  # the daemon has ended
         connection.send(json.dumps({"problem": problem, "busy": busy, **facts}).encode())

@@ -1,10 +1,10 @@
 """Control groups: memory and number of processes of a whole call, counted by the kernel, and its fair share of CPU.
 
-Each slot has a group that it lives in with all its programs, so a call costs nothing: the daemon writes a limit only
-when it differs from the last call's, and reads after the call whether the kernel had to kill for want of memory. All
-slots weigh the same, however many processes compute in one; together they weigh as much as one process a core. Used
-where a folder for groups can be made below the one this process is in: version 1, or version 2 where it was delegated
-to us. Not here: what to do where there are no groups (`daemon.watch`).
+Each slot and all its programs run in one group, so a call adds no cost: the daemon writes a limit only when it differs
+from the last call's, and reads after the call whether the kernel's OOM killer has killed. All slots have the same CPU
+weight, however many processes compute in one; together they weigh as much as one process per core. Used if a folder
+for groups can be made below this process's own group: version 1, or version 2 if it was delegated to us. Not here: the
+replacement when there are no groups (`daemon.watch`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rocstar.sandbox.walls import folders
 
 PREFIX = "rocstar-sandbox-"
-HEADROOM_BYTES = 128 * 2**20  # files in the working directory are memory too (64 MiB), and so is what the slot holds
+HEADROOM_BYTES = 128 * 2**20  # files in the working directory (64 MiB) and the slot's own pages count as memory too
 GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
 EVENTS_BYTES = 512
 CONTROLLERS = frozenset({"memory", "pids", "cpu"})
@@ -29,18 +29,18 @@ WEIGHTS = {1: ("cpu.shares", 1024, 2**18), 2: ("cpu.weight", 100, 10_000)}
 
 
 class Tree(NamedTuple):
-    """A hierarchy of groups, and where in it we may make our own."""
+    """A hierarchy of groups, and the group in it below which we may make our own."""
 
     version: int
     controllers: frozenset[str]
-    """Of CONTROLLERS, those that may be there."""
+    """Those of CONTROLLERS that may exist there."""
     folder: Path
-    """The group that ours are made below."""
+    """The parent of our groups."""
 
 
 class ControlGroup:
     """The group of one slot and all its programs; the keeper stays outside and is not killed for their memory.
-    Raises OSError when a file of it cannot be opened or written."""
+    Raises OSError when a file of the group cannot be opened or written."""
 
     def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
         """`folders`, `versions`: by controller."""
@@ -62,32 +62,32 @@ class ControlGroup:
         """Whether the kernel had killed a process of this group, for whatever group's sake, when `killed` last looked;
         True where nobody counts."""
 
-    def _open(self, what: str, name: str, flags: int) -> None:
-        folder = self.folders["pids" if what == "pids" else "memory"]
-        self._files[what] = os.open(folder / name, flags | os.O_CLOEXEC)
+    def _open(self, key: str, name: str, flags: int) -> None:
+        folder = self.folders["pids" if key == "pids" else "memory"]
+        self._files[key] = os.open(folder / name, flags | os.O_CLOEXEC)
 
     def join(self, process: int) -> None:
-        """Put a process in, and all that it will start."""
+        """Move a process into the group; processes that it starts later are in it too."""
         for folder in {*self.folders.values()}:
             (folder / "cgroup.procs").write_text(f"{process}")
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """From now on, for all of the group together."""
-        for what, number in (("memory", memory_bytes), ("pids", processes)):
-            if what in self._files and self._limits.get(what) != number:
-                os.pwrite(self._files[what], b"%d" % number, 0)
-                self._limits[what] = number
+        """Set the limits of the whole group from now on."""
+        for key, number in (("memory", memory_bytes), ("pids", processes)):
+            if key in self._files and self._limits.get(key) != number:
+                os.pwrite(self._files[key], b"%d" % number, 0)
+                self._limits[key] = number
 
     def killed(self) -> bool:
-        """Whether the kernel has killed in this group since the last time because the group itself was full: not where
-        one above it was, the container's say, or the machine."""
+        """Whether the kernel has killed a process since the last call of this method because this group was at its own
+        limit. A full parent group, such as the container's, or a full machine does not count."""
         before, self._counts = self._counts, self._count()
         has_killed, was_full = (now > then for then, now in zip(before, self._counts, strict=True))
         self.lost = has_killed or "kills" not in self._files
         return has_killed and was_full
 
     def _count(self) -> tuple[int, int]:
-        """Processes that were killed in this group, and how often it had reached its own limit."""
+        """(processes that were killed in this group, times that the group reached its own limit)."""
         if "kills" not in self._files:
             return 0, 0
         events = dict(line.split() for line in os.pread(self._files["kills"], EVENTS_BYTES, 0).splitlines())
@@ -105,13 +105,13 @@ class Groups:
 
     def __init__(self) -> None:
         self.folders: dict[str, Path] = {}
-        """By controller: a folder of this daemon's own, locked for as long as it lives."""
+        """By controller: this daemon's own folder, locked while the daemon runs."""
         self.versions: dict[str, int] = {}
         self.locks: list[int] = []
         self.opened: dict[str, ControlGroup] = {}
 
     def open(self, name: str) -> ControlGroup | None:
-        """The group of this name, made if need be; None where there are no groups. Raises OSError."""
+        """The group of this name, made if necessary; None if there are no groups. Raises OSError."""
         if not self.folders:
             return None
         if name not in self.opened:
@@ -122,7 +122,7 @@ class Groups:
         return self.opened[name]
 
     def close(self) -> None:
-        """Kill what is left in them and remove them. What cannot be removed yet, another daemon's start removes."""
+        """Kill the remaining processes and remove the groups. The next daemon retries failed removals."""
         for group in self.opened.values():
             group.close()
         self.opened.clear()
@@ -135,7 +135,7 @@ class Groups:
 
 
 def found() -> Groups:
-    """The groups of a new daemon; also removes what dead daemons left. Empty where none can be made."""
+    """The groups of a new daemon, empty if none can be made. Also removes the groups of dead daemons."""
     groups = Groups()
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
         if tree.version == 2 and 2 in groups.versions.values():
@@ -144,18 +144,18 @@ def found() -> Groups:
             missing = offered(tree) - groups.folders.keys()
             if missing:
                 sweep(tree.folder)
-            for wanted in filter(None, (missing, missing - {"cpu"})):  # a share of the CPU must not cost the other two
+            for chosen in filter(None, (missing, missing - {"cpu"})):  # without "cpu" the other two may still work
                 with suppress(OSError):
-                    folder, lock = make_folder(tree, wanted)
+                    folder, lock = make_folder(tree, chosen)
                     groups.locks.append(lock)
-                    groups.folders |= dict.fromkeys(sorted(wanted), folder)
-                    groups.versions |= dict.fromkeys(wanted, tree.version)
+                    groups.folders |= dict.fromkeys(sorted(chosen), folder)
+                    groups.versions |= dict.fromkeys(chosen, tree.version)
                     break
     return groups
 
 
 def trees(own: str, mounts: str) -> Iterator[Tree]:
-    """Where groups might be made. `own`: /proc/self/cgroup; `mounts`: /proc/self/mountinfo."""
+    """Candidate places for groups. `own`: text of /proc/self/cgroup; `mounts`: text of /proc/self/mountinfo."""
     paths = [line.split(":", 2)[1:] for line in own.splitlines()]
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -169,20 +169,20 @@ def trees(own: str, mounts: str) -> Iterator[Tree]:
                 yield Tree(version=1, controllers=names, folder=folder)
             elif kind == "cgroup2" and not controllers:
                 yield Tree(version=2, controllers=CONTROLLERS, folder=folder)
-                if os.geteuid() != 0 and below != ".":  # what an ordinary user may write was delegated to them
+                if os.geteuid() != 0 and below != ".":  # a folder that an ordinary user may write was delegated to them
                     yield Tree(version=2, controllers=CONTROLLERS, folder=folder.parent)
 
 
 def offered(tree: Tree) -> frozenset[str]:
-    """Those of its controllers that groups there may have. Raises OSError."""
+    """The tree's controllers that groups there may use. Raises OSError."""
     if tree.version == 1:
         return tree.controllers
     return tree.controllers & {*(tree.folder / "cgroup.controllers").read_text().split()}
 
 
 def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
-    """A folder of our own, and the descriptor that holds its lock. Raises OSError where these controllers cannot be
-    had there."""
+    """Our own folder, and the descriptor that holds its lock. Raises OSError if these controllers are not available
+    there."""
     if tree.version == 2:
         enable(tree.folder, controllers)
     folder = tree.folder / f"{PREFIX}{os.urandom(6).hex()}"
@@ -201,7 +201,7 @@ def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
 
 
 def enable(folder: Path, controllers: frozenset[str]) -> None:
-    """For the groups below this one. The kernel refuses where processes live in it."""
+    """Enable controllers for the groups below this one. The kernel refuses if the group itself contains processes."""
     control = folder / "cgroup.subtree_control"
     missing = controllers - set(control.read_text().split())
     if missing:
@@ -209,8 +209,8 @@ def enable(folder: Path, controllers: frozenset[str]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what dead daemons left here or in sibling groups: a service that is started again may be in a group of
-    another name. A folder is a dead daemon's if no process holds its lock."""
+    """Remove the groups of dead daemons here or in sibling groups: a restarted service may be in a group with another
+    name. A folder belongs to a dead daemon if no process holds its lock."""
     for left in [*folder.glob(f"{PREFIX}*"), *folder.parent.glob(f"*/{PREFIX}*")]:
         lock = folders.try_lock(left)
         if lock is not None:
@@ -219,7 +219,7 @@ def sweep(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """A daemon's groups with all that still runs in them. What stays is tried again by the next sweep."""
+    """Kill the processes in a daemon's groups and remove the groups. The next sweep retries those that remain."""
     deadline = time.monotonic() + GONE_SECONDS
     for group in [*(path for path in folder.glob("*") if path.is_dir()), folder]:
         while group.is_dir():
@@ -235,5 +235,5 @@ def remove(folder: Path) -> None:
 def kill(group: Path) -> None:
     with suppress(OSError):
         for pid in (group / "cgroup.procs").read_text().split():
-            if pid != "0":  # of a namespace we do not see into
+            if pid != "0":  # 0: a process of a pid namespace that is invisible to us
                 os.kill(int(pid), signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Folders on the machine's disk: the working folder of a slot that has no file system of its own, and the removal of
-whatever a program made of it. Also the locks that tell folders of living daemons from others."""
+"""Folders on the machine's disk: the working folder of a slot without its own file system, and the removal of anything
+that a program made in it. Also the locks that distinguish folders of running daemons from others."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmp
 MAX_TRIES = 10  # a sweep may come between making a folder and locking it
 Path = str | os.PathLike[str]
 CLOSED = 0o111
-"""Mode of a slot's folder: programs pass through it to `run`. They can neither list it nor make, move or remove
-anything in it, and so leave no mark on it."""
+"""Mode of a slot's folder: programs pass through it to `run`. They can neither list it nor create, move or remove
+anything in it, and so leave no trace in it."""
 
 
 class WorkFolder:
-    """A slot's folder, in which its keeper makes `run`, where programs work, anew for each of them. Its name cannot be
-    guessed by programs of other slots that run under the same user.
+    """A slot's folder. Programs work in its subfolder `run`, which the keeper makes anew for each. Programs of other
+    slots under the same user cannot guess the folder's name.
 
     Raises OSError in every method."""
 
     def __init__(self, prefix: str, user: int | None) -> None:
-        """prefix: of its path, this slot's alone. user: who owns `run`; None for ourselves."""
+        """prefix: of its path, unique to this slot. user: owner of `run`; None: the current user."""
         self.prefix = prefix
         self.path = f"{prefix}-{os.urandom(8).hex()}"
         self.run = f"{self.path}/run"
         self.user = user
 
     def make(self) -> None:
-        """Make the folder; first remove what a predecessor that was killed may have left."""
+        """Make the folder, after removing any folder that a killed predecessor left."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
         for left in glob.glob(f"{glob.escape(self.prefix)}-*"):
             remove(left)
@@ -59,8 +59,8 @@ def remove(folder: str) -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, whatever its depth or permissions; links are removed, never followed, and mounts
-    stay. Raises OSError.
+    """Remove everything in `folder`, at any depth and with any permissions; links are removed, never followed, and
+    mounts stay. Raises OSError.
 
     Folders are moved up before they are entered: a path can be longer than any call accepts."""
     waiting, device = [folder], os.stat(folder).st_dev
@@ -88,9 +88,8 @@ def empty(folder: str) -> None:
 
 
 def make_locked(folder: Path) -> int:
-    """Make a folder that only we may list: the descriptor that holds its lock until it is closed or we die.
-
-    Raises OSError."""
+    """Make a folder that only the current user may list; return the descriptor that holds its lock until it is closed
+    or this process ends. Raises OSError."""
     for _ in range(MAX_TRIES):
         os.mkdir(folder, 0o711)
         lock = try_lock(folder)
@@ -100,7 +99,7 @@ def make_locked(folder: Path) -> int:
 
 
 def try_lock(folder: Path) -> int | None:
-    """The descriptor that now holds the folder's lock; None where another process does, or the folder is gone."""
+    """The descriptor that now holds the folder's lock; None if another process holds it or the folder is gone."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -116,7 +115,7 @@ def try_lock(folder: Path) -> int | None:
 
 
 def sweep(parent: Path, prefix: str) -> None:
-    """Remove our own user's folders of this kind that no living process holds the lock of."""
+    """Remove the current user's folders with this prefix that no running process has locked."""
     with os.scandir(parent) as entries:
         left = [entry for entry in entries if entry.name.startswith(prefix)]
     for entry in left:

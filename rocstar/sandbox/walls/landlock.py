@@ -1,4 +1,4 @@
-"""Landlock: file access rules that a process lays on itself, for slots that get no namespaces of their own."""
+"""Landlock: file access rules that a process sets for itself, for slots without namespaces of their own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
 def confine(readable: Sequence[str], workdir: str, *, network: bool = False) -> bool:
-    """Read and execute below `readable`, everything below `workdir`, nothing elsewhere, for this process and all it
-    starts; no TCP (ABI 4), unless it has a `network` of its own. True when it cannot signal others either (ABI 6).
-    Raises OSError where the kernel has no Landlock."""
+    """Allow this process and all it starts to read and execute below `readable`, all access below `workdir`, nothing
+    elsewhere; no TCP (ABI 4), unless it has its own `network`. Returns True if it cannot signal others either (ABI 6).
+    Raises OSError if the kernel has no Landlock."""
     abi = version()
     access = ACCESS_OF_ABI[min(abi, 3)] | (IOCTL_DEVICE if abi >= 5 else 0)
     ruleset = create(access, TCP if abi >= 4 and not network else 0, SCOPES if abi >= 6 else 0)
@@ -51,10 +51,10 @@ def restrict(ruleset: int) -> None:
 
 
 def version() -> int:
-    """Of the kernel's Landlock ABI. Raises OSError where there is none."""
-    nothing = ctypes.c_void_p(None)
+    """Version of the kernel's Landlock ABI. Raises OSError if there is none."""
+    null = ctypes.c_void_p(None)
     size, flag = ctypes.c_size_t(0), ctypes.c_uint(GET_VERSION)
-    return linux.syscall(linux.LANDLOCK_CREATE_RULESET, nothing, size, flag, what="landlock")
+    return linux.syscall(linux.LANDLOCK_CREATE_RULESET, null, size, flag, what="landlock")
 
 
 def create(files: int, network: int, scopes: int) -> int:

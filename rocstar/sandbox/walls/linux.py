@@ -1,6 +1,6 @@
 """The few Linux calls that Python's library lacks, through ctypes: one function per call, OSError on failure.
 
-Not here: any decision about what to call.
+Not here: any decision which call to make.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def make_read_only(target: str, *, devices: bool = False) -> None:
-    """Read-only and no set-uid, for a mount and all below it; no devices either, unless they are to stay. Since Linux
-    5.12. Raises OSError."""
+    """Make a mount and all mounts below it read-only and without set-uid, and without devices unless `devices`. Since
+    Linux 5.12. Raises OSError."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID | (0 if devices else MOUNT_ATTR_NODEV), 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE)
@@ -102,31 +102,31 @@ def make_read_only(target: str, *, devices: bool = False) -> None:
 
 
 def drop_bounding_set() -> None:
-    """No program executed later can gain a capability, set-uid or not."""
+    """Keep programs executed later from gaining a capability, set-uid or not."""
     for capability in range(LAST_CAPABILITY + 1):
         if libc().prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
-            return  # past the last capability, or this process has no right to drop and so none to give
+            return  # past the last capability, or this process may not drop and so cannot pass any on
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, and the gaining of privileges by exec."""
+    """Give up all capabilities; exec can't gain privileges afterwards."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     checked(libc().capset(header, (ctypes.c_uint32 * 6)()), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this signal when the parent ends. A later change of user clears it."""
+    """Have the kernel send this signal when the parent ends. A later change of user clears this setting."""
     prctl(PR_SET_PDEATHSIG, signal_number, what="parent death signal")
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children."""
+    """Have orphaned descendants of this process become its children."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
 
 
 def map_user(inside: int, user: int, group: int) -> None:
-    """In a new user namespace: `inside` is the number there of the user and group outside. Raises OSError."""
+    """In a new user namespace: map the outside `user` and `group` to the number `inside`. Raises OSError."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {user} 1"), ("gid_map", f"{inside} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

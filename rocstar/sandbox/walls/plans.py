@@ -2,8 +2,8 @@
 
     zygote --fork--> keeper (keeps its rights; renews the working directory) --fork--> slot (behind the walls)
 
-Covered, by plan: see `PLANS` and docs/sandbox.md. A plan is set up as a whole or raises OSError; nothing is assumed.
-Not covered: kernel exploits, side channels. Memory of a whole call is counted by its group (`cgroups`), if it has one.
+Covered, by plan: see `PLANS` and docs/sandbox.md. A plan is set up as a whole or raises OSError.
+Not covered: kernel exploits, side channels. A call's group (`cgroups`), if any, counts its memory as a whole.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
 from rocstar.sandbox.walls.folders import WorkFolder
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-FIRST_USER = 0x70000000  # far above the numbers of people and services; see `slot_user`
+FIRST_USER = 0x70000000  # far above the user ids of people and services; see `slot_user`
 SLOTS_PER_ZYGOTE = 256
 INSIDE_USER = 1000
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
-FIRST_TO_KILL = "1000"  # where memory runs out: programs go before everything else on the machine
+FIRST_TO_KILL = "1000"  # when memory runs out the kernel kills programs before anything else on the machine
 PID = struct.Struct("=i")
 RENEWED, FAILED = b"\1", b"\0"
 SHARED_COUNTS = {resource.RLIMIT_CORE: 1, resource.RLIMIT_SIGPENDING: 0, resource.RLIMIT_MSGQUEUE: 0}
-"""What the kernel counts by user, over all slots: a program that used it up would affect others. Only
-real-time signals need a place in a queue. A limit of 0 would not stop cores piped to a program (man 5 core), 1 does."""
+"""Limits of resources that all slots of a user share: a program that exhausts one would affect others. Only real-time
+signals use the queue. A core limit of 0 would not stop core files piped to a program (man 5 core), 1 does."""
 
 
 class Plan(NamedTuple):
@@ -53,38 +53,38 @@ PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 
 
 class Inside(NamedTuple):
-    """What a program's process needs to know about the walls."""
+    """The facts about the walls that a program's process needs."""
 
     processes_beside: int | None
-    """Processes of the slot's user beside the program's own; None where others share that user, so that RLIMIT_NPROC
+    """Processes of the slot's user besides the program's own; None if others share that user, so that RLIMIT_NPROC
     cannot be used."""
     private_processes: bool
-    """In a pid namespace of its own."""
+    """The slot has its own pid namespace."""
     home: str = ""
-    """The working directory where it is not /tmp, else empty."""
+    """The working directory if it is not /tmp, else empty."""
     confine_signals: Callable[[], None] | None = None
-    """Where no pid namespace does it: keeps a program from signalling processes that are not its own. To be called in
-    the forked child. Raises OSError."""
+    """Keeps a program from signalling processes of others if no pid namespace does. To be called in the forked child.
+    Raises OSError."""
 
 
 class Walls(NamedTuple):
-    """What a slot needs to know about the walls around it."""
+    """The facts about its walls that a slot needs."""
 
     process: int
-    """Process id of the slot as the daemon sees it."""
+    """Process id of the slot in the daemon's pid namespace."""
     keeper: int
     """Same, of its keeper."""
     reset: int
     """Descriptor of the connection to the keeper, which makes a fresh working directory for each byte."""
     workdir: str
-    """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
+    """Working directory of programs. The slot itself stays outside of it, so that the keeper can replace it."""
     inside: Inside
     children: int = -1
-    """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
+    """Descriptor of the list of this process's children; -1 in a pid namespace, or if there is no such list."""
     failed: tuple[str, ...] = ()
-    """Properties that this plan should give and could not."""
+    """Properties that this plan should provide and could not."""
     may_count: bool = True
-    """Whether a group may count it. Elsewhere a program could change its group's limits."""
+    """Whether the slot may join a control group; false if a program could change its group's limits."""
 
 
 def kill_quietly(pid: int) -> None:
@@ -93,22 +93,22 @@ def kill_quietly(pid: int) -> None:
 
 
 def kill_children(children: int, keep: Container[int] = ()) -> bool:
-    """Kill this process's children but for `keep`; whether there were any. Their orphans may follow.
+    """Kill this process's children except `keep`; whether there were any. Their orphans may become children then.
 
     `children`: a descriptor from `open_children`. All are stopped first: a stopped process cannot fork."""
     if children < 0:
         return False
     os.lseek(children, 0, os.SEEK_SET)
-    strangers = [pid for pid in map(int, os.read(children, 65536).split()) if pid not in keep]
+    others = [pid for pid in map(int, os.read(children, 65536).split()) if pid not in keep]
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in strangers:
+        for pid in others:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-    return bool(strangers)
+    return bool(others)
 
 
 def open_children() -> int:
-    """A descriptor of the list of this process's children, to be opened while /proc can be read; -1 without."""
+    """A descriptor of the list of this process's children, to be opened while /proc is readable; -1 if none."""
     me = os.getpid()
     try:
         return os.open(f"/proc/{me}/task/{me}/children", os.O_RDONLY | os.O_CLOEXEC)
@@ -123,10 +123,10 @@ def slot_user(number: int) -> int:
 
 def start(plan: Plan, number: int, workdir: str) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
-    slot only, which stands in "/" with its descriptors as they were. `workdir`: how the path of its folder begins, in
-    plans without namespaces.
+    slot only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no
+    namespaces.
 
-    Raises OSError where the walls cannot be built, in the keeper or, after its fork, in the slot."""
+    Raises OSError if the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
     user = slot_user(number)
@@ -134,7 +134,7 @@ def start(plan: Plan, number: int, workdir: str) -> Walls:
 
 
 def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
-    """In the slot: its walls, as far as they are known by now. Never returns in the keeper."""
+    """Returns in the slot: its walls, as far as they are known so far. Never returns in the keeper."""
     keeper = os.getpid()
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -150,8 +150,8 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: st
 
 
 def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
-    """The keeper. Consumes a byte per request to renew the working directory, answers each; waits for nothing else.
-    Ends with the slot, whose end closes the channel; where the keeper is killed, the kernel kills the slot."""
+    """The keeper's loop. Consumes a byte per request to renew the working directory, answers each; waits for nothing
+    else. Ends with the slot, whose end closes the channel; if the keeper is killed, the kernel kills the slot."""
     try:
         os.closerange(3, channel.fileno())
         os.closerange(channel.fileno() + 1, LAST_DESCRIPTOR)
@@ -164,7 +164,7 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
                 answer = FAILED
             channel.send(answer)
     except OSError:
-        pass  # the slot ended while it was being answered
+        pass  # the slot ended before it had its answer
     try:
         kill_quietly(slot)
         os.waitpid(slot, 0)
@@ -174,7 +174,7 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
 
 
 def settled(walls: Walls) -> Walls:
-    """In the slot, after its last change of user: from now on it ends with its keeper, which has not ended yet."""
+    """In the slot, after its last change of user: have it end with its keeper, and check that the keeper still runs."""
     linux.die_with_parent(signal.SIGKILL)
     os.write(walls.reset, b"r")
     if os.read(walls.reset, 1) != RENEWED:
@@ -184,7 +184,7 @@ def settled(walls: Walls) -> Walls:
 
 
 def start_inside(plan: Plan, user: int) -> Walls:
-    """Behind namespaces. user: who programs run as, if we are root."""
+    """Start a slot with namespaces. user: the user that programs run as, if we are root."""
     outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
@@ -204,8 +204,8 @@ def start_inside(plan: Plan, user: int) -> Walls:
 
 
 def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
-    """Without namespaces: beside the other processes of the machine. user: who programs run as, if we are root and that
-    is possible."""
+    """Start a slot without namespaces, beside the other processes of the machine. user: the user that programs run as,
+    if we are root and that is possible."""
     is_root = os.geteuid() == 0
     is_apart = is_root and rootfs.readable_by_all()
     if is_root and not is_apart and plan is PROCESS:
@@ -237,7 +237,7 @@ def processes_beside(plan: Plan, outside: int) -> int | None:
     if plan.needs_root:
         return 1
     major, minor = os.uname().release.split(".")[:2]
-    # before, RLIMIT_NPROC counted all processes of the outside user, whatever the user namespace
+    # before Linux 5.14 RLIMIT_NPROC counted all processes of the outside user, in all user namespaces
     return 2 if outside != 0 and (int(major), int(minor)) >= (5, 14) else None
 
 
@@ -248,7 +248,7 @@ def become(user: int) -> None:
 
 
 def confine(*, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> tuple[str, ...]:
-    """The parts that all plans share; what could not be had. Arguments are those of `seccomp.build`."""
+    """Set up the walls of all plans; returns the failed properties. Arguments are those of `seccomp.build`."""
     linux.drop_capabilities()
     for limit, most in SHARED_COUNTS.items():
         resource.setrlimit(limit, (most, most))

@@ -1,9 +1,9 @@
 """The file system that a slot with namespaces sees: the interpreter and system libraries read-only, and one small
 tmpfs to work in, which the keeper replaces by a fresh one between calls.
 
-Nothing in it carries state from one call to the next: the tmpfs numbers its files from the start again and ignores
-reading times, and what is shared with the machine (libraries, devices) is mounted read-only, so that no mode, owner or
-time can be set there. Not here: working folders of slots without namespaces (`folders`).
+Nothing in it carries state from one call to the next: the tmpfs restarts its inode numbers and ignores access times,
+and files shared with the machine (libraries, devices) are mounted read-only, so that no mode, owner or time can be set
+there. Not here: working folders of slots without namespaces (`folders`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from rocstar.sandbox.walls import linux
 
 ROOT = str(Path(__file__).resolve().parents[3])
-"""Where this very package lies, for interpreters that are to import it."""
+"""Folder that contains this package, for interpreters that must import it."""
 STAGE = "/tmp"  # any folder that always exists: the new root is mounted on it and then moved away
 OLD = "/.old"
 WORKDIR, OTHER_WORKDIR = "/tmp", "/mnt"
-"""Where programs work; the second where the interpreter was installed below the first. The first is a link to the
-second else, because programs written for other services use it."""
+"""Working directory of programs; the second if the interpreter is installed below the first. Otherwise the second is a
+link to the first, because programs written for other services use it."""
 SHARED_MEMORY = "/dev/shm"
-"""A link too: POSIX semaphores are made there."""
+"""A link to the working directory: POSIX semaphores are made there."""
 WORKDIR_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME
 WORKDIR_OPTIONS = "size=64m,nr_inodes=2048,mode=1777"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -37,7 +37,7 @@ READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID
 
 
 def package_folders() -> list[str]:
-    """Folders in which this process finds installed packages, such as a user's own; a checkout is none of them."""
+    """Folders in which this process finds installed packages, a user's own included; a checkout is not one of them."""
     return [folder for folder in sys.path if os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))]
 
 
@@ -54,12 +54,12 @@ def sources() -> list[str]:
 
 
 def readable_by_all() -> bool:
-    """Whether a user without rights of its own can reach the interpreter and its libraries where they lie."""
+    """Whether a user without special rights can reach the interpreter and its libraries."""
     return all(os.stat(folder).st_mode & stat.S_IXOTH for path in sources() for folder in ancestry(path))
 
 
 def ancestry(path: str) -> Iterator[str]:
-    """A path and the folders above it, as it is written and where it really is."""
+    """A path and the folders above it, as written and with symbolic links resolved."""
     for folder in {path, os.path.realpath(path)}:
         while folder != "/":
             yield folder
@@ -67,29 +67,29 @@ def ancestry(path: str) -> Iterator[str]:
 
 
 def workdir() -> str:
-    """To be called while the old root is there."""
+    """The working directory of programs; to be called while the old root is mounted."""
     return OTHER_WORKDIR if any(path.startswith(f"{WORKDIR}/") for path in sources()) else WORKDIR
 
 
 def build(workdir: str) -> None:
-    """Make the new root and move into it; the old one is gone afterwards. Needs a mount namespace of our own.
+    """Make the new root and move into it; the old one is gone afterwards. Needs our own mount namespace.
 
     Raises OSError."""
-    shown = sources()
+    readable = sources()
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=8m,mode=755")
     os.mkdir(STAGE + OLD)
     os.chdir(STAGE)
     linux.pivot_root(".", OLD[1:])
     os.chdir("/")
-    for path in shown:
+    for path in readable:
         show(path)
     make_devices()
     make_etc(workdir)
     for name in {SHARED_MEMORY, OTHER_WORKDIR} - {workdir}:
         os.symlink(workdir, name)
     os.mkdir(workdir)
-    if os.path.isdir(package := f"{ROOT}/rocstar"):  # our own source code, where it was installed among the libraries
+    if os.path.isdir(package := f"{ROOT}/rocstar"):  # hides our source code if it is installed among the libraries
         flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
         linux.mount("tmpfs", package, "tmpfs", flags, "size=4k,mode=755")
     mount_workdir(workdir)
@@ -99,7 +99,7 @@ def build(workdir: str) -> None:
 
 
 def show(path: str) -> None:
-    """The same path in the new root, read-only."""
+    """Mount a path of the old root at the same path of the new one, read-only."""
     old = OLD + path
     if os.path.islink(old):
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -114,7 +114,7 @@ def mount_workdir(workdir: str) -> None:
 
 
 def renew_workdir(workdir: str) -> None:
-    """Replace the working directory, with whatever a program made of it. Raises OSError."""
+    """Replace the working directory, together with anything that a program made in it. Raises OSError."""
     linux.unmount(workdir)
     mount_workdir(workdir)
 
@@ -125,19 +125,19 @@ def bind_read_only(old: str, path: str) -> None:
 
 
 def remount_read_only(path: str, without: int = 0) -> None:
-    """This mount alone; what is mounted below it keeps its own flags. without: flags."""
+    """Change this mount alone; mounts below it keep their own flags. without: flags not to set."""
     now = os.statvfs(path).f_flag
     inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if now & seen)
     linux.mount("none", path, flags=(READ_ONLY | inherited) & ~without)
 
 
 def make_devices() -> None:
-    """The harmless devices of the machine. A read-only mount does not keep a device from being written to, but keeps
-    its mode, owner and times from being set."""
+    """Mount the harmless devices of the machine. A read-only mount allows writing to a device, but not setting its
+    mode, owner and times."""
     os.mkdir("/dev")
     for name in DEVICES:
         path = f"/dev/{name}"
-        with suppress(OSError):  # a missing device is the operator's choice; urandom has a system call beside it
+        with suppress(OSError):  # a missing device is the operator's choice; urandom also has a system call
             write(path, b"")
             linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
             remount_read_only(path, linux.MS_NODEV)
@@ -147,7 +147,7 @@ def make_etc(home: str) -> None:
     os.mkdir("/etc")
     write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n".encode())
     for path in COPIED:
-        with suppress(OSError), open(OLD + path, "rb") as file:  # libraries are found in their default folders without
+        with suppress(OSError), open(OLD + path, "rb") as file:  # optional: libraries have default folders
             write(path, file.read())
 
 

@@ -1,11 +1,11 @@
 """The system-call filter: an allow-list, built here as a program for the kernel and loaded through prctl.
 
 Covered, for x86-64 and aarch64: only calls that programs are known to need are allowed, and those that could do harm
-only with harmless arguments: no namespaces, no sockets other than local ones, no limits, priorities or signals of
-others, nothing that another program could observe (locks, watches, owners and flags of shared files). A call that
-stands in no table is answered as by a kernel that does not have it (ENOSYS), so that libraries take their older way.
-A call through another architecture or the x32 numbers ends the process.
-Not covered: bugs in the calls that remain. What a path names is for the mount namespace or Landlock to decide.
+only with harmless arguments: no namespaces, only local sockets, no effect on limits, priorities or signals of others,
+nothing that another program could observe (locks, watches, owners and flags of shared files). A call that is in no
+table gets ENOSYS, as from a kernel that lacks it, so that libraries use their older fallback. A call through another
+architecture or the x32 numbers ends the process.
+Not covered: bugs in the allowed calls. The mount namespace or Landlock decides which paths are accessible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from rocstar.sandbox.walls import linux
 
 Numbers = dict[str, tuple[int | None, int | None]]
-"""Name of a system call: its number on x86-64 and on aarch64; None where the architecture has no such call."""
+"""Name of a system call: its number on x86-64 and on aarch64; None if the architecture has no such call."""
 
 COLUMN = {"x86_64": 0, "aarch64": 1}
 TABLES = """
@@ -53,7 +53,7 @@ sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add
 landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
 getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
 sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
-# Known to be dangerous: a program that makes one is told that it may not (EPERM).
+# Known to be dangerous: refused with EPERM.
 [refused]
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
 process_madvise 440 440, process_mrelease 448 448, migrate_pages 256 238, move_pages 279 239, unshare 272 97,
@@ -72,29 +72,29 @@ uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116,
 reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
 delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
 adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
-# Answered as by a file system that has no attributes: copies of files take that for an answer.
+# Answered as by a file system that has no attributes, which programs that copy files accept.
 [attributes]
 setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
 fremovexattr 199 16, removexattrat 466 466
-# With 0 as first argument, and on no other process.
-[on-oneself]
+# Allowed with 0 as first argument: the calling process.
+[on-itself]
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
-# Said to be done, and not done: what they ask for (locks, disk writes, cache contents) is shared with other programs,
-# and no result of a program depends on it.
-[done-for-nobody]
+# Reported as successful without effect: locks, disk writes and cache contents are shared with other programs, and no
+# result of a program depends on them.
+[no-op]
 flock 73 32, fsync 74 82, fdatasync 75 83, sync_file_range 277 84, sync 162 81, fadvise64 221 223, readahead 187 213
-# Not as the user who started us, whose files Landlock does not protect from them.
+# Refused if programs run as the user who started us: Landlock does not protect that user's files from these calls.
 [changing-modes]
 chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54,
 utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
-# Only with a file system of its own: elsewhere the free space of the disk is shared with others, and Landlock did not
-# cover truncating by path before Linux 6.2.
+# Allowed only if the program has its own file system: otherwise the free space of the disk is shared with others, and
+# Landlock did not cover truncating by path before Linux 6.2.
 [on-private-files]
 statfs 137 43, fstatfs 138 44, truncate 76 45
-# The same, and answered like the attributes above.
+# The same; refused like [attributes] above.
 [on-private-attributes]
 getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13
-# Not to the slot, which is named by the first argument, or by one of the first two.
+# Refused for the slot as target: the first argument, or one of the first two.
 [signalling]
 kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
 pidfd_send_signal 424 424
@@ -139,7 +139,7 @@ O_TMPFILE, O_TRUNC, O_RDONLY, O_ACCMODE = 0o20000000, 0o1000, 0, 3
 STATX_MNT_ID_UNIQUE = 0x4000  # counts the mounts of the whole machine
 FCNTL_ALLOWED = (0, 1, 2, 3, 1030, 9, 11, 1032, 1034, 5, 36)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETOWN, F_GETSIG, F_GETPIPE_SZ, F_GET_SEALS, F_GETLK,
-F_OFD_GETLK: no program can hold a lock, so the last two report none, which SQLite relies on."""
+F_OFD_GETLK: no program can take a lock, so the last two report none, which SQLite relies on."""
 FCNTL_LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW."""
 F_SETFL = 4
@@ -154,15 +154,15 @@ SOCKET_FACTS_ALLOWED = (2, 3, 4, 6, 7, 8, 9, 13, 15, 16, 17, 18, 19, 20, 21, 30,
 """The options below, and SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PEERCRED, SO_SNDLOWAT, SO_ACCEPTCONN, SO_PROTOCOL,
 SO_DOMAIN. Cookies count the sockets and network namespaces of the machine."""
 SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
-"""SO_REUSEADDR, SO_BROADCAST, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT and timeouts. Larger
-buffers are memory that no limit counts."""
+"""SO_REUSEADDR, SO_BROADCAST, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT and timeouts. Not the
+sizes of buffers, which are memory that no limit counts."""
 TCP_OPTIONS_ALLOWED, IPV6_OPTIONS_ALLOWED = (1, 4, 5, 6, 18), (26,)
-"""TCP_NODELAY, those of keeping alive, TCP_USER_TIMEOUT; IPV6_V6ONLY."""
+"""TCP_NODELAY, the TCP_KEEP options, TCP_USER_TIMEOUT; IPV6_V6ONLY."""
 ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
-"""MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they reach pages of others."""
+"""MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they affect pages of others."""
 
 Code = tuple[bytes, ...]
-"""Instructions, one after the other, that end in a return whichever branch is taken."""
+"""A sequence of instructions that ends in a return on every branch."""
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -170,7 +170,7 @@ def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> b
 
 
 def answer(error: int) -> bytes:
-    """An error of 0 is a success in which nothing was done."""
+    """Return this error without making the call; 0 reports success."""
     return instruction(RETURN, ERRNO | error)
 
 
@@ -182,12 +182,12 @@ DONE = answer(0)
 
 
 def load_argument(index: int) -> bytes:
-    """The low half: except for pointers, all arguments looked at here are 32 bits wide."""
+    """Load the low half: except for pointers, all arguments checked here are 32 bits wide."""
     return instruction(LOAD, AT_ARGUMENTS + 8 * index)
 
 
 def switch(index: int, cases: Iterable[tuple[int, Code]], otherwise: Code, mask: int | None = None) -> Code:
-    """What is done for each value of an argument, or of its bits in `mask`."""
+    """The code to run for each value of an argument, or of its bits in `mask`."""
     body = [load_argument(index)] if mask is None else [load_argument(index), instruction(AND, mask)]
     for value, code in cases:
         body += [instruction(JUMP_EQUAL, value, 0, len(code)), *code]
@@ -216,8 +216,8 @@ def only_zero(*arguments: int) -> Code:
 
 
 def fcntl_rule(machine: str) -> Code:
-    """Locks are answered as taken and are not: they would be seen by every program that can open the file. A pipe that
-    is made O_DIRECT would lose output when it is read in smaller pieces."""
+    """Report locks as taken without taking them: every program that can open the file would see them. A pipe set to
+    O_DIRECT would lose output when it is read in smaller pieces."""
     cases: list[tuple[int, Code]] = [(value, (ALLOWING,)) for value in FCNTL_ALLOWED]
     cases.append((F_SETFL, without_bits(2, O_DIRECT[machine], answer(errno.EINVAL))))
     cases += [(value, (DONE,)) for value in FCNTL_LOCKS]
@@ -225,34 +225,34 @@ def fcntl_rule(machine: str) -> Code:
 
 
 def asking(index: int, otherwise: bytes) -> Code:
-    """Allowed with a null pointer, by which a call asks and changes nothing."""
+    """Allowed with a null pointer, with which the call only queries."""
     is_null = instruction(JUMP_EQUAL, 0, 1, 0), otherwise
     high_half = instruction(LOAD, AT_ARGUMENTS + 8 * index + 4)
     return (load_argument(index), *is_null, high_half, *is_null, ALLOWING)
 
 
 def priority_rule(slot: int) -> Code:
-    """Processes and groups may be told to be nicer, but neither the slot nor, by naming none, a group it may be in."""
+    """Allow setting priorities, except of the slot and, by number 0, of the caller's group, which may be the slot's."""
     group = none_of(1, (slot, 0), REFUSING)
     return switch(0, [(0, none_of(1, (slot,), REFUSING)), (1, group)], (REFUSING,))
 
 
 def signal_rule(slot: int) -> Code:
-    """The slot is told by SIGUSR1 to end a call; only the daemon may. A group is named by a negative number, except
-    that -1 is everybody but the first process of a pid namespace."""
+    """Refuse signals to the slot: SIGUSR1 makes it end a call, which only the daemon may request. A negative number
+    means a group, except that -1 means all processes but the first of a pid namespace."""
     return none_of(0, {slot, 2**32 - slot} - {2**32 - 1}, REFUSING)
 
 
 def open_rule(index: int) -> Code:
-    """index: of the flags. To truncate without writing is a change that Landlock did not cover before Linux 6.2, and a
-    file of O_TMPFILE leaves no trace in its folder, but uses up an inode number."""
+    """index: position of the flags. Landlock did not cover truncating without writing before Linux 6.2. A file of
+    O_TMPFILE leaves no trace in its folder, but uses up an inode number."""
     otherwise = without_bits(index, O_TMPFILE, answer(errno.EOPNOTSUPP))
     truncating = [(O_TRUNC | mode, (REFUSING,)) for mode in (O_RDONLY, O_ACCMODE)]
     return switch(index, truncating, otherwise, O_TRUNC | O_ACCMODE)
 
 
 def socket_rule(families: Mapping[int, Iterable[int]], types: Iterable[int]) -> Code:
-    """Sockets of these families, each with its protocols, and types."""
+    """Allow sockets of these families, each with its protocols, and of these types."""
     found = []
     for family, protocols in families.items():
         allowed = one_of(2, protocols, REFUSING)
@@ -261,7 +261,7 @@ def socket_rule(families: Mapping[int, Iterable[int]], types: Iterable[int]) -> 
 
 
 def options_rule(allowed: Iterable[int], network: bool) -> Code:
-    """allowed: of any socket."""
+    """allowed: options of the level SOL_SOCKET."""
     levels = [(SOL_SOCKET, allowed)]
     if network:
         levels += [(IPPROTO_TCP, TCP_OPTIONS_ALLOWED), (IPPROTO_IPV6, IPV6_OPTIONS_ALLOWED)]
@@ -271,7 +271,7 @@ def options_rule(allowed: Iterable[int], network: bool) -> Code:
 def rules(
     machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False
 ) -> dict[int, Code]:
-    """What is done about each call, by number. Arguments are those of `build`."""
+    """The code for each system call, by number. Arguments are those of `build`."""
     local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
     protocols: tuple[int, ...] = (0, IPPROTO_TCP, IPPROTO_UDP)
     inet = dict.fromkeys((AF_INET, AF_INET6), protocols) if network else {}
@@ -279,8 +279,8 @@ def rules(
         "allowed": (ALLOWING,),
         "refused": (REFUSING,),
         "attributes": (answer(errno.EOPNOTSUPP),),
-        "on-oneself": only_zero(0),
-        "done-for-nobody": (DONE,),
+        "on-itself": only_zero(0),
+        "no-op": (DONE,),
         "changing-modes": (REFUSING if own_files else ALLOWING,),
         "on-private-files": (ALLOWING if private_files else REFUSING,),
         "on-private-attributes": (ALLOWING if private_files else answer(errno.EOPNOTSUPP),),
@@ -291,7 +291,7 @@ def rules(
     codes |= {
         "fcntl": fcntl_rule(machine),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
-        # Where signals are not kept in by a namespace, each program gets a filter of its own: see `deny_signals`.
+        # If no namespace confines signals, each program installs a filter of its own: see `deny_signals`.
         "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
         "getsockopt": options_rule(SOCKET_FACTS_ALLOWED, network),
         "setsockopt": options_rule(SOCKET_OPTIONS_ALLOWED, network),
@@ -301,12 +301,12 @@ def rules(
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
-        # A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory
-        # of children that their parent ignores. Nobody counts those of a program with a network, and Node waits for it.
+        # SIGCHLD: report success without installing the handler, because the kernel would drop the CPU time and memory
+        # of children whose parent ignores them. A program with a network is not measured, and Node needs the signal.
         "rt_sigaction": (ALLOWING,) if network else switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,)),
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
-        # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
+        # Datagrams may be sent to any visible receiver; for AF_UNIX, SOCK_RAW is another name for them.
         "socket": socket_rule(local | inet, ANY),
         "socketpair": socket_rule({AF_UNIX: (0, AF_UNIX)}, ANY if private_files else CONNECTED),
         # Core files stay limited to one byte: at 0 the kernel would still start a program that handles cores.
@@ -321,10 +321,10 @@ def rules(
 
 
 def build(machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> bytes:
-    """The filter as an array of sock_filter. `private_files`: only the program's own files are in sight, so AF_UNIX may
+    """The filter as an array of sock_filter. `private_files`: only the program's own files are visible, so AF_UNIX may
     be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
-    not be changed; `slot`: process id of the slot, where every other process under its user is one of the program's,
-    else None; `network`: it has a network of its own, which it may use.
+    not be changed; `slot`: process id of the slot if every other process of its user belongs to the program, else None;
+    `network`: the program has its own network, which it may use.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
     found = rules(machine, private_files=private_files, own_files=own_files, slot=slot, network=network)
@@ -332,7 +332,7 @@ def build(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
 
 
 def build_without_signals(machine: str) -> bytes:
-    """A second, small filter on top: no signal may be sent, not even to oneself. Raises KeyError like `build`."""
+    """A second, small filter: the process may send no signal, not even to itself. Raises KeyError like `build`."""
     numbers = (row[COLUMN[machine]] for row in tables()["signalling"].values())
     return assembled(machine, {number: (REFUSING,) for number in numbers if number is not None}, (ALLOWING,))
 
@@ -350,7 +350,7 @@ def assembled(machine: str, found: Mapping[int, Code], others: Code) -> bytes:
 
 
 def spans(found: Mapping[int, Code], others: Code) -> list[tuple[int, Code]]:
-    """The calls from 0 on, cut into runs that are treated alike: first number of each run, and how."""
+    """The call numbers from 0 on, split into runs with equal code: first number and code of each run."""
     runs: list[tuple[int, Code]] = []
     for number in range(max(found) + 2):
         body = found.get(number, others)
@@ -360,8 +360,8 @@ def spans(found: Mapping[int, Code], others: Code) -> list[tuple[int, Code]]:
 
 
 def tree(runs: list[tuple[int, Code]]) -> Code:
-    """A balanced search for the run that the loaded number is in: as many comparisons as the list's length has binary
-    digits, whichever call it is."""
+    """A binary search for the run that contains the loaded number: for every call as many comparisons as the list's
+    length has binary digits."""
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2
@@ -372,12 +372,12 @@ def tree(runs: list[tuple[int, Code]]) -> Code:
 
 
 def install(code: bytes) -> None:
-    """Loads a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
+    """Load a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
     buffer = ctypes.create_string_buffer(code, len(code))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
     linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.addressof(head), what="seccomp")
 
 
 def deny_signals() -> None:
-    """The second filter, for this process and all it starts."""
+    """Load the second filter for this process and all it starts."""
     install(build_without_signals(linux.machine()))
