@@ -45,29 +45,31 @@ class GpuSpec:
     bandwidth: float
     """Bytes a second of its memory."""
 
+    @classmethod
+    def of(cls, gigabytes: float, teraflops: float, gigabytes_a_second: float) -> GpuSpec:
+        """In the units of data sheets."""
+        return cls(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
+
 
 GPUS: Mapping[str, GpuSpec] = {
-    name: GpuSpec(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
-    for name, gigabytes, teraflops, gigabytes_a_second in (
-        ("b200", 180, 2250, 8000),
-        ("h200", 141, 989, 4800),
-        ("h100", 80, 989, 3350),
-        ("h20", 96, 148, 4000),
-        ("a100", 80, 312, 2040),
-        ("a100-40", 40, 312, 1555),
-        ("l40s", 48, 362, 864),
-        ("l4", 24, 121, 300),
-        ("a10", 24, 125, 600),
-        ("a6000", 48, 155, 768),
-        ("6000ada", 48, 364, 960),
-        ("pro6000", 96, 504, 1792),
-        ("5090", 32, 210, 1792),
-        ("4090", 24, 165, 1010),
-        ("3090", 24, 71, 936),
-        ("mi300x", 192, 1307, 5300),
-        ("mi325x", 256, 1307, 6000),
-        ("mi355x", 288, 2517, 8000),
-    )
+    "b200": GpuSpec.of(180, 2250, 8000),
+    "h200": GpuSpec.of(141, 989, 4800),
+    "h100": GpuSpec.of(80, 989, 3350),
+    "h20": GpuSpec.of(96, 148, 4000),
+    "a100": GpuSpec.of(80, 312, 2040),
+    "a100-40": GpuSpec.of(40, 312, 1555),
+    "l40s": GpuSpec.of(48, 362, 864),
+    "l4": GpuSpec.of(24, 121, 300),
+    "a10": GpuSpec.of(24, 125, 600),
+    "a6000": GpuSpec.of(48, 155, 768),
+    "6000ada": GpuSpec.of(48, 364, 960),
+    "pro6000": GpuSpec.of(96, 504, 1792),
+    "5090": GpuSpec.of(32, 210, 1792),
+    "4090": GpuSpec.of(24, 165, 1010),
+    "3090": GpuSpec.of(24, 71, 936),
+    "mi300x": GpuSpec.of(192, 1307, 5300),
+    "mi325x": GpuSpec.of(256, 1307, 6000),
+    "mi355x": GpuSpec.of(288, 2517, 8000),
 }
 
 
@@ -77,14 +79,14 @@ def gpu_named(name: str) -> GpuSpec:
         return GPUS[name]
     try:
         gigabytes, teraflops, gigabytes_a_second = map(float, name.split(":"))
-        if not (min(gigabytes, teraflops, gigabytes_a_second) > 0 and gigabytes + teraflops + gigabytes_a_second < inf):
+        if not all(0 < value < inf for value in (gigabytes, teraflops, gigabytes_a_second)):
             raise ValueError(name)
     except ValueError:
         raise ConfigError(
             f"--gpu {name} is not known; choose of {', '.join(GPUS)}, or give memory, dense bf16 operations and "
             "bandwidth of another as GB:TFLOPS:GB/s, for instance 48:362:864"
         ) from None
-    return GpuSpec(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
+    return GpuSpec.of(gigabytes, teraflops, gigabytes_a_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

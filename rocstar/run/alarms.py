@@ -229,10 +229,9 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
     """A total loss is reported before WINDOW steps: one update at a hundred times the right learning rate causes it."""
     shares, last = list(window_means(rows, RIGHT, 1)), rows[-LOST_STEPS:]
-    while shares and not shares[-1]:
-        shares.pop()
     # Steps without a right attempt count before that: where a problem is solved only now and then, they are usual.
-    usual = fmean(shares[-LONG_WINDOW:] or [0.0])
+    before = len(shares) - next((back for back, share in enumerate(reversed(shares)) if share), len(shares))
+    usual = fmean(shares[max(0, before - LONG_WINDOW) : before] or [0.0])
     expected = usual * sum(row.get("roc/attempts") or 0.0 for row in last)
     if expected >= LOST_RIGHT and len(last) == LOST_STEPS and all(row.get(RIGHT) == 0.0 for row in last):
         return Alarm(
@@ -243,22 +242,22 @@ def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
         )
     for window in (WINDOW, LONG_WINDOW):
         means = list(window_means(rows, RIGHT, window))
-        least = max(0.3 * max(means, default=0.0), LEAST_FALL)
-        if not means or max(means) < SOME_RIGHT or max(means) - means[-1] < max(least, _fall_by_chance(rows, window)):
+        best = max(means, default=0.0)
+        fall = best - means[-1] if best >= SOME_RIGHT else 0.0
+        if fall < max(0.3 * best, LEAST_FALL) or fall < _fall_by_chance(shares, window):
             continue
         return Alarm(
             name="reward collapse",
-            evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
+            evidence=f"the share of right attempts is {means[-1]:.3f} and was {best:.3f}",
             action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper "
             "found no setting that prevents it",
         )
     return None
 
 
-def _fall_by_chance(rows: Sequence[Row], window: int) -> float:
+def _fall_by_chance(shares: Sequence[float], window: int) -> float:
     """How far chance alone may bring the share of right attempts in one window of steps below that of an earlier one,
     over all pairs of windows. The noise of a step is estimated from how much each step differs from the next."""
-    shares = list(window_means(rows, RIGHT, 1))
     noise = fmean(abs(later - earlier) for earlier, later in pairwise(shares)) * sqrt(pi) / 2  # of normal noise
     noise *= 1 + 1 / (len(shares) - 1)  # few steps estimate it badly
     windows = len(shares) - window + 1

@@ -27,13 +27,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (53, 1),
     "evaluation": (3657, 21),
     "faults": (658, 4),
-    "forecast": (2009, 9),
+    "forecast": (2011, 9),
     "learning": (3362, 19),
     "parts": (1787, 9),
     "protocols": (290, 1),
     "record": (3012, 17),
     "rollout": (1850, 12),
-    "run": (4632, 24),
+    "run": (4631, 24),
     "sandbox": (8817, 47),
     "serving": (781, 6),
     "support": (2035, 17),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 593, 4218
+CLASSES, FUNCTIONS = 593, 4219
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
