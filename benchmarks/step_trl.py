@@ -1,7 +1,8 @@
-"""One whole RL step, rollout and update, beside TRL's GRPOTrainer: one thread, fp32, a Qwen3 shape of 3.7M parameters.
+"""One whole RL step, rollout and update, beside TRL's GRPOTrainer: one thread, a Qwen3 shape of 3.7M parameters.
 
     python benchmarks/step_trl.py --trl-python PATH [--against CHECKOUT] [--rounds 5] [--only plain|conversation]
                                   [--size 135M]      # a Qwen3 with SmolLM2-135M's sizes
+                                  [--dtype bfloat16] # of both passes; TRL's by autocast, its bf16=True
 
 `plain`: 8 prompts x 8 attempts, 32 tokens and 128 new ones. `conversation`: three turns of 32 sampled tokens; the first
 two end with the same call of a tool that takes 50 ms, appended to what the model wrote on every side, and go on with
@@ -48,7 +49,7 @@ def main() -> None:
     figures: dict[str, Any] = {"rounds": options.rounds}
     for kind in [options.only] if options.only else ["plain", "conversation"]:
         with tempfile.TemporaryDirectory() as folder:
-            write_case(Path(folder), calls=2 if kind == "conversation" else 0, size=options.size)
+            write_case(Path(folder), 2 if kind == "conversation" else 0, options.size, options.dtype)
             figures[kind] = compared(contestants(options, folder), options.rounds)
         for name, columns in figures[kind].items():
             print(kind, name, *(f"{column} {value}" for column, value in columns.items()), sep="  ", flush=True)
@@ -62,6 +63,7 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--only", choices=["plain", "conversation"])
     arguments.add_argument("--size", choices=SIZES, default="3.7M")
+    arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments.add_argument("--worker", help=argparse.SUPPRESS)
     arguments.add_argument("--folder", help=argparse.SUPPRESS)
     return arguments.parse_args()
@@ -122,7 +124,7 @@ def reply(tool_text: str) -> str:
     return f"\n{START}user\n<tool_response>\n{tool_text}\n</tool_response>{STOP}\n{START}assistant\n"
 
 
-def write_case(folder: Path, calls: int, size: str) -> None:
+def write_case(folder: Path, calls: int, size: str, dtype: str) -> None:
     """Model, tokenizer, questions of exactly PROMPT_TOKENS tokens with their template, and the call."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -142,6 +144,7 @@ def write_case(folder: Path, calls: int, size: str) -> None:
         "questions": questions,
         "attempts": ATTEMPTS,
         "trl_rows": TRL_ROWS[size],
+        "dtype": dtype,
         "calls": calls,
         "call_ids": call_ids,
         "stop": stop,
@@ -266,7 +269,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
 
     codec, template = Codec.load(folder), COMPACT
     rows = len(case["questions"]) * case["attempts"]
-    model, learn = model_and_learner(folder, codec, template)
+    model, learn = model_and_learner(folder, codec, template, case["dtype"])
     engine = TorchEngine(model, rows=rows, positions=512)
     problems = [Problem(id=str(n), question=q, answer="") for n, q in enumerate(case["questions"])]
     tools = (WaitAndAdd(),) if case["calls"] else ()
@@ -290,19 +293,23 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     return step
 
 
-def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any]:
+def model_and_learner(folder: Path, codec: Any, template: Any, dtype: str) -> tuple[Any, Any]:
     """A model for the engine, and a function that makes one update from rows and publishes the weights."""
     import copy
 
-    from rocstar.config.sections import LearningSection
+    import torch
+
+    from rocstar.config.sections import LearningSection, ModelSection
+    from rocstar.engines.torch_forward import lowered
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.models import load_model
     from rocstar.learning.policy import Policy
     from rocstar.types import Batch
 
     model = load_model(folder)
-    policy = Policy(copy.deepcopy(model), codec, template)
+    policy = Policy(copy.deepcopy(model), codec, template, ModelSection(dtype=dtype))  # type: ignore[arg-type]
     learner = GrpoLearner(policy, LearningSection())
+    model = lowered(model, getattr(torch, dtype))
     return model, lambda rows: (learner.update(Batch(rows=rows)), policy.publish())[1]
 
 

@@ -93,7 +93,7 @@ def settings(case: dict[str, Any], folder: Path) -> GRPOConfig:
         temperature=1.0,
         max_steps=100_000,
         use_cpu=True,
-        bf16=False,
+        bf16=case["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",

@@ -76,6 +76,9 @@ export function Attempt({ value, colour }) {
     ? `${COLOURS[colour]}: not recorded for this attempt${value.kept ? "" : ", which was not learnt from"}`
     : "tokens have no text here: no tokenizer was found";
   return html`<div class="attempt"><${Facts} value=${value} />
+    ${(value.prompt_messages || []).slice(0, -1).map((one) => html`<section class="turn user">
+      <h2 class="label">${visible(one.role)}</h2><${Text} text=${one.content} kind="question" write=${withMath} />
+    </section>`)}
     <section class="turn user"><h2 class="label">problem</h2>
       <${Text} text=${value.question} kind="question" write=${withMath} /></section>
     ${wanted && !coloured && html`<p class="dim">${absent}</p>`}
