@@ -288,6 +288,11 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.keyboard.press("/")
         page.keyboard.type("needle")
         page.wait_for_function("() => location.hash.includes('q=needle')")
+        page = one.open("/run/made/attempt?at=rollouts:1:0", ".turn.policy")
+        assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
+            "system\nAdd.",
+            "problem\nWhat is 0 + 0?",
+        ]
 
 
 def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:
