@@ -31,7 +31,7 @@ from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_forward import Forward, forward_of
 from rocstar.errors import ConfigError
-from rocstar.learning.forward import hidden_states, is_packed, prepare, shares
+from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.models import load_model
 from rocstar.learning.pack import pack
@@ -238,15 +238,15 @@ def tried(
 @torch.no_grad()
 def learner_logprobs(folder: Path) -> list[list[float]]:
     model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
-    prepare(model, torch.device("cpu"), torch.float32)
-    rows = rows_of(model.config.get_text_config().vocab_size)
+    prepare(model, torch.device("cpu"))
+    rows, packed = rows_of(model.config.get_text_config().vocab_size), is_packed(model)
     (micro,) = pack(
         rows,
         [[t > 0 for t in range(len(row))] for row in rows],
         999,
         torch.device("cpu"),
-        share=shares(model),
-        side_by_side=not is_packed(model),
+        share=packed,
+        side_by_side=not packed,
     )
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)

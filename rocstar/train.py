@@ -25,7 +25,7 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.step import LearnedStep, choice_of_step, learn_step, rl_learner
 from rocstar.parts.build import sampling_of
-from rocstar.parts.threads import begin_threads_of_run
+from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
 from rocstar.rollout.collect import Roller
@@ -57,7 +57,7 @@ async def train(
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     weights = material.pretrained.facts.folder if material.pretrained else None
-    begin_threads_of_run(material.recipe, weights, folder, screen.note)
+    begin_threads(material.recipe, weights, folder.identity.get("threads", {}).get("count"))
     stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocstar.analysis.methods import by_method
-from rocstar.analysis.tally import KEPT, AfterFailure
+from rocstar.analysis.tally import AfterFailure
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12
@@ -77,7 +77,6 @@ def page(report: Mapping[str, Any]) -> str:
         _section("Failed calls by class, and what came after", _errors(report)),
         _section("By step (Fig. 4: failed calls in right attempts)", by_step),
         _section("By difficulty: how often a problem's attempts of a step were right", by_level),
-        _section("RoC: why attempts were kept or dropped", _reasons(steps)),
         _section("Suspicion: right attempts that may not have solved their problem", _suspicion(report["training"])),
         _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
         _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),
@@ -113,19 +112,6 @@ def _training(report: Mapping[str, Any]) -> str:
         _share("in right", "failed_call_share_in_right"),
     ]
     return _by_temperature(columns, report["training"])
-
-
-def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row a step: how many were kept and dropped for which reason, and what penalties RoC's choice was between."""
-    if not any(row["reasons"] for row in rows):
-        return ""
-    known = sorted(
-        {name for row in rows for name in row["reasons"]}, key=lambda name: (not name.startswith(KEPT), name)
-    )
-    shown = [{**dict.fromkeys(known, 0), **row["reasons"], **row} for row in rows]
-    counts = [_number(name.replace("_", " "), name, 0) for name in known]
-    penalties = [_number(f"penalty of right, {what}", f"penalty_right_{what}", 2) for what in ("kept", "dropped")]
-    return steps_table([STEP, *counts, *penalties, NOTHING], shown)
 
 
 def _suspicion(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Finds the source named on the command line: a run, an evaluation, a rollout file, or foreign transcripts."""
+"""Finds the source named on the command line: a run, an evaluation, or a rollout file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, read_attempts, read_transcripts
+from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name
@@ -24,7 +24,6 @@ from rocstar.record.folder import RunFolder, read_json, step_of
 from rocstar.record.journal import read_journal
 
 SCORED = 64  # attempts of one learner pass
-TRANSCRIPTS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 
 Entropies = Callable[[list[list[int]], list[list[bool]]], list[list[float]]]
 """(token ids, which are counted) of some rows -> nats of each token."""
@@ -35,9 +34,8 @@ class Source:
     name: str
     """The name that is shown."""
     files: tuple[Path, ...]
-    """Files of attempts, in order of their steps; one file of transcripts if `transcripts` is set; none if a run saved
-    none, which leaves its metrics and evaluations."""
-    transcripts: bool = False
+    """Files of attempts, in order of their steps; none if a run saved none, which leaves its metrics and
+    evaluations."""
     model: Path | None = None
     """Folder of the tokenizer, and of the weights for a learner pass; None if there is none."""
     result: Mapping[str, Any] | None = None
@@ -92,8 +90,6 @@ class Source:
     ) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
         pass that gives those of all attempts. said: told how many of how many files were read. Raises DataError."""
-        if self.transcripts:
-            return read_transcripts(self.files[0])
         read = self._read(tokens, said)
         return read if entropies is None else _scored(read, entropies)
 
@@ -107,7 +103,7 @@ def find_source(name: str, runs: Path) -> Source:
     """Raises ConfigError if nothing has that name, DataError if it holds no attempts."""
     path = Path(name)
     if path.is_file():
-        return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
+        return Source(name=path.name, files=(path,))
     if is_evaluation(name, runs):
         return evaluation_source(find_evaluation(name, runs), runs)
     run = RunFolder.find(name, runs)
@@ -133,14 +129,6 @@ def evaluation_source(folder: Path, runs: Path) -> Source:
         result=result,
         trainer=run,
     )
-
-
-def _is_transcripts(path: Path) -> bool:
-    if path.name.endswith(TRANSCRIPTS):
-        return True
-    if path.suffix == ".parquet":
-        return False
-    raise ConfigError(f"{path} is neither transcripts ({', '.join(TRANSCRIPTS)}) nor a rollout file (.parquet)")
 
 
 def _scored(attempts: Iterable[Attempt], entropies: Entropies) -> Iterator[Attempt]:

@@ -22,7 +22,6 @@ from typing import Any
 
 from rocstar.analysis.attempts import Attempt
 
-KEPT = "kept."  # how the reasons of kept attempts begin
 LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
 """How often a problem's attempts of one step were right."""
 
@@ -62,8 +61,6 @@ class Counts:
     cut: int = 0
     calls: int = 0
     tokens: int = 0
-    counted: int = 0
-    """Attempts whose tokens are known."""
     right_with_failed: int = 0
     """Right attempts with a failed call."""
     calls_of_right: int = 0
@@ -77,13 +74,6 @@ class Counts:
     """Failed calls of right attempts by what came after."""
     after_decided: Counter[AfterFailure] = field(default_factory=Counter)
     undecided: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Why the resampler kept or dropped them."""
-    right_kept: int = 0
-    right_dropped: int = 0
-    penalty_kept: float = 0.0
-    """RoC's penalties of right attempts that were kept, summed."""
-    penalty_dropped: float = 0.0
 
     def add(self, attempt: Attempt) -> None:
         failed = [call.error for call in attempt.calls if call.error is not None]
@@ -91,21 +81,11 @@ class Counts:
         self.attempts += 1
         self.cut += attempt.cut
         self.calls += len(attempt.calls)
+        self.tokens += attempt.tokens
         self.without_calls += not attempt.calls
         self.errors.update(failed)
         self.after.update(came_after)
         self.undecided += attempt.undecided
-        if attempt.reason is not None:
-            self.reasons[attempt.reason] += 1
-        if attempt.right and attempt.reason is not None and attempt.penalty is not None:
-            kept = attempt.reason.startswith(KEPT)
-            self.right_kept += kept
-            self.right_dropped += not kept
-            self.penalty_kept += kept * attempt.penalty
-            self.penalty_dropped += (not kept) * attempt.penalty
-        if attempt.tokens is not None:
-            self.counted += 1
-            self.tokens += attempt.tokens
         if attempt.right is not None:
             self.decided += 1
             self.after_decided.update(after for _, after in came_after)
@@ -129,7 +109,7 @@ class Counts:
         return {
             "attempts": self.attempts,
             "right_share": share_of(self.right, self.decided),
-            "tokens": share_of(self.tokens, self.counted),
+            "tokens": share_of(self.tokens, self.attempts),
             "calls": share_of(self.calls, self.attempts),
             "no_call_share": share_of(self.without_calls, self.attempts),
             "cut_share": share_of(self.cut, self.attempts),
@@ -137,9 +117,6 @@ class Counts:
             "failed_call_share_in_right": share_of(self.failed_of_right, self.calls_of_right),
             "right_with_failed_call_share": share_of(self.right_with_failed, self.right),
             "undecided_share": share_of(self.undecided, self.decided),
-            "reasons": dict(sorted(self.reasons.items())),
-            "penalty_right_kept": share_of(self.penalty_kept, self.right_kept),
-            "penalty_right_dropped": share_of(self.penalty_dropped, self.right_dropped),
             "errors": dict(self.errors.most_common()),
             "after_error": {
                 str(after): sum(count for (_, what), count in self.after.items() if what is after)

@@ -49,8 +49,8 @@ class RunSection(Section):
     the order of work."""
     threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
     """Threads that torch computes with on the CPU, in the learner and in torch engines; results differ in their last
-    digits by this number. auto: as many of the cores there are as pay for this model, timed when a run starts and kept
-    in its run.json, which a resumed run reads."""
+    digits by this number. auto: 1 for a small model, whose layers have matrices of fewer than 131,072 numbers, else
+    the physical cores that each learner has here; a resumed run takes the number that it computed with last."""
     checkpoint_seconds: float = Field(default=600.0, ge=0)
     """A checkpoint is written after the first step that ends at least this long after the last checkpoint, and at the
     end of each stage."""

@@ -1,19 +1,19 @@
-"""Compares two saved evaluations of the same problems, paired by problem: which is better, how certain that is, and how
-much more data would show it. Evaluations with different setups are refused. The problem is the unit."""
+"""Compares two saved evaluations of the same problems, paired by problem: which is better, and how certain that
+is. Evaluations with different setups are refused. The problem is the unit."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, comb, gcd, lcm, sqrt
+from math import gcd, lcm, sqrt
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import Any
 
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.intervals import TAIL, Estimate, Z, figure, mean_difference, student
+from rocstar.evaluation.intervals import Estimate, figure, mean_difference
 from rocstar.evaluation.metrics import avg_at_k
 from rocstar.record.evaluations import GREEDY, RESULT, SAMPLES
 from rocstar.record.folder import read_json
@@ -27,7 +27,6 @@ OF_DATA = ("data.problems", "data.problems_sha256")
 """The fields of `setup.data` that must agree: the same problems may be in another file."""
 ABSENT = object()
 EXACT = 700  # numbers: 0.5 s at 16 attempts each; the time grows with the cube
-POWER = 0.8  # chance of detecting a true difference; the usual choice
 
 Right = Mapping[str, Sequence[bool]]
 """Problem id -> whether each judged attempt was right; problems without judged attempts are omitted."""
@@ -118,41 +117,6 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
     }
 
 
-def planned(a: Kept, b: Kept | None, difference: float, power: float = POWER) -> dict[str, Any]:
-    """The problems or attempts needed to detect a given difference with chance `power` at a level of 5%, by the spread
-    of two evaluations, or of one and a second like it. Raises ConfigError for a difference outside 0 to 1 or a power
-    outside 0.05 to 1."""
-    if not 0 < difference <= 1 or not 0.05 < power < 1:
-        raise ConfigError(
-            f"--detect must lie above 0 and up to 1 and --power between 0.05 and 1, got {difference:g} and {power:g}"
-        )
-    right = [kept.right for kept in (a, b) if kept is not None]
-    problems = len(right[0].keys() & right[-1].keys())
-    if not problems:
-        raise DataError(f"{a.name} judged no problem" + (f" that {b.name} judged too" if b else ""))
-    spread = spread_of(*right) if b else spread_of_one(a.right)
-    attempts = min(len(some) for each in right for some in each.values())
-    return {
-        "difference": difference,
-        "wanted_power": power,
-        "problems": problems,
-        "attempts": attempts,
-        "power": power_of(spread, difference, problems, attempts),
-        "problems_needed": problems_needed(spread, difference, attempts, power),
-        "attempts_needed": attempts_needed(spread, difference, problems, power),
-        "spread": asdict(spread),
-        "assumed": _assumption(b, attempts, spread),
-    }
-
-
-def _assumption(b: Kept | None, attempts: int, spread: Spread) -> str:
-    if b is None:
-        return "the second gains as much on every problem; one that gains on few needs more"
-    if attempts == 1 or not spread.between:
-        return "all that problems differ by is chance of attempts; one attempt each can't tell it from real change"
-    return "the spread that these two show"
-
-
 def _is_within(field: str, name: str) -> bool:
     return field == name or field.startswith(f"{name}.")
 
@@ -240,81 +204,3 @@ def flip_test(steps: Sequence[int]) -> float:
     above = packed[(total + observed) * width :]  # sums from `seen` up to `total`
     extreme = sum(int.from_bytes(above[i : i + width], "little") for i in range(0, len(above), width))
     return min(1.0, extreme / 2.0 ** (len(sizes) - 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The variance of one problem's difference, in two parts, no unit."""
-
-    between: float
-    """Variance of the true differences from problem to problem."""
-    attempts: float
-    """Variance of one attempt at a problem, both subjects together. Divided by the number of attempts it is the
-    variance of a share."""
-
-    def variance(self, attempts: int) -> float:
-        """Variance of one problem's difference with so many attempts by each subject."""
-        return self.between + self.attempts / attempts
-
-
-def spread_of(a: Right, b: Right) -> Spread:
-    """The spread of two evaluations. With one attempt each the two parts cannot be separated; then all of it counts as
-    the variance of attempts, which overstates the value of more attempts. They must share a problem."""
-    names = a.keys() & b.keys()
-    differences = [fmean(b[name]) - fmean(a[name]) for name in names]
-    mean = fmean(differences)
-    total = sum((d - mean) ** 2 for d in differences) / max(1, len(differences) - 1)
-    inside = [_of_one_attempt(a[name]) + _of_one_attempt(b[name]) for name in names]
-    most = min(min(len(a[name]), len(b[name])) for name in names)
-    if most == 1:
-        return Spread(between=0.0, attempts=total)
-    shown = fmean(_of_one_attempt(x) / len(x) + _of_one_attempt(y) / len(y) for x, y in ((a[n], b[n]) for n in names))
-    return Spread(between=max(0.0, total - shown), attempts=fmean(inside))
-
-
-def spread_of_one(a: Right) -> Spread:
-    """Without a second evaluation: assumes a subject like this one, better by the same amount on every problem. A
-    change that helps only some problems needs more. There must be a problem."""
-    if all(len(attempts) == 1 for attempts in a.values()):
-        share = fmean(attempts[0] for attempts in a.values())
-        return Spread(between=0.0, attempts=2 * share * (1 - share))
-    several = [attempts for attempts in a.values() if len(attempts) > 1]
-    return Spread(between=0.0, attempts=2 * fmean(map(_of_one_attempt, several)))
-
-
-def problems_needed(spread: Spread, difference: float, attempts: int, power: float = POWER) -> int:
-    """Number of problems that show a mean difference of this size with chance `power`, at a level of 5%. Raises
-    ValueError for a difference that is not above 0, or a power outside 0.05 to 1."""
-    problems = max(2, ceil(spread.variance(attempts) * _reach(difference, power, Z) ** 2))
-    while power_of(spread, difference, problems, attempts) < power:
-        problems += 1  # few more: Student's point is larger than the normal one
-    return problems
-
-
-def attempts_needed(spread: Spread, difference: float, problems: int, power: float = POWER) -> int | None:
-    """Number of attempts at each problem, by each subject, that do the same; None if no number does, because problems
-    differ too much. Raises ValueError as `problems_needed`."""
-    left = problems / _reach(difference, power, student(problems)) ** 2 - spread.between
-    return max(1, ceil(spread.attempts / left)) if left > 0 else None
-
-
-def power_of(spread: Spread, difference: float, problems: int, attempts: int) -> float:
-    """Chance of detecting a mean difference of this size, above 0, at a level of 5%."""
-    error = sqrt(spread.variance(attempts) / problems)
-    if error == 0.0:
-        return 1.0
-    normal, far = NormalDist(), student(problems)
-    return normal.cdf(difference / error - far) + normal.cdf(-difference / error - far)
-
-
-def _reach(difference: float, power: float, far: float) -> float:
-    """Standard errors between no difference and a detected one, per unit of difference; far: those that detect one."""
-    if difference <= 0 or not 2 * TAIL < power < 1:
-        raise ValueError(f"needs a difference above 0 and a power between 0.05 and 1, got {difference} and {power}")
-    return (far + NormalDist().inv_cdf(power)) / difference
-
-
-def _of_one_attempt(right: Sequence[bool]) -> float:
-    """Unbiased variance of one attempt's 0 or 1; 0 for a single attempt."""
-    n, c = len(right), sum(right)
-    return c * (n - c) / comb(n, 2) / 2 if n > 1 else 0.0

@@ -8,8 +8,7 @@ Queries, keys and values are laid out as documents before the calls, so a shared
 starts with it; the first one's output goes back to the sequence, and the token's gradient is the sum over all.
 
 Only sliding windows need a mask: on the CPU a dense one costs four times as much (97 ms against 22.8 for six documents
-in 2,048 tokens), and flex or varlen attention has no backward pass there. On CUDA flash-attention does the same through
-transformers where it is installed, without shared tokens.
+in 2,048 tokens), and flex or varlen attention has no backward pass there.
 """
 
 from __future__ import annotations

@@ -26,14 +26,13 @@ RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation differ by 1e-6
 
 
-def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Choose how the model learns from rows on `device` in `dtype`: packed into one sequence, or side by side where its
-    layers can't separate documents. If it has weights, check that rows get the log-probabilities of each row alone.
+def prepare(model: Any, device: torch.device) -> None:
+    """Choose how the model learns from rows on `device`: packed into one sequence, or side by side where its layers
+    can't separate documents. If it has weights, check that rows get the log-probabilities of each row alone.
 
     Raises ConfigError for a model that can't be trained so: one that attends to later tokens, or whose logits are not
     just those of its output embeddings."""
     from transformers import AttentionInterface
-    from transformers.utils import is_flash_attn_2_available
 
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
     if device.type == "cpu":
@@ -45,9 +44,6 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
         _fuse_norms(model)
         # cuDNN plans a call for each new shape, in 56 ms and 84 ms backward, and a step's rows bring new shapes.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
-    if flash and is_packed(model):
-        model.set_attn_implementation("flash_attention_2")
 
 
 def _choose(model: Any) -> None:
@@ -125,11 +121,6 @@ def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
 def is_packed(model: Any) -> bool:
     """Whether the model's rows are packed into one sequence. Where layers can't separate documents, such as recurrent
     ones, rows form a batch, padded at the end, which causal layers never read."""
-    return model.config._attn_implementation in (PACKED_SDPA, "flash_attention_2")
-
-
-def shares(model: Any) -> bool:
-    """Whether siblings may share tokens of the sequence, which flash-attention does not support."""
     return str(model.config._attn_implementation) == PACKED_SDPA
 
 
@@ -159,13 +150,9 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
         ids = micro.ids_T[micro.layout.tokens_S].view(micro.layout.calls[0])
         places: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
         return places.index_select(0, micro.layout.places_T)
-    documents: dict[str, Any] = {"layout": micro.layout}  # so the attention function knows where documents begin
-    if not shares(model):
-        lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
-        starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
-        documents = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
     ids, positions = micro.ids_T[None], micro.positions_T[None]
-    output = model.base_model(input_ids=ids, position_ids=positions, use_cache=False, **documents)
+    # The attention function reads from the layout where documents begin.
+    output = model.base_model(input_ids=ids, position_ids=positions, use_cache=False, layout=micro.layout)
     hidden: torch.Tensor = output.last_hidden_state[0]
     return hidden
 
@@ -183,7 +170,8 @@ def _each_alone(model: Any) -> torch.Tensor:
 @torch.no_grad()
 def _as_learnt(model: Any) -> torch.Tensor:
     counted = [[t >= len(row) - CHECKED for t in range(len(row))] for row in CHECK_ROWS]
-    (micro,) = pack(CHECK_ROWS, counted, 99, model.device, share=shares(model), side_by_side=not is_packed(model))
+    packed = is_packed(model)
+    (micro,) = pack(CHECK_ROWS, counted, 99, model.device, share=packed, side_by_side=not packed)
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()

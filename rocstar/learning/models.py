@@ -4,13 +4,11 @@ devices, dtypes and threads."""
 from __future__ import annotations
 
 import ctypes
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
@@ -22,7 +20,6 @@ NEEDS_CODE = (
     "needs Python code of its own (auto_map in its config.json), and code of a model folder is not run here; take a "
     "model whose class transformers has"
 )
-TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
 use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
 """The first is a setting of the whole process, so only commands that own the process call it."""
 
@@ -141,18 +138,6 @@ def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
     """The dtype of the forward and backward pass; weights that are trained stay fp32."""
     narrow = device.type == "cuda" if model.dtype == "auto" else model.dtype == "bfloat16"
     return torch.bfloat16 if narrow else torch.float32
-
-
-def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:
-    """The fastest of a few feed-forward layer products of these widths, for these tokens and threads, in seconds."""
-    torch.set_num_threads(threads)
-    up, down, given = torch.ones(intermediate, hidden), torch.ones(hidden, intermediate), torch.ones(tokens, hidden)
-    took: list[float] = []
-    while len(took) < TRIES or (sum(took) < TIMED_SECONDS and len(took) < MOST_TRIES):
-        began = time.perf_counter()
-        linear(linear(given, up), down)
-        took.append(time.perf_counter() - began)
-    return min(took)
 
 
 def give_back() -> None:

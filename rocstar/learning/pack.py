@@ -39,8 +39,6 @@ class MicroBatch:
 
     indices: tuple[int, ...]
     """Indices of the rows, shortest first; empty for a rank that has nothing left while others do."""
-    lengths: tuple[int, ...]
-    """Tokens of each row that are computed, shared ones included."""
     ids_T: torch.Tensor
     positions_T: torch.Tensor
     """The position of each token in its row."""
@@ -176,7 +174,6 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device,
         places_K.extend(len(tokens) - row.length + place for place in row.places)
     return MicroBatch(
         indices=indices,
-        lengths=tuple(row.length for row in mine),
         ids_T=torch.tensor(tokens).to(device),
         positions_T=torch.tensor(positions).to(device),
         layout=layout_of(documents, device, side_by_side=side_by_side),

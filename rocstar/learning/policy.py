@@ -36,7 +36,6 @@ from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, EngineUnavailable, RunHalted
-from rocstar.learning.attention import PACKED_SDPA
 from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
@@ -91,7 +90,7 @@ class Policy:
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM needs it; sharding renames the type
             model.to(self.device if ranks.mesh is None and not adapt else "cpu")
-            prepare(model, self.device, self.dtype)
+            prepare(model, self.device)
             self._came_as = layout_of_folder(Path(model.name_or_path)) if model.name_or_path else {}
             there = {name: value.to("meta") for name, value in model.state_dict().items() if name not in tied(model)}
             published = self._as_published(there, model)
@@ -282,12 +281,8 @@ class Policy:
         found = self._canary_logprobs(rows, self.autocast())
         noises: list[float | None] = [None] * len(rows)
         if self.dtype != torch.float32:
-            attention = self.model.config._attn_implementation
-            if is_packed(self.model):
-                self.model.set_attn_implementation(PACKED_SDPA)  # flash attention does not support fp32
             with widened(self.model):
                 exact = self._canary_logprobs(rows, nullcontext())
-            self.model.set_attn_implementation(attention)
             noises = [fmean(gaps(*both)) for both in zip(found, exact, strict=True)]
         reshard(self.model)
         return tuple(

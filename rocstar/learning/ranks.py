@@ -379,7 +379,7 @@ def shard(
         empty = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
         )
-    prepare(empty, device, dtype)
+    prepare(empty, device)
     if adapt:
         adapt(empty)
     empty.config.dtype, empty.generation_config = config.dtype, generation

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.errors import RunHalted
-from rocstar.learning.forward import hidden_states, is_packed, pass_shape, shares
+from rocstar.learning.forward import hidden_states, is_packed, pass_shape
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
@@ -130,13 +130,14 @@ class Updater:
 
     def _pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
         """This rank's micro-batches."""
+        packed = is_packed(self._policy.model)
         return pack(
             ids,
             counted,
             self._budget,
             self._policy.device,
-            share=shares(self._policy.model),
-            side_by_side=not is_packed(self._policy.model),
+            share=packed,
+            side_by_side=not packed,
             rank=self.ranks.rank,
             ranks=self.ranks.size,
             on_cpu=self._on_cpu,

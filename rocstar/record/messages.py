@@ -1,6 +1,5 @@
 """Converts foreign chat messages to the turns of a row of attempts: calls with their results, and other messages. It
-reads OpenAI's form, the flat calls of verifiers and inspect_ai, and the roles `text`, `code` and `execution`
-(MathCoder).
+reads OpenAI's form and the flat calls of verifiers and inspect_ai.
 
 Not here: our attempts as messages (formats.py)."""
 
@@ -18,9 +17,7 @@ from rocstar.errors import DataError
 from rocstar.record.call_errors import LIMITS, error_of_output
 from rocstar.types import Status
 
-WRITTEN = ("assistant", "code")
-"""Roles of the policy's messages; `code` is just a program."""
-RESULTS = ("tool", "function", "ipython", "execution")
+RESULTS = ("tool", "function", "ipython")
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
 """inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
 MARKS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -37,14 +34,16 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
     turns, texts = list[Fields](), list[str]()
     for message in messages:
         role = message["role"]
-        if role in WRITTEN or not turns:
-            calls = [_call(one, place) for place, one in enumerate(_asked(message) if role in WRITTEN else ())]
-            texts.append(text_in(message) if role == "assistant" else "")
+        is_written = role == "assistant"
+        if is_written or not turns:
+            asked = (message.get("tool_calls") or ()) if is_written else ()
+            calls = [_call(one, place) for place, one in enumerate(asked)]
+            texts.append(text_in(message) if is_written else "")
             size = len(texts[-1])
             segments = [[0, size, None]] * (size > 0) + [[size, size, number] for number in range(len(calls))]
             held = {"segments": segments, "calls": calls, "results": [None] * len(calls), "replies": []}
             turns.append({"finish": "stop", "version_spans": [], **held})
-        if role in WRITTEN:
+        if is_written:
             continue
         turn = next((turn for turn in reversed(turns) if turn["calls"]), turns[-1])
         free = [place for place, result in enumerate(turn["results"]) if result is None]
@@ -54,11 +53,6 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
         else:
             turns[-1]["replies"].append({"role": role, "text": text_in(message)})
     return turns, texts
-
-
-def _asked(message: Mapping[str, Any]) -> Sequence[Any]:
-    code = {"name": "python", "arguments": text_in(message)} if message["role"] == "code" else None
-    return [code] if code else message.get("tool_calls") or ()
 
 
 def _call(call: Any, place: int) -> Fields:

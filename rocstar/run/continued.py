@@ -20,9 +20,7 @@ from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
 from rocstar.support.screen import plural
 
-PLACES = ("cluster.", "engine.", "run.stall_")
-THREADS = "run.threads"
-"""May change too; recorded, because later figures depend on it."""
+PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
 """Keys that cannot change once a stage has begun: its data, and the origin of its optimizer state."""
 REFERENCE = "learning.kl_coefficient"
@@ -55,21 +53,21 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
         raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
     was = resolved_from_json(run.resolved)
     for given in settings:
-        if not given.startswith((*PLACES, f"{THREADS}=", "stage.", *([own] if own else []))):
+        if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
             section, _, key = given.partition("=")[0].partition(".")
             names = [stage.name for stage in was.stage if hasattr(getattr(stage, section, None), key)]
             better = f"give it to a stage, as stage.{names[-1]}.{given}, or " if names else ""
             raise ConfigError(
                 f"{flag} goes on with the settings of {run.name} and takes no {given!r}; {better}leave that out (only "
-                f"stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, {THREADS}"
+                "stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, run.threads"
                 f"{own and ' and '}{own.rstrip('=')} may change)"
             )
     now = changed(was, settings, {})
-    fresh = [*_differ(was, now, step or 0), *_other_threads(run, was, now, step or 0)]
+    fresh = list(_differ(was, now, step or 0))
     if step is not None:
         _refuse_what_is_over(run, step, was, now, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
-    anew = frozenset({_stage_of(row["setting"]) for row in fresh if row["setting"] != THREADS} - begun)
+    anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
     rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
     return Continued(
         recipe=now,
@@ -137,12 +135,6 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
         if stage.name not in known:
             summary = f"{stage.kind}, {plural(stage.steps, 'step')}"
             yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": summary}
-
-
-def _other_threads(run: RunFolder, was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
-    before = run.identity.get("threads", {}).get("count", was.run.threads)
-    if now.run.threads not in (was.run.threads, before):
-        yield {"step": step, "setting": THREADS, "was": before, "now": now.run.threads}
 
 
 def _stage_of(setting: str) -> str:

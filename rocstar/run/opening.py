@@ -30,12 +30,12 @@ from rocstar.parts.modelfolder import identity_of
 from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
-from rocstar.record.identity import git_state, versions
+from rocstar.record.identity import git_state, hardware, versions
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, with_problems
-from rocstar.run.continued import THREADS, is_reopened, made_again, note_surroundings
+from rocstar.run.continued import is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
     cramped,
@@ -189,6 +189,7 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
     """Record what else figures depend on, and report what of it changed since the run last computed."""
     recipe = material.recipe
     now = {
+        "threads": {"count": threads_in_use(), "cpu": hardware()["cpu"]},
         "versions": versions(),
         "git": git_state(),
         "code": code_of(recipe.resolved(), recipe.run.modules),
@@ -210,7 +211,7 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
         folder.rewind(progress.step)
         for change in folder.changes:
             # Other changes are reported once it is known whether they were reverted.
-            if change["step"] == progress.step and change["setting"].startswith(("stage.", THREADS)):
+            if change["step"] == progress.step and change["setting"].startswith("stage."):
                 screen.note(changed_setting(change))
     if progress.carried.groups:
         current_stage = material.recipe.stage[progress.stage].name

@@ -32,7 +32,6 @@ from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
 from rocstar.record.journal import read_journal
 from rocstar.record.rollouts import SHORT_COLUMNS, attempts_table, problem_of, read_table, rows_of_step, trajectory_of
-from rocstar.run.continued import THREADS
 from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
@@ -51,6 +50,8 @@ LEARNT_FROM = (*SHORT_COLUMNS, "prompt_ids", "token_ids", "sampled_logprobs")
 TRIED = ("learning.", "resample.")
 NEVER = ("learning.optimizer", "learning.kl_coefficient")
 """Settings that depend on earlier steps: another optimizer's moments, a reference that was never kept."""
+THREADS = ("threads.count", "run.threads")
+"""What another number of threads is called in the changes of a run, and was called before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ def _span(
     length = f"{own}steps", f"{own}end."  # settings of the stage that no step depends on
     for change in run.changes:
         setting = change["setting"]
-        mine = setting == THREADS or (setting.startswith(own) and not setting.startswith(length))
+        mine = setting in THREADS or (setting.startswith(own) and not setting.startswith(length))
         if mine and change["step"] > begun:
             raise ConfigError(
                 f"{setting} is another one after step {change['step']} of run {run.name}, and the replay "

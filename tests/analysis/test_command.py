@@ -1,10 +1,9 @@
-"""`rocstar analyze` over a run that learns, its evaluation, its metrics alone, and transcripts."""
+"""`rocstar analyze` over a run that learns, its evaluation, and its metrics alone."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from rocstar.cli.main import run
 from rocstar.evaluation.contamination import trained_questions
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
-from rocstar.types import Choice, Penalty, Reason
 from tests.analysis.rows import attempt, turn, written
 from tests.tiny_run import finished_run
 
@@ -95,28 +93,15 @@ def test_steps_errors_and_difficulty_are_reported(tmp_path: Path, capsys: pytest
     assert "tokens" not in report  # no tokenizer is there
 
 
-def test_what_roc_chose_and_what_is_suspicious_is_shown_by_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_suspicious_is_shown_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = made_run(tmp_path)
-    penalty = Penalty(errors=0.5, format=0.0)
-    choices = [
-        Choice(index=0, kept=True, reason=Reason.KEPT_QUALITY, penalty=Penalty(errors=0.0, format=0.0)),
-        *(Choice(index=n, kept=False, reason=Reason.DROPPED_QUALITY, penalty=penalty) for n in (1, 2)),
-    ]
-    records = [replace(attempt([turn("1"), turn(None)], index=n), choice=choice) for n, choice in enumerate(choices)]
-    written(made.rollout_file(2), records, step=2)
     rows = [{"step": step, "reward/mean": 1.0, "suspect/constant_print": 0.25 * step} for step in (1, 2)]
     made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out.split("\n\n")
-    (roc,) = (part.splitlines() for part in shown if part.startswith("RoC: "))
-    assert roc[1].split("  ")[1:] and "kept.quality" in roc[1] and "dropped.quality" in roc[1]
-    assert roc[3].split() == ["2", "1", "2", "0.00", "0.50"]
     (suspicion,) = (part.splitlines() for part in shown if part.startswith("Suspicion: "))
     assert [line.split() for line in suspicion[2:]] == [["1", "25.0%", "-", "-"], ["2", "50.0%", "-", "-"]]
     report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
-    assert report["by_step"][1]["reasons"] == {"dropped.quality": 2, "kept.quality": 1}
     assert [row["constant_print"] for row in report["training"]] == [0.25, 0.5]
 
 
@@ -208,16 +193,16 @@ def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a.txt"], "is neither transcripts"),
-        (["a.jsonl", "--entropy"], "--entropy needs the weights"),
+        (["a.jsonl"], "a.jsonl is not a file of attempts"),
+        (["a.parquet", "--entropy"], "--entropy needs the weights"),
         (["nothing"], "there is no run nothing"),
     ],
 )
 def test_what_cannot_be_analysed_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    for name in ("a.txt", "a.jsonl"):
-        (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    written(tmp_path / "a.parquet", [attempt([turn(None)])])
     first = str(tmp_path / arguments[0]) if "." in arguments[0] else arguments[0]
     assert run(["analyze", first, *arguments[1:], "--runs", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
 from rocstar.analysis.tally import LEVELS, AttemptCounts, after_errors, level_of, right_after
 from rocstar.errors import DataError
-from rocstar.types import Choice, Penalty, Reason, Stop, Verdict
+from rocstar.types import Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
 
 FAILS = "NameError: name 'x' is not defined\n"
@@ -28,29 +28,19 @@ FAILS = "NameError: name 'x' is not defined\n"
 )
 def test_what_comes_after_a_failed_call_is_told_by_the_next_turns_call(calls: Any, found: list[str]) -> None:
     made = tuple(CallFacts(turn=place, text=text, error=error) for place, text, error in calls)
-    whole = Attempt(step=0, problem="p", right=None, cut=False, tokens=None, calls=made)
+    whole = Attempt(step=0, problem="p", right=None, cut=False, tokens=0, calls=made)
     assert [what.name for _, what in after_errors(whole)] == found
     cut = replace(whole, cut=True)
     assert [what.name for _, what in after_errors(cut)] == [name.replace("GAVE_UP", "CUT") for name in found]
 
 
-def test_reasons_and_penalties_are_counted_and_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:
-    penalties = [0.0, 0.5, 1.0, 0.0]
-    reasons = [Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY, Reason.DROPPED_QUALITY, Reason.KEPT_NEGATIVE]
-    choices = [
-        Choice(index=n, kept=reason.value.startswith("kept."), reason=reason, penalty=Penalty(errors=one, format=0.0))
-        for n, (reason, one) in enumerate(zip(reasons, penalties, strict=True))
-    ]
-    records = [replace(attempt([turn(None)], index=n, right=n < 3), choice=choice) for n, choice in enumerate(choices)]
+def test_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:
+    records = [attempt([turn(None)], index=n, right=n < 3) for n in range(4)]
     records.append(attempt([turn(None)], index=4, right=Verdict.UNDECIDED))
     tally = AttemptCounts()
     list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))
     figures = tally.steps[1].figures()
     assert (figures["right_share"], figures["undecided_share"]) == (3 / 5, 1 / 5)
-    assert figures["reasons"] == {
-        "dropped.quality": 2, "dropped.undecided": 1, "kept.negative": 1, "kept.quality": 1
-    }  # fmt: skip
-    assert (figures["penalty_right_kept"], figures["penalty_right_dropped"]) == (0.0, 0.75)
 
 
 def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def told(*turns: tuple[list[int], str | None], entropies: dict[int, float] | Non
     for place, value in (entropies or {}).items():
         values[place] = value
     return Attempt(
-        step=1, problem="p", right=True, cut=False, tokens=None, calls=(), turns=tuple(places), token_ids=ids,
+        step=1, problem="p", right=True, cut=False, tokens=0, calls=(), turns=tuple(places), token_ids=ids,
         entropies=values,
     )  # fmt: skip
 

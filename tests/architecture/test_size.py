@@ -16,24 +16,24 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2097, 17),
     "agents": (1157, 6),
-    "analysis": (2072, 11),
+    "analysis": (1942, 11),
     "answers": (3456, 18),
-    "cli": (3371, 23),
+    "cli": (3342, 23),
     "cluster": (816, 8),
     "config": (2162, 11),
     "data": (4662, 24),
     "dialogue": (1547, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
-    "evaluation": (3657, 21),
+    "evaluation": (3543, 21),
     "faults": (658, 4),
     "forecast": (2011, 9),
-    "learning": (3362, 19),
-    "parts": (1787, 9),
+    "learning": (3327, 19),
+    "parts": (1718, 9),
     "protocols": (290, 1),
-    "record": (3012, 17),
+    "record": (3006, 17),
     "rollout": (1850, 12),
-    "run": (4631, 24),
+    "run": (4625, 24),
     "sandbox": (8817, 47),
     "serving": (781, 6),
     "support": (2035, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 593, 4219
+CLASSES, FUNCTIONS = 591, 4194
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_859}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_321, "tests/**/*.py": 49_681}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

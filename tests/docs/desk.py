@@ -1,12 +1,10 @@
 """The folder in which the commands of the pages are carried out: the files and runs that they name, small.
 
 Three copies of one tiny run stand in for the runs; everything else is what a reader would have: problems, cases,
-transcripts, a reward function, and the folders of a checkout."""
+a reward function, and the folders of a checkout."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.pages import ROOT
-from tests.tiny_run import conversations, write_rows
+from tests.tiny_run import write_rows
 from tests.tutorials.session import commands
 
 RUNS = ("A", "B", "C", "D", "tiny")
@@ -45,8 +43,6 @@ def laid(folder: Path, finished: Path) -> Path:
     write_rows(folder / "svamp.jsonl", [{"Body": "Add 2 and 3", "Question": "?", "Answer": 5}])
     write_rows(folder / "cases.jsonl", CASES)
     (folder / "my_rewards.py").write_text(REWARD)
-    with gzip.open(folder / "transcripts.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations(4))
     return folder
 
 

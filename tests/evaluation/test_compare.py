@@ -45,7 +45,7 @@ B = {"p": [True, True], "q": [True, False], "r": [True, True], "s": [False, Fals
 
 def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, model="n", step=9, seed=1, data=MOVED)
-    assert run(["compare", a, b, "--json", "--detect", "0.1"]) == 0
+    assert run(["compare", a, b, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["difference"]["value"] == 0.25
     assert (result["better"], result["worse"], result["same"]) == (2, 0, 2)
@@ -55,7 +55,6 @@ def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: p
     question = first.pop("question")
     assert first == {"problem_id": "p", "a": 0.5, "b": 1.0, "difference": 0.5}
     assert isinstance(question, str) and question
-    assert result["plan"]["problems_needed"] > 4 and result["plan"]["power"] < 0.8
 
 
 def test_greedy_attempts_are_compared_where_they_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,14 +96,6 @@ def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
     assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
     told = capsys.readouterr().out
     assert "50.0%" in told and "2 attempts each, 12.5% undecided" in told and "B - A +12.5%" in told
-
-
-def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = evaluation(tmp_path / "a", A)
-    assert run(["compare", a]) == 2
-    assert run(["compare", a, "--detect", "0.05", "--power", "0.9"]) == 0
-    assert "to see a difference of 5.0% with chance 90%: " in capsys.readouterr().out
-    assert run(["compare", a, "--detect", "0"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,11 +19,17 @@ CPU = torch.device("cpu")
 TOKENS = st.lists(st.tuples(st.integers(1, 2), st.booleans(), st.floats(-9, 0, width=32)), min_size=1, max_size=12)
 
 
-def documents(micro: MicroBatch, of_tokens: torch.Tensor) -> list[list[int]]:
+def lengths_of(micro: MicroBatch, counted: Sequence[Sequence[bool]]) -> list[int]:
+    """Tokens of each row that are computed, shared ones included."""
+    return [max((t for t, yes in enumerate(counted[index]) if yes and t), default=1) for index in micro.indices] or [1]
+
+
+def documents(micro: MicroBatch, of_tokens: torch.Tensor, counted: Sequence[Sequence[bool]]) -> list[list[int]]:
     """What attention sees of each row, cut out of numbers of the sequence."""
     spread = of_tokens if micro.layout.tokens_S is None else of_tokens[micro.layout.tokens_S]
     widths = [width for count, width in micro.layout.calls for _ in range(count)]
-    return [part.tolist()[:length] for part, length in zip(spread.split(widths), micro.lengths, strict=True)]
+    parts = zip(spread.split(widths), lengths_of(micro, counted), strict=True)
+    return [part.tolist()[:length] for part, length in parts]
 
 
 @given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3), st.booleans(), st.booleans())
@@ -38,9 +46,11 @@ def test_unpacking_gives_the_rows_back(
     assert sorted(index for micro in micros for index in micro.indices) == list(range(len(rows)))
     for micro in micros:
         numbers = micro.pick(values)  # type: ignore[arg-type]
-        assert sum(micro.lengths) <= budget or len(micro.indices) <= 1
-        assert share or len(micro.ids_T) == sum(micro.lengths)
-        seen = zip(micro.indices, documents(micro, micro.ids_T), documents(micro, micro.positions_T), strict=False)
+        attended = sum(lengths_of(micro, counted))  # type: ignore[arg-type]
+        assert attended <= budget or len(micro.indices) <= 1
+        assert share or len(micro.ids_T) == attended
+        cut = [documents(micro, of_tokens, counted) for of_tokens in (micro.ids_T, micro.positions_T)]  # type: ignore[arg-type]
+        seen = zip(micro.indices, *cut, strict=False)
         place = 0
         for index, tokens, positions in seen:
             assert tokens == ids[index][: len(tokens)]
@@ -70,7 +80,7 @@ def test_siblings_share_what_stands_before_the_first_place_of_their_loss() -> No
     assert micro.indices == (1, 0)
     assert (micro.ids_T.tolist(), micro.positions_T.tolist()) == ([1, 2, 3, 3, 21], [0, 1, 2, 2, 3])
     assert (micro.places_K.tolist(), micro.targets_K.tolist()) == ([2, 3, 4], [31, 21, 22])
-    assert documents(micro, micro.ids_T) == [[1, 2, 3], [1, 2, 3, 21]]
+    assert documents(micro, micro.ids_T, counted) == [[1, 2, 3], [1, 2, 3, 21]]
     (apart,) = pack(ids, counted, 99, CPU, share=False)
     assert apart.ids_T.tolist() == [1, 2, 3, 1, 2, 3, 21]
 
@@ -83,7 +93,7 @@ def test_what_all_rows_begin_with_is_computed_once_and_siblings_share_their_prom
     assert micro.indices == (2, 0, 1)
     assert micro.ids_T.tolist() == [*system, 3, 1, 2, 2, 32]
     assert micro.positions_T.tolist() == [*range(20), 20, 20, 21, 21, 22]
-    assert documents(micro, micro.ids_T) == [rows[2][:-1], rows[0][:-1], rows[1][:-1]]
+    assert documents(micro, micro.ids_T, counted) == [rows[2][:-1], rows[0][:-1], rows[1][:-1]]
     assert micro.targets_K.tolist() == [41, 31, 32, 33]
 
 
@@ -104,7 +114,7 @@ def test_a_pass_on_a_cpu_leaves_no_more_than_it_may(families: list[tuple[int, li
     passes = pack(ids, counted, 10**9, CPU, on_cpu=SHAPE)
     assert sorted(index for micro in passes for index in micro.indices) == list(range(len(ids)))
     for micro in passes:
-        computed, attended = len(micro.ids_T), sum(micro.lengths)
+        computed, attended = len(micro.ids_T), sum(lengths_of(micro, counted))
         assert SHAPE.fits(computed, attended) or len(micro.indices) == 1
         assert SHAPE.left(computed, attended) <= SHAPE.largest(10**9, max(map(len, ids)))
     assert len(pack(ids, counted, 10**9, CPU)) == 1

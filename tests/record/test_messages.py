@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.errors import DataError
 from rocstar.record.call_errors import calls_of
 from rocstar.record.messages import turns_of
 
@@ -60,16 +61,38 @@ def test_no_part_of_a_message_is_lost() -> None:
     assert turn["calls"][0]["tool"] == "" and turn["calls"][0]["raw"] == '{"half": "\\ud800"}'
 
 
-def test_a_program_is_a_call_and_what_nobody_asked_for_is_a_reply() -> None:
+def called(arguments: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": arguments}}], **more}
+
+
+@pytest.mark.parametrize(
+    ("messages", "errors"),
+    [
+        ([called("print(1"), {"role": "tool", "content": "SyntaxError: never closed"}], ["SyntaxError"]),
+        ([called("{}", content=[{"type": "reasoning", "summary": []}]), {"role": "tool", "content": ""}], [None]),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}, {"role": "tool", "content": ""}], [None]),
+        ([{"role": "system", "content": [{"type": "text"}]}, called("{}"), {"role": "tool", "content": "1"}], [None]),
+    ],
+)
+def test_unusual_messages_lose_no_call_and_no_error(messages: list[dict[str, Any]], errors: list[str | None]) -> None:
+    turns, _ = turns_of(messages)
+    assert [error for *_, error in calls_of(turns)] == errors
+
+
+def test_a_call_that_is_no_json_is_refused() -> None:
+    with pytest.raises(DataError, match="it is no JSON"):
+        turns_of([{"role": "assistant", "tool_calls": ["print(1)"]}])
+
+
+def test_what_nobody_asked_for_is_a_reply() -> None:
     messages = [
         {"role": "user", "content": "And?"},
-        {"role": "code", "content": "1/0"},
-        {"role": "execution", "content": "ZeroDivisionError: division by zero"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": '{"code": "1/0"}'}}]},
+        {"role": "tool", "content": "ZeroDivisionError: division by zero"},
         {"role": "tool", "content": "late"},
     ]
     (first, second), texts = turns_of(messages)
     assert texts == ["", ""] and first["replies"] == [{"role": "user", "text": "And?"}]
-    assert [
-        (call["raw"], result["status"]) for call, result in zip(second["calls"], second["results"], strict=True)
-    ] == [("1/0", "code_error")]
+    assert [call["arguments"] for call in second["calls"]] == [{"code": "1/0"}]
+    assert [result["status"] for result in second["results"]] == ["code_error"]
     assert second["replies"] == [{"role": "tool", "text": "late"}]

@@ -1,4 +1,4 @@
-"""`rocstar analyze`: what a model does, from the attempts of a run, an evaluation, or transcripts from elsewhere."""
+"""`rocstar analyze`: what a model does, from the attempts of a run or an evaluation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def analyze(
         list[str],
         typer.Argument(
             metavar="RUN|EVALUATION|FILE|LABEL=RUN,RUN...",
-            help="A run, a name of `evals list`, an evaluation's folder, a rollout file, or transcripts (.jsonl); "
-            "several are shown side by side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
+            help="A run, a name of `evals list`, an evaluation's folder, or a rollout file; several are shown side by "
+            "side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
         ),
     ],
     entropy: Annotated[
@@ -105,7 +105,7 @@ def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies |
     from rocstar.analysis.sources import piece_of
     from rocstar.errors import ConfigError
 
-    if entropy and (source.transcripts or source.model is None):
+    if entropy and source.model is None:
         raise ConfigError(f"--entropy needs the weights that wrote {source.name}, and there is no model folder of them")
     if source.model is None:
         return None, None

@@ -1,4 +1,4 @@
-"""`rocstar compare`: two evaluations of the same problems, paired; or how large one must be to show a difference."""
+"""`rocstar compare`: two evaluations of the same problems, paired."""
 
 from __future__ import annotations
 
@@ -18,48 +18,33 @@ QUESTION = 60  # characters of a question that tell which problem it is
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A name of `evals list`, the start of it, or a folder.")],
-    b: Annotated[str | None, typer.Argument(metavar="B", help="The other; may be left out with --detect.")] = None,
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     allow: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help="A field of `setup` in which they may differ.")
     ] = None,
-    detect: Annotated[
-        float | None, typer.Option(metavar="D", help="Also: what it takes to see a difference of D.")
-    ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Compare the greedy attempts.")] = False,
-    power: Annotated[float, typer.Option(help="Chance of seeing it, with --detect.")] = 0.8,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """B against A on the same problems: difference with interval, exact tests, problems won and lost.
 
-    Example: rocstar compare last/before last/after --detect 0.02"""
-    from rocstar.errors import ConfigError
-    from rocstar.evaluation.compare import Kept, compared, planned, read_kept, refuse_different
+    Example: rocstar compare last/before last/after"""
+    from rocstar.evaluation.compare import Kept, compared, read_kept, refuse_different
     from rocstar.record.evaluations import find_evaluation, label_of
     from rocstar.support.screen import Screen
-
-    if b is None and detect is None:
-        raise ConfigError("compare needs two evaluations; give a second one, or --detect D to plan for one")
 
     def kept(name: str) -> Kept:
         folder = find_evaluation(name, runs)
         return read_kept(folder, label_of(folder, runs), greedy=greedy)
 
-    first, second = kept(a), kept(b) if b is not None else None
-    result: dict[str, Any] = {}
+    first, second = kept(a), kept(b)
     with Screen() as screen, screen.never_silent(screen.working):
-        if second is not None:
-            refuse_different(first, second, allow or [])
-            result = compared(first, second)
-        if detect is not None:
-            result["plan"] = planned(first, second, detect, power)
+        refuse_different(first, second, allow or [])
+        result = compared(first, second)
     if as_json:
         print_json(result)
-        return
-    if second is not None:
+    else:
         print(_comparison(result))
-    if detect is not None:
-        print(_plan(result["plan"]))
 
 
 def _comparison(result: Mapping[str, Any]) -> str:
@@ -98,17 +83,3 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 def _start(question: str) -> str:
     text = visible(" ".join(question.split()))
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."
-
-
-def _plan(plan: Mapping[str, Any]) -> str:
-    attempts = plan["attempts_needed"]
-    more = (
-        f"{attempts} attempts at each of these {plan['problems']}"
-        if attempts
-        else (f"no number of attempts at these {plan['problems']}, because problems differ too much")
-    )
-    return (
-        f"to see a difference of {plan['difference']:.1%} with chance {plan['wanted_power']:.0%}: "
-        f"{plan['problems_needed']} problems at {plan['attempts']} attempts each, or {more}; as it is the chance is "
-        f"{plan['power']:.0%} (assumed: {plan['assumed']})"
-    )

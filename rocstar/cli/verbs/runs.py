@@ -358,7 +358,7 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     need("train")
     source = find_source(name, runs)
     run = source.run or source.trainer
-    if source.transcripts or (run is None and source.result is None):
+    if run is None and source.result is None:
         raise ConfigError(f"{name} does not say how tool results were shown; give the run or the evaluation it is of")
     if not source.files:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
