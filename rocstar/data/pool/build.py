@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.pool.agreement import AnswerBook, ask_missing, disagreement
+from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
@@ -50,12 +50,13 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
     sheet = Datasheet(config=config, rules=rules, not_compared=absent or {})
     for section in (*config.benchmark, *config.source):
         _refuse_unreadable(config, section)
+    refuse_missing(sheet.answers)
     out = output_folder(Path(config.out), "out=")
     with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
         work = Path(folder)
         with (work / DROPPED_FILE).open("wb") as dropped:
             judges = _read_sources(sheet, check, work, dropped.write, note)
-            _finish(sheet, judges, work, dropped.write, note)
+            _finish(sheet, judges, work, dropped.write)
         _publish(sheet, work, out)
     return sheet
 
@@ -97,13 +98,13 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
     return judges
 
 
-def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Note) -> None:
+def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write) -> None:
     """Second pass: rules that need the whole first pass."""
     config = sheet.config
-    book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
+    book = _answers(sheet, work)
     with (work / POOL_FILE).open("wb") as pool:
         for problem, reason in _judged_again(judges, work):
-            said = book.answers(problem.id) if book and config.agreement.covers(problem.source) else []
+            said = book.answers(problem.id) if config.agreement.covers(problem.source) else []
             if reason is None and said:
                 evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
                 reason = Drop("disagreement", evidence) if evidence else None
@@ -112,25 +113,15 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Not
                 sheet.count_kept(problem, answered=bool(said))
             else:
                 _drop(sheet, drop, problem, reason)
-    if book is not None:
-        book.close()
+    book.close()
 
 
-def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> AnswerBook | None:
-    """Answers to the rows kept so far, after asking a model for missing ones."""
-    agreement = sheet.config.agreement
-    if agreement.answers is None:
-        return None
-    file = Path(agreement.answers)
-    if agreement.endpoint is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+def _answers(sheet: Datasheet, work: Path) -> AnswerBook:
+    """What somebody answered; nothing where the labels are not checked."""
     book = AnswerBook(work / "answers.sqlite")
-    book.read(file)
-    again = _judged_again(judges, work)
-    ask_missing(agreement, book, (one for one, why in again if agreement.covers(one.source) and not why), note)
     columns = ProblemColumns(layout="answers", question=("id or question",), answer="answers")
-    _add_input(sheet, InputSection(name="answers", path=agreement.answers), str(file), "answers", book.rows, columns)
+    for path in sheet.answers:
+        _add_input(sheet, InputSection(name="answers", path=path), path, "answers", book.read(Path(path)), columns)
     return book
 
 

@@ -70,6 +70,11 @@ class Datasheet:
         return [file.name for file in self.inputs if file.role == "source"]
 
     @property
+    def answers(self) -> Sequence[str]:
+        """The files that labels are checked with."""
+        return self.config.agreement.answers if "disagreement" in self.rules else []
+
+    @property
     def benchmarks(self) -> list[str]:
         """Sentences that list the benchmarks compared with, and those that were not."""
         compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")

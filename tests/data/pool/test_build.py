@@ -220,7 +220,7 @@ def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     said = {0: ["\\boxed{12}", "\\boxed{12}", "\\boxed{3}"], 8: ["\\boxed{1013}", "\\boxed{24}", "\\boxed{24}"]}
     write(answers, *({"question": ROWS[place][0], "answers": texts} for place, texts in said.items()))
-    config = pool(tmp_path, agreement={"answers": str(answers), "least": 2})
+    config = pool(tmp_path, agreement={"answers": [str(answers)], "least": 2})
     sheet = build(config)
     (dropped,) = [row for row in rows_of(config, "dropped.jsonl") if row["rule"] == "disagreement"]
     assert dropped["line"] == 9
@@ -239,7 +239,7 @@ def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> Non
     write(answers, *({"question": question, "answers": wrong} for question in asked.values()))
     sources = [{"name": name, "path": f"{name}.jsonl"} for name in asked]
     for named, kept in ((["forum"], ["euler"]), (["euler", "forum"], []), ([], [])):
-        config = pool(tmp_path, source=sources, agreement={"answers": str(answers), "sources": named})
+        config = pool(tmp_path, source=sources, agreement={"answers": [str(answers)], "sources": named})
         assert build(config).unasked == 0
         assert [row["source"] for row in rows_of(config, "problems.jsonl")] == kept
     with pytest.raises(ValueError, match=r"names 'eular', which is no source; there are euler, forum"):
