@@ -20,7 +20,7 @@ from typing import Any
 
 from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
+from rocstar.data.pool.datasheet import READ, Datasheet, row_of
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
 from rocstar.data.pool.rules import OVERLAP, RULE_NAMES, Check, Drop, Judges
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
@@ -28,7 +28,7 @@ from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_miss
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
 
-POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json", "datasheet.md"
+POOL_FILE, DROPPED_FILE, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json"
 _KEPT_SO_FAR = "kept.jsonl"
 
 Write = Callable[[bytes], Any]
@@ -36,7 +36,7 @@ Note = Callable[[str], None]
 
 
 def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
-    """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
+    """Write `problems.jsonl`, `dropped.jsonl` and `datasheet.json` into `config.out`.
 
     check: the verifier, for references and answers. note: called with progress. absent: benchmarks excluded from the
     comparison, and why, for the datasheet. Files are written atomically. Raises DataError for an input that cannot be
@@ -172,18 +172,18 @@ def _add_input(
 ) -> None:
     digest, size = fingerprint(path) or (None, None)
     sheet.inputs.append(
-        InputFile(
-            name=section.name,
-            path=section.path,
-            license=section.license,
-            role=role,
-            sha256=digest,
-            size_bytes=size,
-            rows=rows,
-            layout=columns.layout,
-            question=" + ".join(columns.question),
-            answer=columns.answer,
-        )
+        {
+            "name": section.name,
+            "path": section.path,
+            "license": section.license,
+            "role": role,
+            "sha256": digest,
+            "size_bytes": size,
+            "rows": rows,
+            "layout": columns.layout,
+            "question": " + ".join(columns.question),
+            "answer": columns.answer,
+        }
     )
 
 
@@ -249,7 +249,6 @@ def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
     for name in (POOL_FILE, DROPPED_FILE):
         with (work / name).open("rb") as file:
             sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    (work / JSON_SHEET).write_bytes(sheet.json_bytes())
-    (work / SHEET).write_bytes(sheet.markdown().encode())
-    for name in (POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET):
+    (work / SHEET).write_bytes(sheet.json_bytes())
+    for name in (POOL_FILE, DROPPED_FILE, SHEET):
         os.replace(work / name, out / name)
