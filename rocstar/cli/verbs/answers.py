@@ -82,6 +82,8 @@ def test(
     wrong answer.
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
+    import asyncio
+
     from rocstar.answers.cases import agreement, load_cases
     from rocstar.answers.plugin import load_function, reward_of, scores
     from rocstar.data.rows import read_rows
@@ -95,7 +97,7 @@ def test(
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
         loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
-    scored = scores(called, loaded)
+    scored = asyncio.run(scores(called, loaded))
     ours = _decide(loaded, strict=strict)
     rows = [
         {
