@@ -12,7 +12,6 @@ from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import (
     NAMES,
-    SECONDS,
     RewardCalls,
     RewardVerifier,
     check_verifier,
@@ -31,7 +30,7 @@ RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 HERE = "tests.answers.reward_functions:"
 
 
-def calls(name: str, seconds: float = SECONDS) -> RewardCalls:
+def calls(name: str, seconds: float = 60.0) -> RewardCalls:
     return RewardCalls(load_reward(HERE + name), seconds)
 
 

@@ -223,9 +223,7 @@ FILES = [
         rows("train.jsonl", {"question": "a", "answer": None}),
     ),
     file(
-        "answer column missing",
-        "the fields question do not fit any known layout ... data.columns",
-        rows("train.jsonl", {"question": "a"}),
+        "answer column missing", "fields question do not fit ... data.columns", rows("train.jsonl", {"question": "a"})
     ),
     tiny("data.train_files=test.jsonl", "stage stage1 ... not held out"),
     tiny("sft.rows_file=rws.jsonl", "rws.jsonl does not exist"),
