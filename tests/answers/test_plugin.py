@@ -143,6 +143,7 @@ async def test_what_is_no_number_is_refused(text: str) -> None:
     ("name", "told"),
     [
         ("scalar", "gave 1.0; let it return a list, with one number for each completion"),
+        ("empty", "gave 0 rewards for 1 completion"),
         ("unscored", "gave {'scor': 1}; let it return a number, or a dict with the number as \"score\""),
     ],
 )
