@@ -100,7 +100,7 @@ def test_what_cannot_be_asked_is_told_before_torch_is_loaded() -> None:
     data = [["--data", "odd.jsonl"], ["--data", "absent.jsonl"], ["--benchmark", "aime24", "--data-folder", "absent"]]
     out, told = loaded([*missing, *([*at, *given] for given in data)], {"torch", "transformers"})
     assert out == "set()\n"
-    sentences = ['no field "question"', "absent.jsonl does not exist", "absent is not a folder"]
+    sentences = ["height, width do not fit any known layout", "absent.jsonl does not exist", "absent is not a folder"]
     expected = [*["rocstar: there is no run nosuch"] * 3, *sentences]
     assert all(said in line for said, line in zip(expected, told.splitlines(), strict=True)), told
 

@@ -19,10 +19,6 @@ from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
-TEXT_SYNONYMS = ("pred", "prediction", "completion", "response", "solution_str")
-GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
-EITHER = "answer"
-"""The reference if no other column holds it, otherwise the model's text."""
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
 MANY = 1e9  # larger numbers are shown by their power of ten
@@ -72,14 +68,12 @@ def load_cases(
     for line, row in islice(rows, limit):
         if not isinstance(row, dict):
             raise DataError(f"{file}, line {line}: expected a JSON object, got {type(row).__name__}.")
-        golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS, taken=text)
-        texts = _column(file, line, row, text, "text", TEXT_SYNONYMS, taken=golds)
         expected_value = None if expected is None else _expected(file, line, row, expected, graded)
         cases.append(
             Case(
                 line=line,
-                text=_text(file, line, row, texts),
-                gold=_text(file, line, row, golds),
+                text=_text(file, line, row, text, "text"),
+                gold=_text(file, line, row, gold, "gold"),
                 expected=expected_value,
                 columns=row,
             )
@@ -175,23 +169,12 @@ def short(value: Any, most: int = SHOWN_CHARS) -> str:
     return text if len(text) <= most else "..." + text[-(most - 3) :]
 
 
-def _column(
-    file: Path, line: int, row: Mapping[str, Any], name: str, default: str, synonyms: Sequence[str], *, taken: str
-) -> str:
-    """taken: the column of the other role."""
-    if name in row:
-        return name
-    there = [known for known in synonyms if known in row and known != taken] or [
-        known for known in (EITHER,) if known in row and known != taken
-    ]
-    if name == default and len(there) == 1:
-        return there[0]
-    raise DataError(
-        f"{file}, line {line}: no column {name!r}, {ROLES[default]}, among {', '.join(row)}; name it with --{default}."
-    )
-
-
-def _text(file: Path, line: int, row: Mapping[str, Any], name: str) -> str:
+def _text(file: Path, line: int, row: Mapping[str, Any], name: str, option: str) -> str:
+    if name not in row:
+        there = ", ".join(row)
+        raise DataError(
+            f"{file}, line {line}: no column {name!r}, {ROLES[option]}, among {there}; name it with --{option}."
+        )
     value = row[name]
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         value = completion_text(value)

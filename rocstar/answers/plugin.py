@@ -16,7 +16,7 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
@@ -64,8 +64,8 @@ def verifier_named(
         strict = name == "boxed_strict"
         grader = Grader(graders=BY_VERIFIER[name]) if name in BY_VERIFIER else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
-    reward = load_reward(name, folders)
-    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
+    rewards = RewardCalls(load_reward(name, folders))
+    return RewardVerifier(codec, rewards, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
 
 
 def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
@@ -244,136 +244,38 @@ def number_of(given: Any) -> float:
         return math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    case: Case
-    reward: float | None
-    """The function's reward; None if it returned None (TRL) or raised."""
-    error: str
-    """Its exception or invalid result; empty otherwise."""
-    milliseconds: float
-    """Wall time."""
-
-
-def scores(reward: Reward, cases: Sequence[Case], seconds: float = SECONDS) -> list[Scored]:
-    """`score` of each. A call may take as long as in training; a call that hangs can't be ended, so the cases after it
-    are skipped."""
-    found: list[Scored] = []
-    last, line = Future[Scored](), 0
-    last.cancel()
-    for case in cases:
-        if not last.done():
-            error = f"was not called: the call for line {line} still runs"
-            found.append(Scored(case=case, reward=None, error=error, milliseconds=0.0))
-            continue
-        last, line = Future(), case.line
-        job = (last, reward, case)
-        threading.Thread(target=lambda done, *its: done.set_result(score(*its)), args=job, daemon=True).start()
-        try:
-            found.append(last.result(seconds))
-        except TimeoutError:
-            error = f"gave no reward within {seconds:g} s, the limit in training too"
-            found.append(Scored(case=case, reward=None, error=error, milliseconds=1000 * seconds))
-    return found
-
-
-def score(reward: Reward, case: Case) -> Scored:
-    """The function's reward for a case, whose columns are those of its problem; its exception becomes the `error`."""
-    row = case.columns
-    prompt = row.get("prompt", row.get("prompts", ""))
-    question = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
-    golds = dict.fromkeys(("answer", "solution", "ground_truth"), case.gold) if case.gold else {}
-    problem = Problem(
-        id=f"line {case.line}",
-        question=str(row.get("question", question)),
-        answer=case.gold,
-        source=str(row.get("data_source", "")),
-        metadata={**row, **golds},
-        messages=tuple(prompt) if isinstance(prompt, list) else (),
-    )
-    started, given, message = time.perf_counter(), None, ""
-    try:
-        given = reward(problem, Transcript.of_text(case.text))
-    except ConfigError as wrong:
-        message = str(wrong)
-    except BaseException as error:  # the user's code: SystemExit must not end this process
-        message = raised_by(reward.function, error)
-    spent = 1000 * (time.perf_counter() - started)
-    try:
-        number = None if given is None else number_of(given)
-    except (TypeError, ValueError):
-        number, message = None, f"gave {given!r} instead of a number"
-    if number is not None and not math.isfinite(number):
-        number, message = None, f"gave {number}"
-    return Scored(case=case, reward=number, error=message, milliseconds=spent)
-
-
 @dataclass
-class RewardVerifier:
-    """Calls a reward function with the text of each attempt, without tool calls and tool replies."""
+class RewardCalls:
+    """Calls a reward function as training does: off the event loop, one call at a time, each within a time limit."""
 
-    codec: TextCodec
     reward: Reward
-    _: KW_ONLY
-    truncated: Truncated = "wrong"
-    calls: CallSyntax = HERMES
     seconds: float = SECONDS
     """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
-    right_above: float = RIGHT_ABOVE
-    """A larger reward is RIGHT."""
-    ends: Collection[int] = ()
-    """Tokens that end a turn; the function does not see them, as in TRL and verl."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
 
-    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
-        result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
-        return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
-
-    async def _verify(
-        self, problem: Problem, trajectory: Trajectory, cut: Grade | None
-    ) -> Outcome | VerifierUnavailable:
-        """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative
-        reward, running into the limit must not be cheaper."""
-        texts = written(self.codec, self.calls, trajectory, self.ends)
-        reward = await self._reward_of(problem, trajectory.index, Transcript.of_attempt(texts, trajectory))
-        if isinstance(reward, VerifierUnavailable):
-            return reward
-        if cut:
-            reward = min(0.0, reward or 0.0)
-        verdict = Verdict.UNDECIDED
-        if reward is not None:
-            verdict = Verdict.RIGHT if reward > self.right_above else Verdict.WRONG
-        prompt = self.codec.decode(trajectory.prompt_ids)
-        return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
-
-    async def _reward_of(
-        self, problem: Problem, index: int, transcript: Transcript
-    ) -> float | VerifierUnavailable | None:
+    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> float | None:
+        """The reward, or None for "undecided". case: names the attempt in messages. Raises VerifierUnavailable
+        where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
         done: Future[Any] = Future()
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
-            return late  # a hanging call would delay each later one as much
+            raise late  # a hanging call would delay each later one as much
         threading.Thread(target=self._run, args=(done, problem, transcript), name="reward", daemon=True).start()
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
             if self._overdue is None or self._overdue.done():  # queued calls are not the cause
                 self._overdue = done
-            return late
-        except VerifierUnavailable as error:
-            return error
-        case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
+            raise late from None
         message = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
         try:
             reward = None if given is None else number_of(given)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
         if reward is not None and not math.isfinite(reward):
-            return VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
+            raise VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
         return reward
 
     def _run(self, done: Future[Any], problem: Problem, transcript: Transcript) -> None:
@@ -390,3 +292,85 @@ class RewardVerifier:
             done.set_exception(VerifierUnavailable(message))
         finally:
             self._one_at_a_time.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    case: Case
+    reward: float | None
+    """The function's reward; None if it returned None (TRL) or failed."""
+    error: str
+    """Why training would have no reward; empty otherwise."""
+    milliseconds: float
+    """Wall time."""
+
+
+async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS) -> list[Scored]:
+    """The function's reward for each case. A call that hangs can't be ended, so the cases after it are
+    not asked."""
+    calls, found = RewardCalls(reward, seconds), []
+    for case in cases:
+        given, error, started = None, "", time.perf_counter()
+        try:
+            given = await calls.reward_of(_problem_of(case), Transcript.of_text(case.text), f"line {case.line}")
+        except (ConfigError, VerifierUnavailable) as failure:
+            error = str(failure)
+        spent = 1000 * (time.perf_counter() - started)
+        found.append(Scored(case=case, reward=given, error=error, milliseconds=spent))
+    return found
+
+
+def _problem_of(case: Case) -> Problem:
+    """The problem of a case, whose columns are those of its row."""
+    row = case.columns
+    prompt = row.get("prompt", row.get("prompts", ""))
+    question = "\n".join(str(one.get("content")) for one in prompt) if isinstance(prompt, list) else prompt
+    golds = dict.fromkeys(("answer", "solution", "ground_truth"), case.gold) if case.gold else {}
+    return Problem(
+        id=f"line {case.line}",
+        question=str(row.get("question", question)),
+        answer=case.gold,
+        source=str(row.get("data_source", "")),
+        metadata={**row, **golds},
+        messages=tuple(prompt) if isinstance(prompt, list) else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RewardVerifier:
+    """Judges by a reward function, which gets the text of each attempt without tool calls and tool replies."""
+
+    codec: TextCodec
+    rewards: RewardCalls
+    _: KW_ONLY
+    truncated: Truncated = "wrong"
+    calls: CallSyntax = HERMES
+    right_above: float = RIGHT_ABOVE
+    """A larger reward is RIGHT."""
+    ends: Collection[int] = ()
+    """Tokens that end a turn; the function does not see them, as in TRL and verl."""
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
+        result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
+        return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
+
+    async def _verify(
+        self, problem: Problem, trajectory: Trajectory, cut: Grade | None
+    ) -> Outcome | VerifierUnavailable:
+        """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative
+        reward, running into the limit must not be cheaper."""
+        texts = written(self.codec, self.calls, trajectory, self.ends)
+        case = f"attempt {trajectory.index} at problem {problem.id} ({problem.question[:60]!r})"
+        try:
+            reward = await self.rewards.reward_of(problem, Transcript.of_attempt(texts, trajectory), case)
+        except VerifierUnavailable as error:
+            return error
+        if cut:
+            reward = min(0.0, reward or 0.0)
+        verdict = Verdict.UNDECIDED
+        if reward is not None:
+            verdict = Verdict.RIGHT if reward > self.right_above else Verdict.WRONG
+        prompt = self.codec.decode(trajectory.prompt_ids)
+        return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)

@@ -21,8 +21,6 @@ from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import Problem, problem_id
 
-QUESTION_SYNONYMS = ("problem", "Question", "prompt")
-ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
 STORIES = ("Body", "body")
 """Columns of the story that a question asks about (SVAMP, ASDiv): without it the question makes no sense."""
 
@@ -45,7 +43,7 @@ class ProblemColumns:
     """The columns of a Problem in a row; a dot steps into a nested column."""
 
     layout: str
-    """Name of the layout, or `given` if the columns are named or have their usual names."""
+    """Name of the layout, or `given` if the columns are named."""
     question: tuple[str, ...]
     """Columns joined by a space; those that are empty in a row are left out."""
     answer: str | None
@@ -71,7 +69,7 @@ class ProblemLayout:
 # verl and SkyRL put instructions into the prompt and, as a rule, the bare question into extra_info.
 _IN_EXTRA = ("extra_info.question", "prompt")
 _VERL, _SKYRL = "reward_model.ground_truth", "reward_spec.ground_truth"
-_PLAIN = ("answer", *ANSWER_SYNONYMS, "ground_truth", "solution")
+_PLAIN = ("answer", "Answer", "final_answer", "target", "ground_truth", "solution")
 LAYOUTS = (
     ProblemLayout("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
     ProblemLayout("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
@@ -92,12 +90,10 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of a file, in its order.
 
-    question, answer: column names; several for the question are joined by a space. If a default one is absent and
-    exactly one usual synonym exists, ignoring case, that is used, after the story that it asks about, if any (SVAMP's
-    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. answer "": rows have no reference.
-    source: recorded with each problem, default the file's name. limit: read only
-    the first so many rows. Numbers count as answers and become text (8.0 becomes "8"); every other column goes into
-    `metadata`, with the line (parquet: the row) counted from 1 as "line".
+    question, answer: column names; several for the question are joined by a space. Default ones that are not there are
+    found by the layout (`detect_columns`). answer "": rows have no reference. source: recorded with each problem,
+    default the file's name. limit: read only the first so many rows. Numbers count as answers and become text (8.0
+    becomes "8"); every other column goes into `metadata`, with the line (parquet: the row) counted from 1 as "line".
     Raises DataError naming file, line and field. Source: ours."""
     name = source or Path(path).name
     columns_asked = (question,) if isinstance(question, str) else tuple(question)
@@ -112,15 +108,16 @@ def load_problems(
 
 
 def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> ProblemColumns:
-    """The columns of a row to read for these names. Raises DataError."""
+    """The columns of a row to read for these names. A default one that is not there is found by the layout. Raises
+    DataError."""
     refuse_no_columns(row, where)
-    by_default = question == ("question",)
-    if by_default and answer in ("answer", "") and _is_foreign(row):
-        found = detect_columns(row, where=where, needs_answer=bool(answer))
-        return found if answer else replace(found, answer=None)
-    names = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
-    answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS) if answer else None
-    return ProblemColumns(layout="given", question=_with_story(row, *names) if by_default else names, answer=answered)
+    if question != ("question",):
+        return ProblemColumns(layout="given", question=question, answer=answer or None)
+    wanted = answer or "answer"
+    if "question" in row and (wanted in row or _has(row, wanted)):  # whatever else the row has
+        return ProblemColumns(layout="given", question=_with_story(row, "question"), answer=answer or None)
+    found = detect_columns(row, where=where, needs_answer=answer == "answer")
+    return found if answer == "answer" else replace(found, layout="given", answer=answer or None)
 
 
 def refuse_no_columns(row: Any, where: str) -> None:
@@ -142,7 +139,8 @@ def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: 
     names = dict.fromkeys(known.name for known in LAYOUTS)
     raise DataError(
         f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit {tried} "
-        f"({', '.join(names)}); name the fields that hold question and answer."
+        f"({', '.join(names)}); name those that hold question and answer: "
+        "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
     )
 
 
@@ -189,35 +187,9 @@ def as_written(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-def _is_foreign(row: Row) -> bool:
-    """Whether it is certainly another project's layout: a prompt of messages, or a reference in its unique column."""
-    if "question" in row and "answer" in row:
-        return False
-    if isinstance(row.get("prompt"), list):
-        return True
-    nested = {sign.partition(".")[0] for layout in LAYOUTS for sign in layout.sign if "." in sign}
-    return any(isinstance(row.get(name), dict) for name in nested) or ("prompt" in row and "label" in row)
-
-
-def _column(row: Row, where: str, role: str, requested: str, synonyms: tuple[str, ...]) -> str:
-    """The name of the column to read. Only a default name may be replaced by a synonym."""
-    if requested in row or _has(row, requested):
-        return requested
-    usual = {name.casefold() for name in (role, *synonyms)}
-    present = [name for name in synonyms if name in row] or [name for name in row if name.strip().casefold() in usual]
-    if requested == role and len(present) == 1:
-        return present[0]
-    near = present or difflib.get_close_matches(requested, list(row), n=1)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    raise DataError(
-        f'{where}: no field "{requested}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
-        f"Name it: data.columns.{role}=COLUMN to train, --{role} COLUMN for eval and data check."
-    )
-
-
-def _with_story(row: Row, *question: str) -> tuple[str, ...]:
-    """The columns of the question, after that of its story, if any."""
-    return (*[name for name in STORIES if _has(row, name)][:1], *question)
+def _with_story(row: Row, question: str) -> tuple[str, ...]:
+    """The column of the question, after that of its story, if any."""
+    return (*[name for name in STORIES if _has(row, name)][:1], question)
 
 
 def _has(row: Row, name: str) -> bool:

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -25,17 +25,18 @@ MAX_CELL_CHARS = 1 << 27  # the csv module's own limit, 128 KiB, is less than on
 PARQUET_ROWS = 1024  # rows of a parquet file that are held at once
 
 
-def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """(number, row) pairs of a file, of a folder written by `save_to_disk`, or of `hf:NAME[:CONFIG]@SPLIT`.
+def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """(number, row) pairs of a file, of a folder written by `save_to_disk`, or of `hf:NAME[:CONFIG]@SPLIT`. columns: of
+    a parquet file, those to read where it has them; None: all.
 
     Raises DataError for the first row that cannot be read, naming file and line. Source: ours."""
-    for number, row in rows_and_faults(path):
+    for number, row in rows_and_faults(path, columns):
         if isinstance(row, DataError):
             raise row
         yield number, row
 
 
-def rows_and_faults(path: str | Path) -> Iterator[tuple[int, Any]]:
+def rows_and_faults(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
     """As `read_rows`, but an unreadable row is replaced by its DataError.
 
     Raises DataError if the whole file cannot be read."""
@@ -47,7 +48,9 @@ def rows_and_faults(path: str | Path) -> Iterator[tuple[int, Any]]:
     kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
     if kind not in KINDS:
         raise DataError(f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz.")
-    return {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_list, ".jsonl": _json_lines}[kind](file)
+    if kind == ".parquet":
+        return _parquet_rows(file, columns)
+    return {".csv": _csv_rows, ".json": _json_list, ".jsonl": _json_lines}[kind](file)
 
 
 def fingerprint(path: str | Path) -> tuple[str, int] | None:
@@ -163,7 +166,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -171,7 +174,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
         # Parquet is read from its end, so a compressed file must be unpacked completely first.
         stream = io.BytesIO(b"".join(_lines(file))) if file.suffix == ".gz" else raw
         try:
-            batches = parquet.ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS)
+            batches = parquet.ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{file} is not a parquet file ({str(error).splitlines()[0]}).") from error

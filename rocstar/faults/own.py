@@ -21,7 +21,7 @@ import pyarrow.parquet as parquet
 
 from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import Reward, RewardVerifier
+from rocstar.answers.plugin import Reward, RewardCalls, RewardVerifier
 from rocstar.config.recipe import load_recipe
 from rocstar.config.shipped import recipes_folder
 from rocstar.engines.vllm import VllmEngine
@@ -68,7 +68,7 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
             roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())
             roller = replace(
                 roller,
-                verifier=RewardVerifier(words, reward, seconds=PATIENCE_SECONDS),
+                verifier=RewardVerifier(words, RewardCalls(reward, PATIENCE_SECONDS)),
                 agent=_agent(left) if fault.startswith("agent") else None,
                 note=_kills(sandbox, left),
             )

@@ -51,6 +51,10 @@ def scalar(completions: Sequence[str], **_: Any) -> float:
     return 1.0
 
 
+def empty(completions: Sequence[str], **_: Any) -> list[float]:
+    return []
+
+
 def unscored(solution_str: str, **_: Any) -> dict[str, int]:
     return {"scor": 1}
 

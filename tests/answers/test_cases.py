@@ -16,29 +16,17 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_columns_are_found_by_name_or_by_one_usual_synonym(tmp_path: Path) -> None:
+def test_columns_are_text_and_gold_or_the_named_ones(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", {"text": "5", "gold": 6})
     assert [(case.text, case.gold) for case in load_cases(file, read_rows(file))] == [("5", "6")]
-    other = write(tmp_path / "b.jsonl", {"pred": "5", "ground_truth": "6", "ok": False})
-    (case,) = load_cases(other, read_rows(other), expected="ok")
+    said = [{"role": "assistant", "content": "5"}, {"role": "tool", "content": "7"}]
+    other = write(tmp_path / "b.jsonl", {"pred": said, "answer": "6", "ok": False}, {"pred": 1})
+    (case,) = load_cases(other, read_rows(other), text="pred", gold="answer", expected="ok", limit=1)
     assert (case.text, case.gold, case.expected, case.line) == ("5", "6", Verdict.WRONG, 1)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"answer": "5", "ground_truth": "6"},
-        {"completion": "5", "answer": "6", "question": "q"},
-        {"completion": [{"role": "assistant", "content": "5"}, {"role": "tool", "content": "7"}], "answer": "6"},
-    ],
-)
-def test_an_answer_is_the_reference_where_that_stands_nowhere_else(tmp_path: Path, row: dict[str, Any]) -> None:
-    (case,) = load_cases(file := write(tmp_path / "a.jsonl", row, {"text": 1}), read_rows(file), limit=1)
-    assert (case.text, case.gold) == ("5", "6")
-
-
 def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer"):
+    with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer; name it with -"):
         load_cases(file := write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}), read_rows(file))
 
 

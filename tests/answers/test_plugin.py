@@ -10,7 +10,15 @@ import pytest
 
 from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, score, scores, verifier_named
+from rocstar.answers.plugin import (
+    NAMES,
+    RewardCalls,
+    RewardVerifier,
+    check_verifier,
+    load_reward,
+    scores,
+    verifier_named,
+)
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -22,10 +30,14 @@ RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 HERE = "tests.answers.reward_functions:"
 
 
+def calls(name: str, seconds: float = 60.0) -> RewardCalls:
+    return RewardCalls(load_reward(HERE + name), seconds)
+
+
 async def asked(
     name: str, text: str, answer: str = "5", stop: Stop = Stop.ANSWERED, right_above: float = 0.5
 ) -> Outcome | VerifierUnavailable:
-    reward = RewardVerifier(Letters(), load_reward(HERE + name), seconds=0.2, right_above=right_above)
+    reward = RewardVerifier(Letters(), calls(name, 0.2), right_above=right_above)
     (found,) = await reward.verify_all([(problem(answer), attempt(turn(text), stop=stop))])
     return found
 
@@ -39,19 +51,19 @@ async def test_each_signature_gets_the_text_and_the_reference(name: str) -> None
 
 
 async def test_a_call_that_hangs_is_waited_for_once() -> None:
-    reward, began = RewardVerifier(Letters(), load_reward(HERE + "moody"), seconds=0.2), time.monotonic()
+    reward, began = RewardVerifier(Letters(), calls("moody", 0.2)), time.monotonic()
     for _ in range(2):
         found = await reward.verify_all([(problem("5"), attempt(turn("sleep")))] * 50)
         assert all(isinstance(one, VerifierUnavailable) for one in found)
     assert time.monotonic() - began < 5  # 100 calls of 0.2 s are 20
 
 
-def test_a_function_that_hangs_over_cases_is_waited_for_once_as_long_as_in_training() -> None:
+async def test_a_function_that_hangs_over_cases_is_waited_for_once_as_long_as_in_training() -> None:
     cases = [Case(line=line, text=text, gold="5") for line, text in ((1, "yes"), (2, "sleep"), (2, "yes"))]
-    found, began = scores(load_reward(HERE + "moody"), cases, seconds=0.5), time.monotonic()
+    began = time.monotonic()
+    found = await scores(load_reward(HERE + "moody"), cases, seconds=0.5)
     assert [one.reward for one in found] == [1.0, None, None] and time.monotonic() - began < 20
-    assert found[1].error == "gave no reward within 0.5 s, the limit in training too"
-    assert found[2].error == "was not called: the call for line 2 still runs"
+    assert [one.error for one in found] == ["", *[f"{HERE}moody gave no reward within 0.5 s."] * 2]
 
 
 async def test_calls_are_no_part_of_the_text() -> None:
@@ -60,7 +72,7 @@ async def test_calls_are_no_part_of_the_text() -> None:
 
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
-    verifier = RewardVerifier(Letters(), load_reward(HERE + "trl_unsure"))
+    verifier = RewardVerifier(Letters(), calls("trl_unsure"))
     hard = type(problem("5"))(id="p", question="q", answer="5", metadata={"level": 3})
     assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
@@ -131,6 +143,7 @@ async def test_what_is_no_number_is_refused(text: str) -> None:
     ("name", "told"),
     [
         ("scalar", "gave 1.0; let it return a list, with one number for each completion"),
+        ("empty", "gave 0 rewards for 1 completion"),
         ("unscored", "gave {'scor': 1}; let it return a number, or a dict with the number as \"score\""),
     ],
 )
@@ -138,7 +151,8 @@ async def test_a_reward_of_another_shape_is_refused_and_says_what_to_return(name
     with pytest.raises(ConfigError) as refused:
         await asked(name, "5")
     assert str(refused.value) == f"your reward function {HERE}{name} {told}"
-    assert score(load_reward(HERE + name), Case(line=1, text="5", gold="5")).error == told
+    (case,) = await scores(load_reward(HERE + name), [Case(line=1, text="5", gold="5")])
+    assert case.error == str(refused.value)
 
 
 async def test_a_class_is_made_and_true_is_right() -> None:
@@ -193,7 +207,7 @@ async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdi
 async def given(name: str, problem: Problem, *turns: Turn, ends: Sequence[int] = ()) -> dict[str, Any]:
     """What the function of this name was given for an attempt."""
     seen.clear()
-    verifier = RewardVerifier(Letters(), load_reward(HERE + name), ends=ends)
+    verifier = RewardVerifier(Letters(), calls(name), ends=ends)
     assert (await verified(verifier, problem, attempt(*turns))).verdict is RIGHT
     return seen.pop()
 
@@ -245,6 +259,6 @@ async def test_what_ends_a_turn_is_not_shown_to_a_function() -> None:
 
 
 async def test_a_function_may_count_the_tokens_after_the_prompt() -> None:
-    verifier = RewardVerifier(Letters(), load_reward(HERE + "trl_of_lengths"))
+    verifier = RewardVerifier(Letters(), calls("trl_of_lengths"))
     found = await verified(verifier, problem("5"), attempt(turn("abc", printed("5")), turn("de")))
     assert found.reward == len(Letters().encode("abc" + "reply" + "de"))

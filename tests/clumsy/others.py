@@ -25,7 +25,7 @@ OTHERS = [
     given("eval model", "--data ... rocstar eval --help"),
     given("eval model --data tst.jsonl", "tst.jsonl does not exist"),
     given("eval model --data model", "model is not a kind of file we read"),
-    given("eval model --data test.jsonl --answer gold", 'no field "gold" ... --answer'),
+    given("eval model --data test.jsonl --answer gold", 'no field "gold" among question, answer'),
     given("eval mdel --data test.jsonl", "there is no run mdel ... sound"),
     given("eval sound --data test.jsonl", "run sound has no checkpoint yet"),
     given("eval model --data test.jsonl --template papr", "--template papr ... did you mean 'paper'?"),

@@ -216,13 +216,15 @@ FILES = [
     file("one JSON array", "train.jsonl, line 1 ... one JSON object", text("train.jsonl", '[{"question": "a"}]\n')),
     problems("a.csv", "CSV of uneven rows", "a.csv, line 2 ... quote cells", "question,answer\na,b,c\n"),
     file("empty file", "train.jsonl has no rows ... at least one", text("train.jsonl", "")),
-    tiny("data.columns.question=qestion", "qestion ... did you mean question? ... data.columns.question"),
+    tiny("data.columns.question=qestion", "qestion ... did you mean question?"),
     file(
         "answer missing",
         'train.jsonl, line 1, field "answer" ... expected a text or a number',
         rows("train.jsonl", {"question": "a", "answer": None}),
     ),
-    file("answer column missing", 'no field "answer" ... data.columns.answer', rows("train.jsonl", {"question": "a"})),
+    file(
+        "answer column missing", "fields question do not fit ... data.columns", rows("train.jsonl", {"question": "a"})
+    ),
     tiny("data.train_files=test.jsonl", "stage stage1 ... not held out"),
     tiny("sft.rows_file=rws.jsonl", "rws.jsonl does not exist"),
     file("a folder as rows", "rows.jsonl ... directory", folder("rows.jsonl")),

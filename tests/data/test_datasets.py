@@ -93,4 +93,4 @@ def test_a_pool_is_built_from_a_dataset(tmp_path: Path) -> None:
     config = PoolConfig.model_validate({"data": "/nowhere", "out": str(tmp_path / "out"), "source": [source]})
     sheet = build_pool(config, lambda gold, response: (True, "scripted"), lambda sentence: None)
     assert sheet.total("kept") == len(ROWS)
-    assert sheet.inputs[0].sha256 is None
+    assert sheet.inputs[0]["sha256"] is None

@@ -61,11 +61,12 @@ STORY = {"Body": "Two and one.", "Question": "How many?", "Answer": 3.0}
     ("row", "named", "question", "answer"),
     [
         ({"data": {"frage": "2+2?", "meta": {"lösung": 4}}}, ("data.frage", "data.meta.lösung"), "2+2?", "4"),
-        ({"Problem": "Why?", "Answer": "8"}, (), "Why?", "8"),
-        ({"QUESTION": "Why?", "Final_Answer": "8"}, (), "Why?", "8"),
-        ({" question ": "Why?", "target": "8"}, (), "Why?", "8"),
+        ({"problem": "Why?", "Answer": "8"}, (), "Why?", "8"),
+        ({"question": "Why?", "target": "8"}, (), "Why?", "8"),
+        ({"question": "Why?", "is": 8}, ("question", "is"), "Why?", "8"),
+        ({"question": "Why?", "answer": "8", "label": "easy", "prompt": "Say."}, (), "Why?", "8"),
         ({"question": "q", "answer": "16 - 3 = <<16-3=13>>13\n#### 1,013"}, (), "q", "1,013"),
-        (STORY, ("Question",), "How many?", "3"),  # a column that is named as the question is the whole of it
+        (STORY, ("Question", "Answer"), "How many?", "3"),  # a column that is named as the question is the whole of it
         ({"context": "It rains.", "ask": "Why?", "answer": "7"}, (["context", "ask"],), "It rains. Why?", "7"),
     ],
 )
@@ -92,12 +93,13 @@ def test_columns_are_mapped_and_the_rest_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "named", "wanted"),
     [
-        ({"problem": "a", "prompt": "b", "answer": "1"}, {}, ["problem or prompt", "data.columns.question"]),
+        ({"ask": "a", "answer": "1"}, {}, ["ask, answer do not fit", "data.columns", "--question"]),
         ({"problem": "a", "answer": "1"}, {"question": "probem"}, ['"probem"', "did you mean problem?"]),
+        ({"problem": "a", "answer": "1"}, {"answer": "anwser"}, ['"anwser"', "did you mean answer?"]),
         ({"ask": "Why?", "answer": "7"}, {"question": ["contxt", "ask"]}, ['no field "contxt"']),
     ],
 )
-def test_a_column_that_is_not_there_or_not_the_only_one_is_named(
+def test_a_column_that_is_not_there_is_named(
     tmp_path: Path, row: dict[str, str], named: Any, wanted: list[str]
 ) -> None:
     message = message_of(jsonl(tmp_path / "a.jsonl", row), **named)
@@ -110,8 +112,8 @@ def test_a_column_that_is_not_there_or_not_the_only_one_is_named(
         ("{broken", ["line 2", "column 2", "not JSON"]),
         ('"text"', ["line 2", "one JSON object", 'got "text"']),
         ("[" * 100_000, ["line 2", "not readable as JSON"]),
-        ("{}", ["line 2", '"question"', "no fields"]),
-        ('{"question": "q", "anwser": "1"}', ["line 2", '"answer"', "did you mean anwser?"]),
+        ("{}", ["line 2", "(none) do not fit any known layout"]),
+        ('{"question": "q", "anwser": "1"}', ["line 2", "question, anwser do not fit any known layout"]),
         ('{"question": "", "answer": "1"}', ["line 2", '"question"', "empty text"]),
         ('{"question": ["a", "b"], "answer": "1"}', ["line 2", '"question"', "no messages"]),
         ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "got 5"]),
@@ -171,7 +173,7 @@ def test_csv_cells_may_hold_commas_quotes_and_line_breaks(tmp_path: Path) -> Non
         ("gsm8k/test.jsonl.gz", {}, 1319, "18"),
         ("eval_math/aime24.jsonl", {"question": "problem"}, 30, "204"),
         ("math/math500.jsonl.gz", {}, 500, r"\left( 3, \frac{\pi}{2} \right)"),
-        ("eval_math/gsm_hard.jsonl.gz", {"question": "input"}, None, None),
+        ("eval_math/gsm_hard.jsonl.gz", {"question": "input", "answer": "target"}, None, None),
         ("word_problems/svamp_test.csv.gz", {}, 1000, "8.0"),
     ],
 )

@@ -90,11 +90,13 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
             {"tools": [{"type": "function"}]},
             "tools is not obeyed here; leave it out, because this server runs",
         ),
-        ({"n": 2}, "n is not obeyed here"),
-        ({"response_format": {"type": "json_object"}}, "response_format is not obeyed"),
-        ({"temperature": "hot"}, "temperature must be a number from 0 to 10"),
-        ({"temperature": True}, "temperature must be a number"),
-        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
+        ({"n": 2}, "n: Input should be 1"),
+        ({"response_format": {"type": "json_object"}}, "response_format: Input should be 'text'"),
+        ({"temperature": "hot"}, "temperature: Input should be a valid number"),
+        ({"temperature": 11}, "temperature: Input should be less than or equal to 10"),
+        ({"temperature": True}, "temperature: Input should be a valid number"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"max_completion_tokens": True}, "max_tokens: Input should be a valid integer"),
         ({"max_tokens": 5000}, "5000 more were asked for, which is more than the context length of 1000"),
         ({"messages": []}, "messages must be a list with at least one message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "expected a message of role user"),
@@ -102,8 +104,9 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
         ({"messages": [{"role": "user", "content": "x"}] * 2}, "expected a message of role assistant"),
         ({"surprise": 1}, "surprise is not obeyed here"),
         ({"temperature": 5e-324}, "too small to draw by; 0 takes the likeliest token"),
-        ({"seed": 1.5}, "seed must be a whole number"),
-        ({"stream": "yes"}, "stream must be true or false"),
+        ({"seed": 1.5}, "seed: Input should be a valid integer"),
+        ({"stream": "yes"}, "stream: Input should be a valid boolean"),
+        ({"stop": ["x"]}, "stop: Input should be"),
         ({"messages": [{"role": [], "content": "x"}]}, "another form than chat completions have"),
     ],
 )
@@ -126,6 +129,9 @@ async def test_strange_bodies_and_characters_are_no_fault_of_ours() -> None:
         call = b'[{"function": {"name": "\\ud800", "arguments": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}}]}]}"
         assert (await client.post("/v1/chat/completions", content=deep + call)).status_code == 400
         assert (await client.post("/v1/chat/completions", content=b'{"\\ud800": 1}')).status_code == 400
+        for odd in (b'"temperature": NaN', b'"top_p": Infinity'):
+            body = b'{"messages": [{"role": "user", "content": "x"}], %b}' % odd
+            assert "finite number" in (await client.post("/v1/chat/completions", content=body)).text
         odd = b'{"messages": [{"role": "user", "content": "\\ud800 \\u0000"}]}'
         assert (await client.post("/v1/chat/completions", content=odd)).status_code == 200
 

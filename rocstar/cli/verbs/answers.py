@@ -78,23 +78,26 @@ def test(
     as_json: AsJson = False,
 ) -> None:
     """Run a reward function of TRL's or verl's signature over a file, as training calls it, and set our verdicts beside
-    its rewards. Without a column of what a model wrote, it judges for each problem the reference in a box and a wrong
-    answer.
+    its rewards. Without a column `text` of what a model wrote, it judges for each problem the reference in a box and a
+    wrong answer.
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
+    import asyncio
+
     from rocstar.answers.cases import agreement, load_cases
     from rocstar.answers.plugin import load_function, reward_of, scores
     from rocstar.data.rows import read_rows
     from rocstar.errors import ConfigError
 
     called = reward_of(function, load_function(function), function)
-    if question or _are_problems(data, text, gold):
+    if question or _are_problems(data, text):
         if expected is not None:
             raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
+        print(f"{data} holds problems: each is judged with its own reference and with another one", file=sys.stderr)
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
         loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
-    scored = scores(called, loaded)
+    scored = asyncio.run(scores(called, loaded))
     ours = _decide(loaded, strict=strict)
     rows = [
         {
@@ -118,16 +121,12 @@ def test(
     raise typer.Exit(FAILED if figures["errors"] else OK)
 
 
-def _are_problems(data: str, text: str, gold: str) -> bool:
+def _are_problems(data: str, text: str) -> bool:
     """Whether the first row has nothing that a model wrote. Raises DataError."""
-    from rocstar.answers.cases import EITHER, GOLD_SYNONYMS, TEXT_SYNONYMS
     from rocstar.data.rows import read_rows
 
     _, row = next(iter(read_rows(data)), (0, None))
-    if not isinstance(row, dict) or text != "text":
-        return False
-    has_text = any(name in row for name in (text, *TEXT_SYNONYMS))
-    return not has_text and not (EITHER in row and any(name in row for name in (gold, *GOLD_SYNONYMS)))
+    return text == "text" and isinstance(row, dict) and text not in row
 
 
 def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None) -> list[Case]:

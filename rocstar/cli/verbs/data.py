@@ -209,7 +209,7 @@ def _print_funnel(sheet: Datasheet) -> None:
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
     print("\n".join(sheet.benchmarks))
-    print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
+    print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json")
 
 
 def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.pool.agreement import AnswerBook, ask_missing, disagreement
+from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
+from rocstar.data.pool.datasheet import READ, Datasheet, row_of
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
 from rocstar.data.pool.rules import OVERLAP, RULE_NAMES, Check, Drop, Judges
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
@@ -28,7 +28,7 @@ from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_miss
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
 
-POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json", "datasheet.md"
+POOL_FILE, DROPPED_FILE, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json"
 _KEPT_SO_FAR = "kept.jsonl"
 
 Write = Callable[[bytes], Any]
@@ -36,7 +36,7 @@ Note = Callable[[str], None]
 
 
 def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
-    """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
+    """Write `problems.jsonl`, `dropped.jsonl` and `datasheet.json` into `config.out`.
 
     check: the verifier, for references and answers. note: called with progress. absent: benchmarks excluded from the
     comparison, and why, for the datasheet. Files are written atomically. Raises DataError for an input that cannot be
@@ -50,12 +50,13 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
     sheet = Datasheet(config=config, rules=rules, not_compared=absent or {})
     for section in (*config.benchmark, *config.source):
         _refuse_unreadable(config, section)
+    refuse_missing(sheet.answers)
     out = output_folder(Path(config.out), "out=")
     with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
         work = Path(folder)
         with (work / DROPPED_FILE).open("wb") as dropped:
             judges = _read_sources(sheet, check, work, dropped.write, note)
-            _finish(sheet, judges, work, dropped.write, note)
+            _finish(sheet, judges, work, dropped.write)
         _publish(sheet, work, out)
     return sheet
 
@@ -97,13 +98,13 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
     return judges
 
 
-def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Note) -> None:
+def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write) -> None:
     """Second pass: rules that need the whole first pass."""
     config = sheet.config
-    book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
+    book = _answers(sheet, work)
     with (work / POOL_FILE).open("wb") as pool:
         for problem, reason in _judged_again(judges, work):
-            said = book.answers(problem.id) if book and config.agreement.covers(problem.source) else []
+            said = book.answers(problem.id) if config.agreement.covers(problem.source) else []
             if reason is None and said:
                 evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
                 reason = Drop("disagreement", evidence) if evidence else None
@@ -112,25 +113,15 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Not
                 sheet.count_kept(problem, answered=bool(said))
             else:
                 _drop(sheet, drop, problem, reason)
-    if book is not None:
-        book.close()
+    book.close()
 
 
-def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> AnswerBook | None:
-    """Answers to the rows kept so far, after asking a model for missing ones."""
-    agreement = sheet.config.agreement
-    if agreement.answers is None:
-        return None
-    file = Path(agreement.answers)
-    if agreement.endpoint is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+def _answers(sheet: Datasheet, work: Path) -> AnswerBook:
+    """What somebody answered; nothing where the labels are not checked."""
     book = AnswerBook(work / "answers.sqlite")
-    book.read(file)
-    again = _judged_again(judges, work)
-    ask_missing(agreement, book, (one for one, why in again if agreement.covers(one.source) and not why), note)
     columns = ProblemColumns(layout="answers", question=("id or question",), answer="answers")
-    _add_input(sheet, InputSection(name="answers", path=agreement.answers), str(file), "answers", book.rows, columns)
+    for path in sheet.answers:
+        _add_input(sheet, InputSection(name="answers", path=path), path, "answers", book.read(Path(path)), columns)
     return book
 
 
@@ -181,18 +172,18 @@ def _add_input(
 ) -> None:
     digest, size = fingerprint(path) or (None, None)
     sheet.inputs.append(
-        InputFile(
-            name=section.name,
-            path=section.path,
-            license=section.license,
-            role=role,
-            sha256=digest,
-            size_bytes=size,
-            rows=rows,
-            layout=columns.layout,
-            question=" + ".join(columns.question),
-            answer=columns.answer,
-        )
+        {
+            "name": section.name,
+            "path": section.path,
+            "license": section.license,
+            "role": role,
+            "sha256": digest,
+            "size_bytes": size,
+            "rows": rows,
+            "layout": columns.layout,
+            "question": " + ".join(columns.question),
+            "answer": columns.answer,
+        }
     )
 
 
@@ -258,7 +249,6 @@ def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
     for name in (POOL_FILE, DROPPED_FILE):
         with (work / name).open("rb") as file:
             sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    (work / JSON_SHEET).write_bytes(sheet.json_bytes())
-    (work / SHEET).write_bytes(sheet.markdown().encode())
-    for name in (POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET):
+    (work / SHEET).write_bytes(sheet.json_bytes())
+    for name in (POOL_FILE, DROPPED_FILE, SHEET):
         os.replace(work / name, out / name)

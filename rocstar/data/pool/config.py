@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rocstar.config.values import Section, Temperature
+from rocstar.config.values import Section
 
 
 class InputSection(Section):
@@ -52,37 +52,18 @@ class DuplicatesSection(Section):
     """Share of three-token shingles in common from which on a text with the same answer is a repeat; above 1: off."""
 
 
-class EndpointSection(Section):
-    url: str
-    """Base address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
-    model: str
-    key_variable: str | None = None
-    """Name of the environment variable that holds the key."""
-    attempts: int = Field(default=16, ge=1)
-    """n: answers asked for each problem."""
-    temperature: Temperature = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=4096, ge=1)
-    instruction: str = "Reason step by step and put the final answer into \\boxed{}."
-    """Stands after each question."""
-    concurrency: int = Field(default=32, ge=1)
-    """Requests under way at once."""
-    timeout_seconds: float = Field(default=600.0, gt=0)
-    """Limit on one request."""
-
-
 class AgreementSection(Section):
-    answers: str | None = None
-    """JSONL of {"id" or "question", "answers": [text, ...]}: what somebody answered to each problem. None: no check."""
+    answers: list[str] = []
+    """Files that hold what somebody answered to each problem: JSONL of {"id" or "question", "answers": [text, ...]}, or
+    the samples.parquet of evaluations. Empty: no check."""
     sources: list[str] = []
     """Sources whose labels are checked (OpenMathReasoning alone in the paper, §4.2); empty: all."""
     least: int = Field(default=2, ge=1)
     """k: a problem with fewer answers equal to its label is dropped (the paper's 2 of 16)."""
-    endpoint: EndpointSection | None = None
-    """Asked for the problems that `answers` does not hold; what it says is added to that file."""
 
     def covers(self, source: str) -> bool:
         """Whether its labels are checked."""
-        return self.answers is not None and source in (self.sources or [source])
+        return bool(self.answers) and source in (self.sources or [source])
 
 
 class PoolConfig(Section):

@@ -1,4 +1,4 @@
-"""Counts every row of a build, by source and fate, and writes the counts for people and programs.
+"""Counts every row of a build, by source and fate.
 
 Nothing in it depends on the time, the machine or the place of the files: same input and config, same bytes.
 """
@@ -8,38 +8,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.data.pool.config import PoolConfig
-from rocstar.data.pool.rewording import integer_of
 from rocstar.types import Problem
 
 SCHEMA = 1
 KEPT = "kept"
 READ = "read"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One file that was read."""
-
-    name: str
-    path: str
-    """Path as the config has it."""
-    license: str
-    """License that the config states."""
-    role: str
-    """`source`, `benchmark`, or `answers` of the agreement check."""
-    sha256: str | None
-    """None if it is not one file."""
-    size_bytes: int | None
-    rows: int
-    layout: str
-    question: str
-    """Columns the question came from."""
-    answer: str | None
-    """Column the answer came from."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +26,8 @@ class Datasheet:
     config: PoolConfig
     rules: Sequence[str]
     """Names of all rules that were applied, in order."""
-    inputs: list[InputFile] = field(default_factory=list)
+    inputs: list[Mapping[str, Any]] = field(default_factory=list)
+    """Each file that was read, as datasheet.json tells it."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Benchmark excluded from the comparison -> why."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -58,8 +36,6 @@ class Datasheet:
     """Source -> kept rows whose question was extended so that the answer is an integer."""
     reworded: Counter[str] = field(default_factory=Counter)
     """Source -> kept rows whose standing instructions were put into other words."""
-    digits: Counter[int] = field(default_factory=Counter)
-    """Digits of the answer -> kept rows; 0 for an answer that is not an integer."""
     unasked: int = 0
     """Kept rows of the sources it covers for which the agreement check had no answers."""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -67,12 +43,18 @@ class Datasheet:
 
     @property
     def sources(self) -> list[str]:
-        return [file.name for file in self.inputs if file.role == "source"]
+        return [file["name"] for file in self.inputs if file["role"] == "source"]
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The files that labels are checked with."""
+        return self.config.agreement.answers if "disagreement" in self.rules else []
 
     @property
     def benchmarks(self) -> list[str]:
         """Sentences that list the benchmarks compared with, and those that were not."""
-        compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")
+        files = (file for file in self.inputs if file["role"] == "benchmark")
+        compared = ", ".join(f"{file['name']} ({file['rows']:,})" for file in files)
         others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
         return [f"compared with the questions of {compared or 'no benchmark'}", *others]
 
@@ -81,8 +63,6 @@ class Datasheet:
         self.counts[problem.source, KEPT] += 1
         self.asked[problem.source] += "asked_from" in problem.metadata
         self.reworded[problem.source] += "reworded" in problem.metadata
-        value = integer_of(problem.answer)
-        self.digits[0 if value is None else len(str(abs(value)))] += 1
         self.unasked += self.config.agreement.covers(problem.source) and not answered
 
     def total(self, fate: str) -> int:
@@ -103,65 +83,14 @@ class Datasheet:
             "asked_for_integer": {source: self.asked[source] for source in self.sources},
             "reworded": {source: self.reworded[source] for source in self.sources},
             "agreement_unasked": self.unasked,
-            "answer_digits": {str(digits): self.digits[digits] for digits in sorted(self.digits)},
             "benchmarks_not_compared": dict(self.not_compared),
-            "inputs": [asdict(file) for file in self.inputs],
+            "inputs": self.inputs,
             "outputs": dict(self.outputs),
             "config": config,
         }
 
     def json_bytes(self) -> bytes:
         return (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode()
-
-    def markdown(self) -> str:
-        """The datasheet as a page for people."""
-        head = ["row", "all", *self.sources]
-        rows = [[fate, str(rows), *(str(by[s]) for s in self.sources)] for fate, rows, by in self.funnel()]
-        changed = [
-            [f"kept, {what}", str(counts.total()), *(str(counts[s]) for s in self.sources)]
-            for what, counts in (("asked for an integer", self.asked), ("instructions reworded", self.reworded))
-        ]
-        files = [
-            [
-                *(f.role, f.name, f.path, str(f.rows), f.license),
-                *(f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"),
-            ]
-            for f in self.inputs
-        ]
-        digits = [[str(d) if d else "no integer", str(self.digits[d])] for d in sorted(self.digits)]
-        return "\n".join(
-            [
-                "# Datasheet",
-                "",
-                "Rows by what became of them; a row is dropped by the first rule that finds something.",
-                "",
-                *table(head, [*rows, *changed]),
-                "",
-                *([f"{self.unasked} kept rows had no answers to compare.", ""] if self.unasked else []),
-                "## Digits of the answer",
-                "",
-                *table(["digits", "kept rows"], digits),
-                "",
-                "## Benchmarks",
-                "",
-                *(f"- {sentence}" for sentence in self.benchmarks),
-                "",
-                "## Files read",
-                "",
-                *table(["role", "name", "path", "rows", "licence", "layout: question / answer", "sha256"], files),
-                "",
-                "## Files written",
-                "",
-                *table(["file", "sha256"], [[name, digest] for name, digest in self.outputs.items()]),
-                "",
-            ]
-        )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def row_of(values: Mapping[str, Any]) -> bytes:

@@ -70,7 +70,7 @@ class ChatEndpoint:
         key: str | None,
         concurrency: int,
         timeout_seconds: float,
-        attempts: int = 6,
+        attempts: int,
         parameters: Mapping[str, Any],
         cache: AnswerCache,
     ) -> None:
@@ -87,9 +87,9 @@ class ChatEndpoint:
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
 
-    async def answer(self, messages: Sequence[Mapping[str, str]], **parameters: Any) -> str:
-        """The model's answer, stripped. parameters: of this request. Raises Refused, EngineUnavailable, ConfigError."""
-        request = {**self.parameters, **parameters, "model": self.model, "messages": list(messages)}
+    async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The model's answer, stripped. Raises Refused, EngineUnavailable, ConfigError."""
+        request = {**self.parameters, "model": self.model, "messages": list(messages)}
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         # Equal requests wait for one another, so that one answer serves all of them, now and in later builds.
         async with self._alone.setdefault(key, asyncio.Lock()):

@@ -1,5 +1,6 @@
+"""Labels are checked by what a model answers: `rocstar eval` asks it, `rocstar data build` reads the attempts."""
+
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,38 +8,68 @@ from typing import Any
 import pytest
 
 pytest.importorskip("httpx")
+pytest.importorskip("pyarrow")
 
-from rocstar.data.pool.build import build_pool
-from rocstar.data.pool.config import PoolConfig
+from rocstar.cli.main import run
+from rocstar.data.pool.agreement import AnswerBook
 from tests.evaluation.served import served, text
 
-QUESTIONS = {"What is two plus two?": "4", "What is two plus three?": "6"}
+ROWS = {"What is two plus two?": "4", "What is two plus three?": "6", "What is one over three?": "\\frac{1}{3}"}
+SAID = {"two?": "4", "three?": "5", "$p + q$.": "4"}
+RECIPE = """data = "."
+known_benchmarks = false
+agreement.answers = ["theirs.jsonl"]
+rewrite.fractions_and_roots = true
+
+[[source]]
+name = "s"
+path = "rows.jsonl"
+"""
 
 
 def answers(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Both questions rightly; the answer of every third attempt is cut."""
-    said = "\\boxed{4}" if "two?" in body["messages"][0]["content"] else "\\boxed{5}"
-    return text(said, finish="length" if body["seed"] % 3 == 2 else "stop")
+    """Every question rightly."""
+    asked = body["messages"][-1]["content"].strip()
+    return text("So \\boxed{" + next(answer for end, answer in SAID.items() if asked.endswith(end)) + "}.")
 
 
-def test_a_model_is_asked_once_for_what_is_missing_and_wrong_labels_go(tmp_path: Path) -> None:
-    rows = "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in QUESTIONS.items())
-    other = json.dumps({"question": "How many sides has a square?", "answer": "4"})
-    (tmp_path / "other.jsonl").write_text(other)
-    (tmp_path / "rows.jsonl").write_text(rows)
+def test_an_evaluation_of_a_pool_answers_all_its_questions_and_wrong_labels_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in ROWS.items()))
+    Path("pool.toml").write_text(RECIPE)
+    assert run(["data", "build", "pool.toml", "out=unchecked", "rules.skip=disagreement"]) == 0
     with served(answers) as model:
-        endpoint = {"url": model.url, "model": "m", "attempts": 4}
-        config = PoolConfig.model_validate(
-            {
-                "data": str(tmp_path),
-                "out": str(tmp_path / "out"),
-                "source": [{"name": "s", "path": "rows.jsonl"}, {"name": "unchecked", "path": "other.jsonl"}],
-                "agreement": {"sources": ["s"], "answers": str(tmp_path / "answers.jsonl"), "endpoint": endpoint},
-            }
-        )
-        for _ in range(2):
-            sheet = build_pool(config, lambda gold, said: (said == f"\\boxed{{{gold}}}", "scripted"), lambda text: None)
-            assert (sheet.total("kept"), sheet.total("disagreement"), sheet.unasked) == (2, 1, 0)
-    assert Counter(prompt.partition("\n")[0] for prompt in model.prompts) == dict.fromkeys(QUESTIONS, 4)
-    said = [json.loads(line)["answers"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert said[0] == ["\\boxed{4}", "\\boxed{4}", "", "\\boxed{4}"]
+        asked = ["--endpoint", model.url, "--data", "unchecked/problems.jsonl", "--n", "2", "--max-turns", "1"]
+        capsys.readouterr()
+        assert run(["eval", "m", *asked, "--json"]) == 0
+    attempts = json.loads(capsys.readouterr().out)["saved"] + "/samples.parquet"
+    assert run(["data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}", "--json"]) == 0
+    sheet = json.loads(capsys.readouterr().out)
+    assert (sheet["kept"], sheet["agreement_unasked"], sheet["funnel"]["disagreement"]["s"]) == (2, 0, 1)
+    (file,) = [file for file in sheet["inputs"] if file["role"] == "answers"]
+    assert (file["path"], file["rows"]) == (attempts, 6)
+    dropped = json.loads(Path("checked/dropped.jsonl").read_text())
+    assert dropped["question"] == "What is two plus three?"
+    assert "0 of 2 answers equal the label 6, at least 2 must; others end with 2 x" in dropped["evidence"]
+
+
+def test_answers_that_are_not_there_stop_a_build_before_it_reads_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("")
+    Path("pool.toml").write_text(RECIPE)
+    assert run(["data", "build", "pool.toml"]) == 2
+    assert "theirs.jsonl does not exist" in capsys.readouterr().err and not Path("pools").exists()
+
+
+def test_a_fault_is_no_answer_and_an_attempt_without_one_is(tmp_path: Path) -> None:
+    ends = [("answered", "4"), ("environment_failed", None), ("max_tokens", None)]
+    rows = [{"problem_id": "p", "stop": stop, "extracted": found, "question": "?"} for stop, found in ends]
+    (tmp_path / "attempts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "more.jsonl").write_text(json.dumps({"id": "p", "answers": ["5"]}))
+    book = AnswerBook(tmp_path / "answers.sqlite")
+    assert [book.read(tmp_path / name) for name in ("attempts.jsonl", "more.jsonl")] == [3, 1]
+    assert book.answers("p") == ["\\boxed{4}", "", "5"]

@@ -65,11 +65,11 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
 
 def test_what_is_wrong_with_every_row_is_told_once_with_their_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(f'{{"problem": "q{row}", "solution": "1"}}\n' for row in range(7)) + "{broken\n" * 3)
+    path.write_text("".join(f'{{"problem": "q{row}", "result": "1"}}\n' for row in range(7)) + "{broken\n" * 3)
     report = check_file(str(path), columns, accept, WORDING, [])
     missing, broken = report.bad.examples
     assert (report.rows, report.bad.rows) == (10, 10)
-    assert 'line 1: no field "answer" among problem, solution' in missing and missing.endswith("(7 rows)")
+    assert "line 1: the fields problem, result do not fit" in missing and missing.endswith("(7 rows)")
     assert "line 8, column 2: not JSON" in broken and broken.endswith("(3 rows)")
 
 
