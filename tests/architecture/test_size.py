@@ -34,20 +34,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (3012, 17),
     "rollout": (1850, 12),
     "run": (4631, 24),
-    "sandbox": (8817, 47),
+    "sandbox": (8673, 47),
     "serving": (781, 6),
-    "support": (2035, 17),
+    "support": (2017, 17),
     "tools": (944, 7),
     "train": (209, 1),
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 593, 4219
+CLASSES, FUNCTIONS = 589, 4203
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_859}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_389, "tests/**/*.py": 49_739}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
