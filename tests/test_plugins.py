@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,35 +63,32 @@ def test_the_first_folder_comes_first_and_the_current_one_is_searched_for_files(
     assert load("plug_here.py:where", folders=[modules / "a"])() == "here"
 
 
-def test_code_that_settings_name_is_known_by_its_hash_with_what_it_imports(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within functions too, with packages around it; a program may be for another Python."""
-    write(modules / "plug_score.py", "def score():\n    from plug_near import value\n    import json\n    return value")
+def test_files_that_settings_name_are_known_by_their_hashes(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With packages around them, installed ones too; what they import is not followed."""
+    write(modules / "plug_score.py", "from plug_near import value")
     write(modules / "plug_near.py", "value = 7")
     write(modules / "plug_parts" / "__init__.py", "")
     write(modules / "plug_parts" / "tool.py", "from .core import Tool")
-    write(modules / "plug_parts" / "core.py", "import plug_parts.tool")
-    write(modules / "plug_unread.py", "")
+    write(modules / "plug_parts" / "core.py", "")
     write(modules / "here" / "agent.py", "print 'hello'")
     monkeypatch.chdir(modules / "here")
     settings = {"a": "plug_score.py:score", "b": ["python", "plug_parts.tool:Tool", "mcp:python agent.py"], "c": 1}
-    before = code_of({**settings, "url": "http://host:80", "d": "rocstar.adapters.roc:x"}, [modules])
-    parts = ("__init__.py", "core.py", "tool.py")
-    assert set(before) == {"here/agent.py", "plug_near.py", "plug_score.py", *(f"plug_parts/{part}" for part in parts)}
+    settings |= {"url": "http://host:80", "d": "rocstar.adapters.roc:x", "e": "statistics:fmean"}
+    before = code_of(settings, [modules])
+    assert set(before) == {"agent.py", "plug_parts/__init__.py", "plug_parts/tool.py", "plug_score.py", "statistics.py"}
+    write(modules / "plug_score.py", "value = 8")
     write(modules / "plug_near.py", "value = 8")
     after = code_of(settings, [modules])
-    assert {name for name in before if before[name] != after[name]} == {"plug_near.py"}
+    assert {name for name in before if before[name] != after[name]} == {"plug_score.py"}
 
 
 def test_code_has_the_same_hashes_from_wherever_it_is_asked(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(modules / "deep" / "plug_score.py", "import plug_near")
-    write(modules / "deep" / "plug_near.py", "value = 7")
+    write(modules / "deep" / "plug_score.py", "")
     found = []
     for folder in (modules, modules / "deep", Path("/")):
         monkeypatch.chdir(folder)
         found.append(code_of([f"{modules}/deep/plug_score.py:score"]))
-    assert found[0] == found[1] == found[2] and set(found[0]) == {"plug_score.py", "plug_near.py"}
+    assert found[0] == found[1] == found[2] and set(found[0]) == {"plug_score.py"}
 
 
 def test_two_files_of_one_name_have_one_hash_of_both(modules: Path) -> None:
@@ -105,28 +101,9 @@ def test_two_files_of_one_name_have_one_hash_of_both(modules: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_of_what_is_installed_the_named_file_counts_alone(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages import each other: to follow them would hash gigabytes."""
-    installed = modules / "site-packages"
-    write(installed / "plug_verify" / "__init__.py", "import plug_other")
-    write(installed / "plug_other.py", "")
-    monkeypatch.syspath_prepend(installed)
-    assert set(code_of(["plug_verify:verify"])) == {"plug_verify/__init__.py"}
-    assert set(code_of(["statistics:fmean"])) == {"statistics.py"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["x = " + "+".join("1" * 20_000), "x = " + "-" * 100_000 + "1", r"x = '\d'", "\0\xff"],
-    ids=["deep", "deeper", "warned of", "binary"],
-)
-def test_code_that_cannot_be_read_as_python_is_hashed_as_it_is(
-    modules: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    write(modules / "plug_score.py", text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert set(code_of(["plug_score:score"], [modules])) == {"plug_score.py"}
+def test_code_that_cannot_be_read_is_none(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(modules / "plug_score.py", "")
+    assert set(code_of(["plug_score:score"], [modules])) == {"plug_score.py"}
     monkeypatch.setattr(Path, "read_bytes", locked)
     assert code_of(["plug_score:score"], [modules]) == {}
 

@@ -10,7 +10,6 @@ raises while it is imported is kept as the cause.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import inspect
@@ -20,7 +19,6 @@ import re
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
@@ -38,7 +36,6 @@ NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
 HASH = 16  # digits that are shown to a person
 OURS = Path(__file__).resolve().parents[1]
-INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|lib\d*[/\\]python3[.\d]*)[/\\]")
 PathLike = str | Path
 T = TypeVar("T")
 
@@ -189,29 +186,23 @@ def _searched(folders: Sequence[Path]) -> str:
 
 
 def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:
-    """A hash of each file of the user's own that these settings name, in a reference or in a command, and of those that
-    it imports from its own folder, `folders` or the current one; by its path in the folder where it was looked up,
-    independent of the current folder. Of installed packages only named files count. Source: ours."""
-    roots = [*(Path(folder).resolve() for folder in folders), Path.cwd()]
-    named = NAMED.findall(json.dumps(settings, ensure_ascii=False))
-    left = [(place, [*roots, *map(Path, sys.path)]) for place in named if place != "mcp"]
-    found: dict[Path, bytes] = {}
-    homes = roots[:-1]
-    while left:
-        place, searched = left.pop()
+    """A hash of each file of the user's own that these settings name, in a reference or in a command, by its path in
+    the folder where it was looked up; not of what those files import. Source: ours."""
+    searched = [*(Path(folder).resolve() for folder in folders), Path.cwd(), *map(Path, sys.path)]
+    found: dict[Path, str] = {}
+    for place in NAMED.findall(json.dumps(settings, ensure_ascii=False)):
+        if place == "mcp":  # the prefix of an MCP server's command, and an installed package
+            continue
         for name in accumulate(place.split("."), "{}.{}".format):  # the packages around it, too
             home, file = _file_of(name, searched)
-            if file is None or file in found or file.resolve().is_relative_to(OURS):
-                continue
-            homes.append(home if file.is_relative_to(home) and not os.path.isabs(name) else file.parent)
-            with suppress(OSError):  # unreadable, and so nothing that runs
-                found[file] = file.read_bytes()
-                if not INSTALLED.search(str(file)):
-                    left += [(other, [*file.parents[:2], *roots]) for other in _imported_by(found[file])]
+            if file is not None and not file.resolve().is_relative_to(OURS):
+                is_below = file.is_relative_to(home) and not os.path.isabs(name)
+                found[file] = str(file.relative_to(home)) if is_below else file.name
     hashes: dict[str, Any] = {}
     for file in sorted(found):
-        home = next(filter(file.is_relative_to, homes))
-        hashes.setdefault(str(file.relative_to(home)), hashlib.sha256()).update(found[file])
+        with suppress(OSError):  # unreadable, and so nothing that runs
+            content = file.read_bytes()
+            hashes.setdefault(found[file], hashlib.sha256()).update(content)
     return {name: mark.hexdigest()[:HASH] for name, mark in hashes.items()}
 
 
@@ -222,15 +213,6 @@ def _file_of(place: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
     tried = ((folder.absolute(), os.path.abspath(folder / name)) for folder in folders for name in names)
     # A sentence of settings may look like a name, of any length; os.path takes all.
     return next(((folder, Path(file)) for folder, file in tried if os.path.isfile(file)), (Path(), None))
-
-
-def _imported_by(text: bytes) -> Iterator[str]:
-    """Names of all modules that a program may import."""
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings(action="ignore"):
-        for node in ast.walk(ast.parse(text)):  # one for another Python, or too deep, has none
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                before = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
-                yield from (before + alias.name for alias in node.names)
 
 
 def run_in_daemon_thread(call: Callable[[], Any], name: str) -> Future[Any]:

@@ -134,6 +134,11 @@ class Http:
 SLEEPER: dict[str, Any] = {"code": "import time; time.sleep(300)", "limits": {"wall_seconds": 400}}
 
 
+def batch_of(*codes: str) -> dict[str, Any]:
+    """A batch of code-judge, of programs with the service's own limits."""
+    return {"type": "batch", "submissions": [{"type": "python", "solution": code} for code in codes]}
+
+
 def decoded(body: bytes) -> Any:
     try:
         return json.loads(body)

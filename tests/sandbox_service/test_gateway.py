@@ -8,8 +8,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
 from tests.sandbox.scripted import INFO
-from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, batch_of, running
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -189,25 +189,24 @@ async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them()
     assert "ERROR" not in service.process.communicate()[1], "a refused connection is no error in the log"
 
 
-def test_a_gateway_spreads_calls_over_its_nodes_and_is_a_service_like_any(nodes: list[RunningService]) -> None:
-    with running(nodes=",".join(node.url for node in nodes)) as url:
-        http = Http(url)
+async def test_a_gateway_spreads_calls_over_its_nodes_and_has_sessions(nodes: list[RunningService]) -> None:
+    def work(http: Http) -> None:
         assert http.status("slots") == 4
-        calls = {"calls": [{"code": f"print({n})", "id": str(n)} for n in range(200)]}
-        results = http.post("/v1/batch", calls)[1]["results"]
+        results = http.post("/run/long-batch", batch_of(*(f"print({n})" for n in range(200))))[1]["results"]
         assert [result["stdout"] for result in results] == [f"{n}\n" for n in range(200)]
         served = [Http(node.url).status("calls").get("ok", 0) for node in nodes]
         assert all(count > 20 for count in served), served
-        session = http.post("/v1/sessions", {})[1]["session"]
-        cells = [http.post(f"/v1/sessions/{session}/cells", {"code": c})[1]["value"] for c in ("x = 1", "x")]
-        assert cells == [None, "1"]
-        for _ in range(4):  # branches stay at the node of their session, whichever that is
-            branches = http.post(f"/v1/sessions/{session}/fork", {"branches": 2})[1]["sessions"]
-            assert [http.post(f"/v1/sessions/{b}/cells", {"code": "x"})[1]["value"] for b in branches] == ["1", "1"]
-        assert http.post("/run", {"type": "python", "solution": "print(5)"})[1]["stdout"] == "5\n"
         with http.under_way("/v1/run", SLEEPER):
             pass
         assert eventually(lambda: http.status("running") == 0)
+
+    with running(nodes=",".join(node.url for node in nodes)) as url:
+        await asyncio.to_thread(work, Http(url))
+        with await asyncio.to_thread(SandboxClient.connect, [url]) as client:
+            session = client.open_session()
+            await session.run("x = 1")
+            for _ in range(4):  # branches stay at the node of their session, whichever that is
+                assert [(await branch.run("x")).value for branch in await session.fork(2)] == ["1", "1"]
 
 
 def test_a_node_that_dies_loses_no_call_and_is_used_when_it_is_back() -> None:
@@ -216,22 +215,22 @@ def test_a_node_that_dies_loses_no_call_and_is_used_when_it_is_back() -> None:
     gateway = RunningService(nodes=",".join(node.url for node in nodes), token="t")
     http = Http(gateway.url)
     assert http.get("/v1/status", **bearer)[1].get("slots") == 4, "before any call"
-    calls = {"calls": [{"code": f"import time; time.sleep(0.05); print({n})"} for n in range(100)]}
 
-    async def batch_while_a_node_dies() -> Any:
-        batch = asyncio.create_task(asyncio.to_thread(http.post, "/v1/batch", calls, **bearer))
-        await asyncio.to_thread(eventually, lambda: http.get("/v1/status", **bearer)[1]["calls"].get("ok", 0) > 10)
-        nodes[0].process.kill()
-        assert await asyncio.to_thread(eventually, lambda: states() == {nodes[0].url: "down", nodes[1].url: "up"})
-        return await batch
+    def run(number: int) -> tuple[int, Any]:
+        return http.post("/v1/run", {"code": f"import time; time.sleep(0.05); print({number})"}, **bearer)
 
     def states() -> dict[str, str]:
         return {node["node"]: node["state"] for node in http.get("/v1/status", **bearer)[1]["nodes"]}
 
-    status, answer = asyncio.run(batch_while_a_node_dies())
-    assert status == 200
-    assert [result["stdout"] for result in answer["results"]] == [f"{n}\n" for n in range(100)]
-    assert set(Counter(result["attempt"] for result in answer["results"])) <= {1, 2}
+    with ThreadPoolExecutor(20) as pool:
+        calls = [pool.submit(run, number) for number in range(100)]
+        assert eventually(lambda: http.get("/v1/status", **bearer)[1]["calls"].get("ok", 0) > 10)
+        nodes[0].process.kill()
+        assert eventually(lambda: states() == {nodes[0].url: "down", nodes[1].url: "up"})
+        statuses, answers = zip(*(each.result() for each in calls), strict=True)
+    assert set(statuses) == {200}
+    assert [answer["stdout"] for answer in answers] == [f"{n}\n" for n in range(100)]
+    assert {answer["attempt"] for answer in answers} <= {1, 2}
     nodes[0].process.wait()
     back = RunningService(port=int(nodes[0].url.rpartition(":")[2]), token="t")
     assert eventually(lambda: set(states().values()) == {"up"})
@@ -297,17 +296,14 @@ def front(nodes: list[RunningService], tmp_path_factory: pytest.TempPathFactory)
     process.wait(10)
 
 
-def test_calls_are_spread_and_the_cells_of_a_session_are_not(front: Http, nodes: list[RunningService]) -> None:
+async def test_calls_are_spread_and_the_cells_of_a_session_are_not(front: Http, nodes: list[RunningService]) -> None:
     for number in range(20):
         assert front.run(f"print({number})")["stdout"] == f"{number}\n"
     assert all(Http(node.url).status("calls").get("ok", 0) >= 5 for node in nodes)
-    for key in ("one", "two", "three"):
-        session = front.post("/v1/sessions", {}, X_Session=key)[1]["session"]
-        for number in range(1, 4):
-            cell = {"code": "n = globals().get('n', 0) + 1; n"}
-            _, response = front.post(f"/v1/sessions/{session}/cells", cell, X_Session=key)
-            assert response["value"] == str(number)
-        assert front.send("DELETE", f"/v1/sessions/{session}", None, X_Session=key)[0] == 204
+    with await asyncio.to_thread(SandboxClient.connect, [front.url]) as client:
+        session = client.open_session()
+        values = [(await session.run("n = globals().get('n', 0) + 1; n")).value for _ in range(3)]
+    assert values == ["1", "2", "3"]
 
 
 def test_a_service_that_ends_is_left_out(front: Http, nodes: list[RunningService]) -> None:

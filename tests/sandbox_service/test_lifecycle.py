@@ -19,15 +19,15 @@ from rocstar.sandbox.service.app import Application, Metrics
 from rocstar.sandbox.service.core import Hold, HttpRequest, Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, settle
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, batch_of, settle
 
 
 def test_a_drain_answers_every_call_that_was_sent() -> None:
     service = RunningService()
     http = Http(service.url)
-    calls = {"calls": [{"code": f"import time; time.sleep(0.02); print({n})"} for n in range(100)]}
+    calls = batch_of(*(f"import time; time.sleep(0.02); print({n})" for n in range(100)))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        batch = pool.submit(http.post, "/v1/batch", calls)
+        batch = pool.submit(http.post, "/run/long-batch", calls)
         assert eventually(lambda: http.status("calls").get("ok", 0) > 0)
         singles = [pool.submit(http.run, "import time; time.sleep(0.5); print(1)") for _ in range(4)]
         assert eventually(lambda: http.status("queue") + http.status("running") > 4)
@@ -134,6 +134,6 @@ async def test_a_clock_that_is_set_back_does_not_change_how_long_a_service_is_up
     client: Any = ScriptedClient()
     client.nodes, service = [], service_over(client)
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    asked = HttpRequest(service, b"", "", Hold(service.budget))
+    asked = HttpRequest(service, b"", Hold(service.budget))
     reply = await Application(Settings(), service, Metrics()).status(asked)
     assert 0 <= json.loads(bytes(reply.body))["uptime_seconds"] < 3600

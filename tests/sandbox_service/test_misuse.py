@@ -24,7 +24,7 @@ from rocstar.sandbox.service.core import complaint, is_loopback
 from rocstar.sandbox.settings import Settings
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, batch_of, running
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,6 @@ CODE = {"type": "python", "solution": "1", "input": "a", "expected_output": "b",
 FILES: dict[str, Any] = {"files": {"a": "AAAA"}, "fetch_files": ["a"], "memory_limit_MB": 99}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/run": {"code": "1", "id": "a", "stdin": "", "files": {}, "fetch": [], "seed": 1, "limits": {}},
-    "/v1/batch": {"calls": [{"code": "1"}]},
-    "/v1/sessions": {"limits": {"wall_seconds": 1}, "seed": 1},
     "/run": CODE,
     "/judge/long-batch": {"type": "batch", "submissions": [CODE], "sub_id": "x"},
     "/run_code": {"code": "1", "language": "python", "run_timeout": 1, "compile_timeout": 1, "stdin": "x", **FILES},
@@ -85,20 +83,20 @@ def test_whatever_a_field_holds_it_is_run_or_refused_and_never_our_failure(http:
     for field in GOOD[path]:
         for value in BAD:
             status, answer = http.post(path, {**GOOD[path], field: value})
-            assert status in (200, 201, 400, 422), (field, value, answer)
+            assert status in (200, 400, 422), (field, value, answer)
             if status in (400, 422):
                 assert set(answer) <= {"error", "detail"} or answer["message"], (field, value, answer)
     good = json.dumps(GOOD[path])
     for body in (b"null", b"[]", good.encode()[:-1], b"{" * 5000, good.encode("utf-16")):
         status, answer = http.post(path, body)
-        assert (status in (400, 422), len(answer)) == (True, 1) or path == "/v1/sessions", (body, answer)
+        assert (status in (400, 422), len(answer)) == (True, 1), (body, answer)
 
 
 MANY, FEWER = 1_000_000, 900_000
 HEAVY = {
     "files": ("/v1/run", lambda: b'{"code":"","files":{' + b",".join(b'"%d":""' % n for n in range(MANY)) + b"}}"),
     "nested fetch": ("/v1/run", lambda: b'{"code":"","fetch":[' + b",".join([b"[]"] * 5 * MANY) + b"]}"),
-    "hidden keys": ("/v1/batch", lambda: b'{"calls":[' + b",".join([b'{"\\u0063ode":""}'] * FEWER) + b"]}"),
+    "hidden keys": ("/run/batch", lambda: b'{"submissions":[' + b",".join([b'{"\\u0074ype":""}'] * FEWER) + b"]}"),
 }
 
 
@@ -118,11 +116,8 @@ def test_unknown_paths_and_methods_are_named(http: Http) -> None:
     paths = "docs/sandbox-service.md lists what there is"
     assert http.get("/nowhere") == (404, {"error": f"there is no /nowhere here; {paths}"})
     assert http.get("/v1/run") == (405, {"error": f"/v1/run is not called by GET; {paths}"})
-    for path in ("/mcp", "/v1/nodes"):
+    for path in ("/mcp", "/v1/nodes", "/v1/batch", "/v1/sessions", "/v1/sessions/1/cells"):
         assert http.post(path, {})[0] == 404
-    for gone in ({"replay": True}, {"idle_seconds": 5}):
-        status, refused = http.post("/v1/sessions", gone)
-        assert (status, next(iter(gone)) in refused["error"]) == (400, True)
 
 
 def test_a_web_page_of_another_site_is_refused(http: Http) -> None:
@@ -268,9 +263,8 @@ def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
     assert eventually(lambda: held(narrow) == 0)
 
 
-def test_results_of_a_batch_are_held_within_the_room_there_is(narrow: Http) -> None:
-    wordy = {"code": "print('x' * 2**20)", "limits": {"output_bytes": 2**21}}
-    status, refused = narrow.post("/v1/batch", {"calls": [wordy] * 8})
+def test_results_of_a_notebook_are_held_within_the_room_there_is(narrow: Http) -> None:
+    status, refused = narrow.post("/run_jupyter", {"cells": ["print('x' * 1_000_000)"] * 8})
     assert (status, "memory set aside" in refused["error"]) == (503, True)
     assert eventually(lambda: held(narrow) == 0)
 
@@ -317,10 +311,10 @@ def test_a_full_queue_refuses_at_once_and_is_full_for_nobody_but_who_fills_it(tm
             modest = [pool.submit(two.run, "1") for _ in range(2)]
             assert eventually(lambda: two.status("queue") == 8)
         assert {each.result()["outcome"] for each in greedy + modest} == {"ok"}
-        batch = pool.submit(one.post, "/v1/batch", {"calls": [{"code": "import time; time.sleep(0.1)"}] * 30})
+        batch = pool.submit(one.post, "/run/long-batch", batch_of(*["import time; time.sleep(0.1)"] * 30))
         assert eventually(lambda: one.status("queue") > 20)
         assert re.search(r"^rocstar_sandbox_waiting [123]\d", one.get("/metrics")[1], re.M)
-        assert {each["outcome"] for each in batch.result()[1]["results"]} == {"ok"}, "those of a batch wait"
+        assert all(each["run_success"] for each in batch.result()[1]["results"]), "those of a batch wait"
 
 
 def test_tokens_are_asked_for_have_turns_and_are_read_again(tmp_path: Path) -> None:

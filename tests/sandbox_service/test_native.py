@@ -10,7 +10,7 @@ import pytest
 
 from rocstar.sandbox.call import Response
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import SLEEPER, Http
+from tests.sandbox_service.support import SLEEPER, Http, batch_of
 
 
 def test_a_call_is_answered_with_every_field_of_a_response(http: Http) -> None:
@@ -35,31 +35,19 @@ def test_a_seed_and_files_of_text_and_bytes_go_in_and_files_come_back(http: Http
     assert (status, refused["outcome"]) == (400, "rejected") and "is not a relative path" in refused["message"]
 
 
-def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(http: Http) -> None:
-    calls: list[dict[str, Any]] = [{"code": f"print({n})", "id": str(n)} for n in range(30)]
-    calls[7]["limits"] = {"wall_seconds": 1e6}
-    status, answer = http.post("/v1/batch", {"calls": calls})
-    assert status == 200
-    assert [result["id"] for result in answer["results"]] == [str(n) for n in range(30)]
-    bad = answer["results"].pop(7)
-    sentence = "limit wall_seconds is at most 600 here, got 1e+06; the operator's --max-wall-seconds says so"
-    assert (bad["outcome"], bad["message"]) == ("rejected", sentence)
-    assert all(result["stdout"] == f"{result['id']}\n" for result in answer["results"])
-
-
-@pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/run_jupyter"])
+@pytest.mark.parametrize("path", ["/v1/run", "/run/long-batch", "/run_jupyter"])
 def test_hanging_up_ends_the_programs_and_frees_their_slots(http: Http, path: str) -> None:
-    message: dict[str, Any] = SLEEPER if path == "/v1/run" else {"calls": [SLEEPER]}
+    message: dict[str, Any] = SLEEPER if path == "/v1/run" else batch_of(*[SLEEPER["code"]] * 100)
     if path == "/run_jupyter":
         message = {"cells": [SLEEPER["code"]] * 3, "total_timeout": 400}
-    with http.under_way(path, message):
+    with http.under_way(path, message, running=4 if path == "/run/long-batch" else 1):
         pass
     assert eventually(lambda: http.status("running") == 0)
     assert http.run("print('free')")["stdout"] == "free\n"
 
 
 def test_an_impatient_call_is_overloaded_with_a_time_to_come_back(http: Http) -> None:
-    with http.under_way("/v1/batch", {"calls": [SLEEPER] * 8}, running=4):
+    with http.under_way("/run/long-batch", batch_of(*[SLEEPER["code"]] * 8), running=4):
         message = json.dumps({"code": "1", "patience_seconds": 0.1}).encode()
         status, response, headers = http.send("POST", "/v1/run", message)
     assert (status, response["outcome"]) == (503, "overloaded")
@@ -93,5 +81,5 @@ def test_metrics_count_each_call_once(http: Http) -> None:
 
     samples = ('rocstar_sandbox_calls_total{outcome="exception"}', "rocstar_sandbox_run_seconds_count")
     before = [counted(sample) for sample in samples]
-    http.post("/v1/batch", {"calls": [{"code": "1/0"}] * 7})
+    http.post("/run/long-batch", batch_of(*["1/0"] * 7))
     assert [counted(sample) for sample in samples] == [count + 7 for count in before]

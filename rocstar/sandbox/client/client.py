@@ -203,12 +203,11 @@ class SandboxClient:
         cell."""
         return Session(self, limits or Limits(), seed, replay=replay)
 
-    def close_session(self, name: str) -> bool:
-        """End the session's process; whether a daemon is known to have had it."""
+    def close_session(self, name: str) -> None:
+        """End the session's process."""
         node = self._dispatch.forget(name)
         if node is not None and node.up:
             node.send(FrameKind.CLOSE, body=wire.encode(name))
-        return node is not None
 
     def close(self) -> None:
         """End the connections, and child daemons with everything that runs in them. Pending calls raise SandboxDown.

@@ -67,7 +67,7 @@ class NotebookSession:
     cpu_seconds = 0.0
     seed = 0
     cells = 0
-    """Cells run so far; opening a session without code is not counted."""
+    """Cells run so far."""
     forked = 0
     """Branches made from it."""
 
@@ -277,7 +277,7 @@ class Sessions:
     def run(self, session: NotebookSession, cell: Queued) -> None:
         call = cell.call
         bounds = call.limits.cpu_seconds, call.limits.output_bytes
-        session.cells += bool(call.code)
+        session.cells += 1
         payload = CellPayload(session.cells, call.code, call.files, list(call.fetch), *bounds)
         cell.run = self.run_in(session, call, payload, partial(self.done, session, cell))
         if cell.answered:  # cancelled while the slot was started

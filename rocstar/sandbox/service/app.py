@@ -129,13 +129,13 @@ class Application:
         if (kind, path) == ("websocket", "/v1/frames"):
             await native.FrameConnection(self.service, WebSocket(scope, receive, send)).converse()
             return
-        serve, name = self.find(scope.get("method", kind), path)
+        serve = self.find(scope.get("method", kind), path)
         with Hold(self.service.budget, scope["too_slow"]) as held:
             is_open = path in OPEN_PATHS  # their callers are unknown, so the service holds no body for them
             body = b"" if is_open else await read(receive, held)
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # other tasks first: decoding this body takes a while
-            reply = await serve(HttpRequest(self.service, body, name, held))
+            reply = await serve(HttpRequest(self.service, body, held))
         await self.reply(reply, scope, receive, send)
 
     async def reply(self, reply: HttpReply, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,15 +161,12 @@ class Application:
         if scope["path"] not in OPEN_PATHS:
             CALLER.set(self.service.tokens.caller_of(given, (scope["client"] or [""])[0]))
 
-    def find(self, method: str, path: str) -> tuple[Serve, str]:
-        """The function that serves a path, and the part of the path at `{id}`. Raises BadRequest."""
+    def find(self, method: str, path: str) -> Serve:
+        """The function that serves a path. Raises BadRequest."""
         method = "GET" if method == "HEAD" else method
-        before, names, after = (parts := path.split("/"))[:3], parts[3:4], parts[4:]
-        general = "/".join([*before, "{id}", *after])
-        for known, name in ((path, ""), (general, "".join(names))):
-            if (serve := self.endpoints.get((method, known))) is not None:
-                return serve, name
-        if any(known in (path, general) for _, known in self.endpoints):
+        if (serve := self.endpoints.get((method, path))) is not None:
+            return serve
+        if any(known == path for _, known in self.endpoints):
             raise BadRequest(f"{path} is not called by {method}; {PATHS}", 405)
         raise BadRequest(f"there is no {path} here; {PATHS}", 404)
 

@@ -1,18 +1,17 @@
-"""The native API: one call, a batch, sessions, and the frames of clients and gateways.
+"""The native API: one call, and the frames of clients and gateways.
 
 Status is 200 for every program that was run; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
-with a Retry-After. A batch is always 200: each of its calls has its own outcome.
+with a Retry-After.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -22,11 +21,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
     CALLER,
-    MAX_BRANCHES,
     Call,
     Limits,
     ProgramOutcome,
-    Response,
     SandboxDown,
     ServiceOutcome,
     SessionLost,
@@ -52,100 +49,45 @@ class HttpReply(responses.Response):
 
 
 Seconds = Annotated[float, Meta(gt=0)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-GivenLimits = dict[str, int | float]
-"""Any fields of `Limits`; missing ones are the service's defaults."""
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
     base64: bytes
 
 
-class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
-    """One cell of a session; fields as in `Call`."""
+class CallShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
+    """One program; fields as in `Call`."""
 
     code: str
     id: str = ""
+    stdin: str = ""
     files: Annotated[dict[str, str | Base64], Meta(max_length=check.MAX_FILES)] = msgspec.field(default_factory=dict)
     fetch: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    limits: dict[str, int | float] = msgspec.field(default_factory=dict)
+    """Any fields of `Limits`; missing ones are the service's defaults."""
     patience_seconds: Seconds | None = None
-
-
-class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
-    """One program."""
-
-    stdin: str = ""
-    seed: Seed | None = None
-    limits: GivenLimits = msgspec.field(default_factory=dict)
-
-
-class CallBatch(Struct, forbid_unknown_fields=True, frozen=True):
-    calls: Annotated[list[CallShape], Meta(min_length=1, max_length=core.MAX_BATCH)]
-
-
-class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A session; the limits are for each cell."""
-
-    limits: GivenLimits = msgspec.field(default_factory=dict)
-    seed: Seed | None = None
-
-
-class ForkSession(Struct, forbid_unknown_fields=True, frozen=True):
-    branches: Annotated[int, Meta(ge=1, le=MAX_BRANCHES)]
-    """Number of copies to make of the session."""
 
 
 async def run(request: HttpRequest) -> HttpReply:
     service, shape = request.service, decode(request.body, CallShape)
-    call = call_of(shape, service.settings, service.settings.patience_seconds)
-    return answer(service, await service.run(call))
+    response = await service.run(call_of(shape, service.settings))
+    body = core.encode(structs.asdict(response))  # all fields, defaults included
+    return HttpReply(body, STATUS.get(response.outcome, 200), service.retry_headers(response.outcome))
 
 
-def answer(service: Service, response: Response) -> HttpReply:
-    """The response to one program or cell, with the HTTP status of its outcome."""
-    return HttpReply(full(response), STATUS.get(response.outcome, 200), service.retry_headers(response.outcome))
-
-
-def full(response: Response) -> bytes:
-    """All fields as JSON, defaults included."""
-    return core.encode(structs.asdict(response))
-
-
-async def batch(request: HttpRequest) -> HttpReply:
-    size = 0
-
-    def result_of(shape: CallShape, response: Response) -> bytes:
-        nonlocal size
-        size += len(result := full(response))
-        request.hold(size)
-        return result
-
-    def call_or_rejected(shape: CallShape) -> Call | Response:
-        try:
-            return call_of(shape, request.service.settings, core.BATCH_PATIENCE_SECONDS)
-        except BadRequest as error:  # one bad call does not fail its batch
-            return failed(shape.id, ProgramOutcome.REJECTED, str(error))
-
-    results = await request.service.run_all(decode(request.body, CallBatch).calls, call_or_rejected, result_of)
-    return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
-
-
-def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Call:
+def call_of(shape: CallShape, settings: Settings) -> Call:
     """Raises BadRequest."""
     return Call(
         id=shape.id,
         code=shape.code,
         stdin=shape.stdin,
-        files=files_of(shape.files),
+        files={name: each.encode() if isinstance(each, str) else each.base64 for name, each in shape.files.items()},
         fetch=shape.fetch,
         seed=shape.seed,
         limits=limits_of(settings, **shape.limits),
-        patience_seconds=shape.patience_seconds or patience_seconds,
+        patience_seconds=shape.patience_seconds or settings.patience_seconds,
     )
-
-
-def files_of(given: Mapping[str, str | Base64]) -> dict[str, bytes]:
-    return {name: each.encode() if isinstance(each, str) else each.base64 for name, each in given.items()}
 
 
 @lru_cache(maxsize=1024, typed=True)  # most calls of a caller have the same limits
@@ -163,79 +105,6 @@ def limits_of(settings: Settings, /, **given: int | float) -> Limits:
     if problem := core.over_limits(limits, settings) or check.of_limits(limits):
         raise BadRequest(problem)
     return limits
-
-
-async def open_session(request: HttpRequest) -> HttpReply:
-    service, shape = request.service, decode(request.body or b"{}", OpenSession)
-    limits = limits_of(service.settings, **shape.limits)
-    name, patience = session_name(limits), service.settings.patience_seconds
-    call = Call(id="", code="", limits=limits, seed=shape.seed, session=name, cell=1, patience_seconds=patience)
-    response = await service.run(call)
-    if response.outcome is not ProgramOutcome.OK:
-        raise BadRequest(f"the session could not be opened: {response.message or response.outcome}", 503, 5)
-    return HttpReply(core.encode({"session": name}), 201)
-
-
-async def run_cell(request: HttpRequest) -> HttpReply:
-    """Run a cell; concurrent requests run in their order."""
-    shape = decode(request.body, CellShape)
-    files, patience = files_of(shape.files), shape.patience_seconds or request.service.settings.patience_seconds
-    cell = later_cell(request, id=shape.id, code=shape.code, files=files, fetch=shape.fetch, patience_seconds=patience)
-    return answer(request.service, await in_session(request, cell))
-
-
-async def fork_session(request: HttpRequest) -> HttpReply:
-    count = decode(request.body, ForkSession).branches
-    limits = limits_in(request)
-    names = tuple(session_name(limits) for _ in range(count))
-    response = await in_session(request, later_cell(request, id="", code="", branches=names))
-    if response.outcome is not ProgramOutcome.OK:
-        is_refused = response.outcome is ProgramOutcome.REJECTED
-        problem = f"the session was not forked: {response.message or response.outcome}"
-        raise BadRequest(problem, 409 if is_refused else 503, None if is_refused else 5)
-    return HttpReply(core.encode({"sessions": names}), 201)
-
-
-async def end_session(request: HttpRequest) -> HttpReply:
-    if not request.service.client.close_session(request.name):
-        raise no_session(request)
-    return HttpReply(b"", 204)
-
-
-def session_name(limits: Limits) -> str:
-    """The id of a new session: 128 random bits, so that knowing the id proves ownership (nothing lists ids), and the
-    limits of its cells, so that the service need not store them."""
-    return "_".join([os.urandom(16).hex(), *map(str, structs.astuple(limits))])
-
-
-def limits_in(request: HttpRequest) -> Limits:
-    """The limits in the session's id. Raises BadRequest."""
-    try:
-        _, *given = request.name.split("_")
-        named = dict(zip(Limits.__struct_fields__, map(msgspec.json.decode, given), strict=True))
-        return limits_of(request.service.settings, **named)
-    except (ValueError, TypeError, BadRequest):  # the service has issued no such id
-        raise no_session(request) from None
-
-
-def later_cell(request: HttpRequest, **fields: Any) -> Call:
-    return Call(limits=limits_in(request), session=request.name, cell=2, **fields)  # its daemon counts cells
-
-
-async def in_session(request: HttpRequest, call: Call) -> Response:
-    """Run a cell in its session. Raises BadRequest if the session is gone or ends during the cell."""
-    try:
-        response = await request.service.run(call)
-    except SessionLost:
-        raise no_session(request) from None
-    if response.outcome is ServiceOutcome.CANCELLED:
-        raise no_session(request)
-    return response
-
-
-def no_session(request: HttpRequest) -> BadRequest:
-    reason = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
-    return BadRequest(f"there is no session {request.name[:40]!r}: {reason}", 404)
 
 
 class FrameConnection:
@@ -382,11 +251,4 @@ class FrameConnection:
                 self.push(FrameKind.USAGE, 0, wire.encode(reported := usage))
 
 
-ENDPOINTS: Endpoints = {
-    ("POST", "/v1/run"): run,
-    ("POST", "/v1/batch"): batch,
-    ("POST", "/v1/sessions"): open_session,
-    ("POST", "/v1/sessions/{id}/cells"): run_cell,
-    ("POST", "/v1/sessions/{id}/fork"): fork_session,
-    ("DELETE", "/v1/sessions/{id}"): end_session,
-}
+ENDPOINTS: Endpoints = {("POST", "/v1/run"): run}
