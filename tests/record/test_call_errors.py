@@ -15,6 +15,7 @@ NOTEBOOK = "-" * 75 + " NameError     Traceback (most recent call last) Cell In[
 LATE = "-" * 75 + " Timeout waiting for reply                                Traceback (most recent call last)"
 PLAIN = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nsympy.core.SympifyError: no\n'
 CHAINED = f"{PLAIN}\nDuring handling of it, another:\n\nTraceback (most recent call last):\n  File\nKeyError: 'a'"
+JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
 
 
 def result(status: str, stderr: str = "") -> dict[str, Any]:
@@ -69,20 +70,21 @@ def test_a_reply_alone_shows_a_failure_by_its_form_only(reply: str, expected: st
 
 
 def test_calls_of_published_transcripts_are_classed_as_a_reader_classed_them() -> None:
-    root = Path(__file__).resolve().parents[2]
-    folder = Path(os.environ.get("ROCSTAR_DATA", root.parent / "shared" / "data")) / "traces"
+    """150 calls in three draws. The rules were written on other files. Draw 1 was read before the rule knew a
+    notebook's "Timeout waiting for reply" (35 of 50 agreed), draw 2 after it, and draw 3 (35 replies with a word such
+    as "error" or "time", 15 others) before any verdict on it was seen."""
+    data = os.environ.get("ROCSTAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
+    folder = Path(data) / "traces"
     if not folder.is_dir():
         pytest.skip(f"no transcripts in {folder}")
     from rocstar.analysis.attempts import read_transcripts
 
-    rows = [json.loads(line) for line in (root / "benchmarks" / "trace_errors_judged.jsonl").read_text().splitlines()]
-    judged = {row["id"]: row["judged"] for row in rows}
-    name = "mathcoder/MathCoder-CL-13b_mathematics_test_wrong.jsonl.gz"
-    expected = {place: label for place, label in judged.items() if place.startswith(name)}
+    rows = [json.loads(line) for line in JUDGED.read_text().splitlines()]
     found = {
         f"{name}:{attempt.problem.removeprefix('line ')}:0:{number}": call.error or "none"
+        for name in sorted({row["id"].partition(":")[0] for row in rows})
         for attempt in read_transcripts(folder / name)
         for number, call in enumerate(attempt.calls)
     }
-    assert len(expected) > 10
-    assert {place: found[place] for place in expected} == expected
+    assert len(rows) == 150
+    assert [row for row in rows if found[row["id"]] != row["judged"]] == []
