@@ -123,11 +123,7 @@ while True:
 
 ROWS: Sequence[Row] = (
     Row(name="no secret in the environment", code=ENVIRONMENT, passes=says("safe")),
-    Row(
-        name="password file not readable",
-        code=denied("open('/etc/shadow').read()"),
-        passes=says("safe"),
-    ),
+    Row(name="password file not readable", code=denied("open('/etc/shadow').read()"), passes=says("safe")),
     Row(name="system and libraries not writable", code=WRITES, passes=says("safe"), level="L2"),
     Row(name="no network", code=LOOPBACK, passes=says("safe")),
     Row(name="dangerous system calls denied", code=CALLS, passes=says("safe")),
