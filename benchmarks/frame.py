@@ -73,11 +73,6 @@ def cpu_seconds(*pids: int) -> float:
     return total
 
 
-def own_tree() -> float:
-    """CPU seconds of this process and all below it."""
-    return cpu_seconds(os.getpid())
-
-
 @dataclass(slots=True)
 class Spent:
     wall: float = 0.0
@@ -259,9 +254,9 @@ def of_child(*words: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak_bytes() -> int:
-    """Of this process's resident set."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def peak_bytes(pid: int | str = "self") -> int:
+    """Of a process's resident set."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 

@@ -1,25 +1,20 @@
-"""Hostile programs and what must be seen of each: a quick check of a machine. The suite that also looks from outside is
-`tests/attacks`. Exit code 1 when one does not hold. Also the programs of `sandbox_soak`: these, and ordinary ones whose
-right answer follows from their number.
-
-    python benchmarks/hostile_programs.py
+"""Hostile programs and what must be seen of each, and ordinary ones whose right answer follows from their number: what
+`sandbox_soak.py`, `sandbox_neighbours.py` and `sandbox_service.py` run. The suite that also looks from outside is
+`tests/attacks`; a quick check of a machine is `rocstar sandbox bench here`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rocstar.sandbox.call import Call, Limits, Response
-from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.slot.channel import CONTROL
 
-SHORT = {"wall_seconds": 2.0, "cpu_seconds": 2.0}
+SHORT = {"cpu_seconds": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +26,11 @@ class Row:
     passes: Callable[[Response], bool]
     """Whether the response shows that it holds."""
     limits: Mapping[str, Any] | None = None
-    """Limits of the call; the default ones when None."""
+    """Of the call, beside its wall seconds; the default ones when None."""
     level: str = "L1"
     """The weakest level that promises it."""
+    loops: bool = False
+    """It runs until its wall limit ends it."""
 
 
 def says(text: str) -> Callable[[Response], bool]:
@@ -125,13 +122,8 @@ while True:
 """
 
 ROWS: Sequence[Row] = (
-    Row(name="an ordinary program runs", code="print('safe')", passes=says("safe")),
     Row(name="no secret in the environment", code=ENVIRONMENT, passes=says("safe")),
-    Row(
-        name="password file not readable",
-        code=denied("open('/etc/shadow').read()"),
-        passes=says("safe"),
-    ),
+    Row(name="password file not readable", code=denied("open('/etc/shadow').read()"), passes=says("safe")),
     Row(name="system and libraries not writable", code=WRITES, passes=says("safe"), level="L2"),
     Row(name="no network", code=LOOPBACK, passes=says("safe")),
     Row(name="dangerous system calls denied", code=CALLS, passes=says("safe")),
@@ -148,25 +140,23 @@ ROWS: Sequence[Row] = (
         code="import os\ngot = []\nfor fd in range(3, 1024):\n    try:\n        "
         "os.fstat(fd)\n        got.append(fd)\n    except OSError:\n        pass\nprint(got or 'safe')",
         passes=lambda r: r.stdout in ("safe\n", f"[{CONTROL}]\n")),
-    Row(name="endless loop ends at its limit", code="while True: pass", limits={"wall_seconds": 0.5},
-        passes=ends("wall_timeout", "cpu_timeout")),
-    Row(name="deaf sleeper ends at its limit", code=DEAF, limits={"wall_seconds": 0.5}, passes=ends("wall_timeout")),
+    Row(name="endless loop ends at its limit", code="while True: pass", passes=ends("wall_timeout", "cpu_timeout"),
+        loops=True),
+    Row(name="deaf sleeper ends at its limit", code=DEAF, passes=ends("wall_timeout"), loops=True),
     Row(name="memory bomb ends", code="x = []\nwhile True: x.append(bytearray(2**24))",
         limits={**SHORT, "memory_bytes": 2**28}, passes=ends("memory", "exception", "signal")),
     Row(name="deep recursion ends", code="import sys\nsys.setrecursionlimit(10**6)\ndef f(): f()\nf()",
-        limits=SHORT, passes=ends("exception", "memory", "signal", "wall_timeout", "cpu_timeout")),
+        limits=SHORT, passes=ends("exception", "memory", "signal", "wall_timeout", "cpu_timeout"), loops=True),
     Row(name="flood of output is cut", code="while True: print('x' * 4096)", limits=SHORT,
         passes=ends("output_limit")),
     Row(name="burst of forks is stopped", code=BURST, limits=SHORT, passes=lambda r: "safe" in r.stdout),
-    Row(name="fork bomb ends at its limit", code=BOMB, limits={"wall_seconds": 1.0},
-        passes=ends("wall_timeout", "cpu_timeout", "signal")),
+    Row(name="fork bomb ends at its limit", code=BOMB, passes=ends("wall_timeout", "cpu_timeout", "signal"),
+        loops=True),
     Row(name="daemon dies with its call", code=STAY, passes=says("safe")),
     Row(name="disk cannot be filled", code=denied("open('big', 'wb').write(bytes(200 * 2**20))"),
-        limits={"memory_bytes": 2**30, "wall_seconds": 10.0}, passes=lambda r: "did it" not in r.stdout),
+        limits={"memory_bytes": 2**30}, passes=lambda r: "did it" not in r.stdout),
     Row(name="crash is told as a crash", code="import ctypes\nctypes.string_at(0)",
         passes=lambda r: r.outcome == "signal" and r.signal == "SIGSEGV"),
-    Row(name="exit code is told", code="import os\nos._exit(3)",
-        passes=lambda r: r.outcome == "exit_nonzero" and r.exit_code == 3),
     Row(name="invalid output is replaced", code="import sys\nsys.stdout.buffer.write(b'a\\xffb')",
         passes=lambda r: r.outcome == "ok" and r.stdout == "a\ufffdb"),
     Row(name="hooks run at exit", code="import atexit\natexit.register(print, 'safe')", passes=says("safe")),
@@ -183,29 +173,11 @@ ROWS: Sequence[Row] = (
 )  # fmt: skip
 
 
-def judge(row: Row, response: Response, level: str) -> str:
-    """pass, fail, or `not promised` where the level in force does not promise it."""
-    try:
-        passed = row.passes(response)
-    except AttributeError:  # there is no exception, say
-        passed = False
-    if passed:
-        return "pass"
-    return "fail" if level >= row.level else "not promised"
-
-
 # -- ordinary programs, and the mix of a soak
 
 HOSTILE_SHARE = 0.1
 PATIENT = 60.0  # seconds; a busy machine must not end a program that would end by itself
 LOOP_SECONDS = 0.2
-# Rows that run until their wall limit ends them.
-LOOPS = (
-    "endless loop ends at its limit",
-    "deaf sleeper ends at its limit",
-    "deep recursion ends",
-    "fork bomb ends at its limit",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,35 +273,15 @@ def ordinary_task(number: int, name: str) -> Task:
 
 def hostile_task(number: int, row: Row) -> Task:
     """The row with time limits that suit a soak."""
-    seconds = LOOP_SECONDS if row.name in LOOPS else PATIENT
+    seconds = LOOP_SECONDS if row.loops else PATIENT
     limits: dict[str, Any] = {**(row.limits or {}), "wall_seconds": seconds, "cpu_seconds": PATIENT}
     call = Call(id=str(number), code=row.code, limits=Limits(**limits), seed=number)
     return Task(call=call, kind=row.name, hostile=True, passes=partial(is_held, row))
 
 
 def is_held(row: Row, response: Response, level: str) -> bool:
-    return judge(row, response, level) != "fail"
-
-
-# -- the check
-
-
-async def run_all(client: SandboxClient, level: str) -> int:
-    failed = 0
-    for row in ROWS:
-        response = await client.run(Call(id=row.name, code=row.code, limits=Limits(**row.limits or {})))
-        verdict = judge(row, response, level)
-        failed += verdict == "fail"
-        print(f"{verdict:<14}{row.name} ({response.outcome})")
-    return failed
-
-
-def main() -> int:
-    with SandboxClient.start() as client:
-        level = client.info().isolation
-        print(f"isolation {level}")
-        return min(1, asyncio.run(run_all(client, level)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """Also where the level in force does not promise it."""
+    try:
+        return row.passes(response) or level < row.level
+    except AttributeError:  # there is no exception, say
+        return level < row.level

@@ -8,7 +8,6 @@ Cases, one torch thread, CPU seconds, the best of several updates:
 
     rl    8 prompts of 32 tokens with 8 attempts of 128 each, Qwen3 shape of 3.7M parameters, one update
     135m  4 prompts of 45 tokens with 8 attempts of 75 each, the shape of SmolLM2-135M, one update
-    sft   the cold start of recipes/quickstart.toml: 32 rows of 25 to 70 tokens, 0.34M parameters, Muon
 
 FLOP are 6 for each weight of the layers and token that must be computed (a prompt once for its attempts), 6 for each
 weight of the LM head and token that it must predict, and causal attention; what a form computes beside that (padding,
@@ -25,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from frame import ROOT, Table, Worker, by_turns, parser, report, spent
@@ -33,15 +31,15 @@ from frame import ROOT, Table, Worker, by_turns, parser, report, spent
 SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_positions")
 RL = {**dict(zip(SIZES, (2048, 256, 4, 4, 2, 768, 256), strict=True)), "rope_theta": 1000.0}
 SMOLLM2 = {**dict(zip(SIZES, (49152, 576, 30, 9, 3, 1536, 256), strict=True)), "rope_theta": 1e5}
-SFT = {**dict(zip(SIZES, (512, 96, 3, 3, 1, 256, 256), strict=True)), "rope_theta": 1000.0}
-UPDATES = {"rl": 1, "sft": 15, "135m": 1}  # of one turn
+CASES = {"rl": (RL, 8, 32, 128), "135m": (SMOLLM2, 4, 45, 75)}
+"""Shape, prompts, tokens of a prompt and of an attempt."""
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--against", help="root of another checkout")
     options.add_argument("--seconds", type=float, default=90, help="wall time after which no new round begins")
-    options.add_argument("--cases", nargs="+", choices=UPDATES, default=["rl", "sft"])
+    options.add_argument("--cases", nargs="+", choices=CASES, default=["rl"])
     options.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     options.add_argument("--worker", nargs=2, help="one form, a turn for each line on stdin (internal)")
     arguments = options.parse_args()
@@ -98,20 +96,15 @@ def take_turns(dtype: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    makes = {"rl": partial(rl, RL, 8, 32, 128), "sft": sft, "135m": partial(rl, SMOLLM2, 4, 45, 75)}
     cases: dict[str, tuple[Callable[[], Any], float]] = {}
     for line in sys.stdin:
         case = line.strip()
         if case not in cases:
-            cases[case] = makes[case](dtype)
+            cases[case] = rl(*CASES[case], dtype)
         update, gflop = cases[case]
-        seconds, peaks = [], []
-        for _ in range(UPDATES[case]):
-            with spent() as taken:
-                update()
-            seconds.append(taken.cpu)
-            peaks.append(product_rate())
-        print(json.dumps({"seconds": min(seconds), "peak": max(peaks), "gflop": gflop}), flush=True)
+        with spent() as taken:
+            update()
+        print(json.dumps({"seconds": taken.cpu, "peak": product_rate(), "gflop": gflop}), flush=True)
 
 
 def product_rate(size: int = 1024, repeats: int = 5) -> float:
@@ -154,53 +147,20 @@ def rl(shape: dict[str, Any], count: int, asked: int, written: int, dtype: str) 
         )
         for row in range(8 * count)
     )
-    learner = rl_learner(shape, dtype)
+    learner = learner_of(shape, dtype)
     learnt = 8 * count * written
     gflop = gflop_of(shape, [tokens - 1] * 8 * count, count * (asked - 1) + learnt, learnt)
     return lambda: learner.update(Batch(rows=rows)), gflop
 
 
-def rl_learner(shape: dict[str, Any], dtype: str) -> Any:
-    from rocstar.config.sections import LearningSection
+def learner_of(shape: dict[str, Any], dtype: str) -> Any:
+    from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.learning.learner import GrpoLearner
-
-    return GrpoLearner(policy_of(shape, dtype), LearningSection())
-
-
-def policy_of(shape: dict[str, Any], dtype: str) -> Any:
-    from rocstar.config.sections import ModelSection
     from rocstar.learning.models import random_model
     from rocstar.learning.policy import Policy
 
-    return Policy(random_model(ModelSection(**shape), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
-
-
-def sft(dtype: str) -> tuple[Callable[[], Any], float]:
-    from rocstar.types import SftRow
-
-    rng = random.Random(0)
-    lengths = [rng.randint(25, 70) for _ in range(32)]
-    rows = [
-        SftRow(
-            token_ids=tuple(rng.randrange(SFT["vocab_size"]) for _ in range(length)),
-            loss_mask=tuple(t > 12 for t in range(length)),
-        )
-        for length in lengths
-    ]
-    lengths = [length - 1 for length in lengths]  # the last token of a row predicts nothing
-    predicted = sum(lengths)
-    learner = sft_learner(dtype)
-    return lambda: learner.update(rows, seed=1), gflop_of(SFT, lengths, predicted, predicted)
-
-
-def sft_learner(dtype: str) -> Any:
-    from rocstar.config.sections import SftSection
-    from rocstar.learning.sft import SftLearner
-
-    section = SftSection(
-        optimizer="muon", adamw_learning_rate=3e-3, context_loss_weight=0.1, tokens_per_microbatch=1536
-    )
-    return SftLearner(policy_of(SFT, dtype), section, steps=900)
+    model = random_model(ModelSection(**shape), 0)
+    return GrpoLearner(Policy(model, None, "", ModelSection(dtype=dtype)), LearningSection())  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@ with random weights, in folders as Hugging Face models come, with real tokenizer
 
     python benchmarks/model_families.py                 # all: some minutes on two cores
     python benchmarks/model_families.py llama           # one of them: about a minute
-    python benchmarks/model_families.py --no-kill       # without the killed run: half the time
 
-Each is carried through `train` (SFT, then RL), a kill -9 in the RL stage and `train --resume`, `eval` and `chat`; then
-transformers loads what was exported. Qwen shapes take Qwen2.5's published tokenizer (151,936 embedding rows) from
+Each is carried through `train` (SFT, then RL), `eval` and `chat`; then transformers loads what was exported. Runs that
+are killed and resumed: kill_stages.py. Qwen shapes take Qwen2.5's published tokenizer (151,936 embedding rows) from
 $ROCSTAR_DATA/qwen2_tokenizer and are left out where it is absent; Llama, LFM2 and Gemma shapes take a byte-level BPE
 trained here, with Llama 3's markers. Prints a table and last one JSON line; exits 1 where anything is not as it should
 be.
@@ -15,7 +14,6 @@ be.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -56,7 +54,6 @@ from tests.tiny_run import write_rows
 
 NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
-KILLED_AFTER = 2  # RL steps
 RESPONSE_TOKENS = 96
 HANGS_AFTER = 3600  # seconds of one command; it takes minutes, and on a busy machine many
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -65,8 +62,6 @@ EOS = {"qwen": ["<|im_end|>", "<|endoftext|>"], "llama": ["<|eot_id|>"]}
 RECIPE = f"""\
 [run]
 name = "family"
-checkpoint_seconds = 3
-checkpoint_cost = 1
 keep_checkpoints = 1
 
 [model]
@@ -174,7 +169,6 @@ CASES = {
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
-    arguments.add_argument("--no-kill", action="store_true", help="leave the killed and resumed run out")
     asked = arguments.parse_args()
     if unknown := set(asked.names) - set(CASES):
         arguments.error(f"there is no {', '.join(unknown)}; the names are {', '.join(CASES)}")
@@ -185,7 +179,7 @@ def main() -> int:
             print(f"{name}: left out, {DATA / 'qwen2_tokenizer'} is absent; set ROCSTAR_DATA", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            row = Check(name, case, Path(folder)).row(kill=not asked.no_kill)
+            row = Check(name, case, Path(folder) / "place").row()
         rows.append(row)
         print(table_line(row), flush=True)
     report(rows=rows)
@@ -201,22 +195,20 @@ def table_line(row: dict[str, Any]) -> str:
 class Check:
     """One case carried through all commands."""
 
-    def __init__(self, name: str, case: Case, folder: Path) -> None:
-        self.name, self.case, self.folder = name, case, folder
+    def __init__(self, name: str, case: Case, place: Path) -> None:
+        """place: a folder that is made, in which commands are run."""
+        self.name, self.case, self.place = name, case, place
         self.passed: list[str] = []
         self.failed: list[str] = []
         self.figures: dict[str, Any] = {}
 
-    def row(self, *, kill: bool) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         began = time.monotonic()
         torch.set_num_threads(1)
         disable_progress_bar()
         try:
-            for place in ("whole", "killed"):
-                make_place(self.folder / place, self.case)
+            make_place(self.place, self.case)
             self.train()
-            if kill:
-                self.resume()
             self.exports()
             self.generation(self.evaluate_and_chat())
         except Exception as error:
@@ -230,8 +222,8 @@ class Check:
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        told = self._run("whole", "train", "recipe.toml")
-        rows = metrics(self.whole)
+        told = self._run("train", "recipe.toml")
+        rows = list(read_rows(self.run / "metrics.jsonl"))
         self.check(len(rows) == SFT_STEPS + RL_STEPS, "train carries out all steps")
         self.check(rows[SFT_STEPS - 1]["loss"] < rows[0]["loss"] / 5, "SFT learns the conversations by heart")
         learnt = rows[SFT_STEPS:]
@@ -245,47 +237,33 @@ class Check:
         self.check(gap < 1e-3, "engine and learner agree on logprobs")
         self.check("Traceback" not in told, "train says nothing of tracebacks")
 
-    def resume(self) -> None:
-        place = self.folder / "killed"
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-        process = subprocess.Popen(rocstar("train", "recipe.toml"), cwd=place, env=environment(**ONE_THREAD), **silent)
-        while process.poll() is None and len(metrics(run_of(place))) < SFT_STEPS + KILLED_AFTER:
-            time.sleep(0.01)
-        process.kill()
-        self.check(process.wait() == -signal.SIGKILL, "kill -9 in the RL stage")
-        self._run("killed", "train", "--resume", "family")
-        same = metrics(run_of(place)) == metrics(self.whole)
-        self.check(same, "a resumed run has the metrics of an uninterrupted one")
-        files = [newest_model(run) / "model.safetensors" for run in (run_of(place), self.whole)]
-        self.check(files[0].read_bytes() == files[1].read_bytes(), "and its weights")
-
     def evaluate_and_chat(self) -> dict[str, Any]:
         """What `chat` tells."""
-        model = str(newest_model(self.whole))
+        model = str(newest_model(self.run))
         limits = ("--n", "2", "--max-response-tokens", str(RESPONSE_TOKENS), "--template", self.case.template)
-        result = json.loads(self._run("whole", "eval", model, "--data", "problems.jsonl", *limits, "--json"))
+        result = json.loads(self._run("eval", model, "--data", "problems.jsonl", *limits, "--json"))
         accuracy = result["avg@2"]["value"]
         self.figures["avg@2"] = round(accuracy, 2)
         self.check(accuracy > 0, "eval of the exported folder finds right answers")
-        told: dict[str, Any] = json.loads(self._run("whole", "chat", "family", "-p", question(4), "--json"))
+        told: dict[str, Any] = json.loads(self._run("chat", "family", "-p", question(4), "--json"))
         return told
 
-    def _run(self, place: str, *arguments: str) -> str:
-        child = {"cwd": self.folder / place, "env": environment(**ONE_THREAD), "timeout": HANGS_AFTER}
+    def _run(self, *arguments: str) -> str:
+        child = {"cwd": self.place, "env": environment(**ONE_THREAD), "timeout": HANGS_AFTER}
         done = subprocess.run(rocstar(*arguments), capture_output=True, text=True, **child)
         if done.returncode:
             raise RuntimeError(f"rocstar {' '.join(arguments)}: exit {done.returncode}: {done.stderr[-600:]}")
         return done.stdout
 
     @property
-    def whole(self) -> Path:
-        return run_of(self.folder / "whole")
+    def run(self) -> Path:
+        return self.place / "runs" / "family"
 
     # -- exports ----------------------------------------------------------------------------------------------------
 
     def exports(self) -> None:
         """Every exported folder holds the trained policy, in the dtype the model came in."""
-        folders = sorted((self.whole / "checkpoints").glob("step=*"))
+        folders = sorted((self.run / "checkpoints").glob("step=*"))
         self.check(len(folders) >= 2, "each stage leaves a checkpoint")
         for checkpoint in folders:
             options = {"dtype": "auto", "output_loading_info": True}
@@ -300,7 +278,7 @@ class Check:
 
     def _trained(self, checkpoint: Path) -> Any:
         """The source's architecture with the learner's fp32 weights, in the source's dtype."""
-        source = self.folder / "whole" / "model"
+        source = self.place / "model"
         nothing: Any = None
         policy = Policy(load_model(source), Codec.load(source), nothing)
         policy.restore(checkpoint)
@@ -310,7 +288,7 @@ class Check:
 
     def generation(self, chatted: Mapping[str, Any]) -> None:
         """The exported folder under transformers: its chat template, and generate() that ends as a rollout does."""
-        source, exported = self.folder / "whole" / "model", newest_model(self.whole)
+        source, exported = self.place / "model", newest_model(self.run)
         tools = python_tool()
         template, codec = template_for(self.case.template, source, tools), Codec.load(exported)
         tokenizer = AutoTokenizer.from_pretrained(exported)
@@ -412,16 +390,6 @@ def make_tokenizer(folder: Path, case: Case) -> Codec:
 
 def python_tool() -> Sequence[ToolSpec]:
     return AttemptParts(Recipe()).specs
-
-
-def run_of(place: Path) -> Path:
-    return place / "runs" / "family"
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl without what a clock says; a half-written last line is left out."""
-    rows = read_rows(run / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 
 def rendered(tokenizer: Any) -> str:

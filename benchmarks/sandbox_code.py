@@ -10,7 +10,7 @@ Bare Python is `python -P -s FILE` in an empty folder, with the sandbox's enviro
 limits are one), and the exception as the end of stderr tells it. What differs is run again: twice under an interpreter
 started for it, once in the sandbox, all with more time. Programs whose two bare runs differ are set aside.
 
-    nice -n 10 python benchmarks/sandbox_code.py [--only MBPP ...] [--every 1] [--slots 2] [--minutes M] [--new]
+    nice -n 10 python benchmarks/sandbox_code.py [--only MBPP ...] [--every 1] [--slots 2] [--minutes M]
 """
 
 from __future__ import annotations
@@ -193,9 +193,7 @@ SOURCES: Mapping[str, tuple[int, Callable[[], Iterable[str]]]] = {
 class Bare:
     """Runs programs under bare Python, one after another."""
 
-    def __init__(self, stack: ExitStack, *, new: bool, loaded: Sequence[Sequence[str]] = LOADED) -> None:
-        """new: whether each gets an interpreter of its own at the first try too."""
-        self.new = new
+    def __init__(self, stack: ExitStack, loaded: Sequence[Sequence[str]] = LOADED) -> None:
         self.loaded = loaded
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         command = [sys.executable, "-P", "-s", str(Path(__file__).with_name("bare_python.py"))]
@@ -210,7 +208,7 @@ class Bare:
         file = self.folder / "program.py"
         file.write_text(code, encoding="utf-8", errors="surrogatepass")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
-            asked = [str(file), empty, cpu_seconds, WALL_SECONDS, new or self.new]
+            asked = [str(file), empty, cpu_seconds, WALL_SECONDS, new]
             named = {name for name in self.loaded[-1] if name in code}
             pairs = zip(self.workers, self.loaded, strict=True)
             worker = next(worker for worker, modules in pairs if named <= {*modules})
@@ -292,7 +290,6 @@ def main() -> None:
     arguments.add_argument("--every", type=int, default=1, help="one program in so many")
     arguments.add_argument("--slots", type=int, default=2, help="of the sandbox; as many bare programs at once")
     arguments.add_argument("--minutes", type=float, default=1e9, help="end sooner, with the programs done by then")
-    arguments.add_argument("--new", action="store_true", help="an interpreter for each program, which takes long")
     options = arguments.parse_args()
     chosen: dict[str, str] = {}  # program: its source
     for name in options.only:
@@ -301,7 +298,7 @@ def main() -> None:
         chosen |= dict.fromkeys(fresh[:: every * options.every], name)
     with SandboxClient.start(slots=options.slots, preload=()) as client, ExitStack() as stack:
         level = client.info().isolation
-        bares = [Bare(stack, new=options.new) for _ in range(options.slots)]
+        bares = [Bare(stack) for _ in range(options.slots)]
         found = asyncio.run(Comparison(client, bares, time.monotonic() + 60 * options.minutes).of_all(list(chosen)))
     rows = [figures(name, [each for each in found if chosen[each.code] == name]) for name in options.only]
     rows.append(figures("together", found))

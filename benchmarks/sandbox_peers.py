@@ -1,12 +1,11 @@
-"""What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without the
-compiled part, and against a fresh interpreter. Prints tables and, last, one JSON line. Other systems are measured by
-`rocstar sandbox bench`.
+"""What a call costs in CPU: this checkout's sandbox against another checkout of it, and against a fresh interpreter.
+Prints tables and, last, one JSON line. Other systems are measured by `rocstar sandbox bench`.
 
 CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
 steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
 with another); milliseconds are medians over rounds, ratios medians of each round's, which hold on a busy machine.
 
-    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--skip-loops]
+    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT]
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -36,7 +33,6 @@ EXPECTED = {"W1": "2\n", "W2": "1.0\n", "W3": "-sin(1)*cos(1)/2 + 1/2\n"}
 CALLS = {"W1": 400, "W2": 200, "W3": 30}
 FRESH_CALLS = {"W1": 20, "W2": 8, "W3": 4}
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
 Contestant = Callable[[str], float]
 """Workload name in; CPU milliseconds per call out. Raises when an answer is wrong."""
@@ -160,54 +156,10 @@ def print_table(title: str, rows: Rows) -> None:
         table.row(name, *row.values())
 
 
-async def closed_loop(client: Any, loop_share: float, seconds: float) -> dict[str, float]:
-    """CALLERS callers, each sending its next call when the last is answered; latencies of the good ones, ms."""
-    from rocstar.sandbox.call import Call, Limits, ProgramOutcome
-
-    latencies: list[float] = []
-    wrong = 0
-    until = time.monotonic() + seconds
-    limits = Limits(wall_seconds=LOOP_SECONDS, cpu_seconds=60.0)
-
-    async def caller(number: int) -> None:
-        nonlocal wrong
-        draw = random.Random(number)
-        while time.monotonic() < until:
-            endless = draw.random() < loop_share
-            code = "while True: pass" if endless else WORKLOADS["W1"]
-            started = time.monotonic()
-            response = await client.run(Call(id="loop", code=code, limits=limits))
-            expected = ProgramOutcome.WALL_TIMEOUT if endless else ProgramOutcome.OK
-            wrong += response.outcome is not expected
-            if not endless:
-                latencies.append(1000 * (time.monotonic() - started))
-
-    await asyncio.gather(*map(caller, range(CALLERS)))
-    return {"p50": round(statistics.median(latencies), 1), "good": len(latencies), "wrong": wrong}
-
-
-def loops(rounds: int, seconds: float) -> dict[str, Any]:
-    """W5: what endless loops among the calls do to the others, where slots are plenty."""
-    from rocstar.sandbox.client import SandboxClient
-
-    with SandboxClient.start(slots=64, preload=()) as client:
-        asyncio.run(closed_loop(client, 0.0, 1.0))
-        shares = {"without": 0.0, "with": LOOP_SHARE}
-        kinds = {
-            name: lambda share=share: asyncio.run(closed_loop(client, share, seconds)) for name, share in shares.items()
-        }
-        seen = by_turns(kinds, range(rounds))
-    middle = {name: statistics.median(each[name]["p50"] for each in seen) for name in kinds}
-    wrong = sum(each["wrong"] for runs in seen for each in runs.values())
-    return {"p50_ms": middle, "ratio": round(middle["with"] / middle["without"], 2), "wrong": wrong}
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
-    arguments.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
-    arguments.add_argument("--loop-seconds", type=float, default=6.0)
     arguments.add_argument("--worker", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.worker:
@@ -226,10 +178,7 @@ def main() -> None:
     print_table("ratio", ratios)
     print(f"memory of an idle slot alone, MB: {memory}")
     print("\n".join(f"{name}: {info}" for name, info in about.items()))
-    extra = {} if options.skip_loops else {"w5": loops(options.rounds, options.loop_seconds)}
-    if extra:
-        print("W5, p50 of good calls with and without endless loops:", extra["w5"])
-    report(about=about, cpu_ms=medians, ratios=ratios, idle_slot_mb=memory, **extra)
+    report(about=about, cpu_ms=medians, ratios=ratios, idle_slot_mb=memory)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """What the HTTP service costs and holds. Prints a table for each part and, last, one JSON line.
 
-- start: from the command `rocstar sandbox serve` to the answer of its first call, and whether anything loaded torch.
 - http: CPU per call over HTTP against the same calls through a client of this library, interleaved; callers excluded.
-- callers: so many callers at once, each with a connection and one call under way: throughput and latency.
-- hostile: the same, first alone, then with a tenth of them at another address and hostile: they send the programs of
-  `hostile_programs`, half a body and no more, or ask for floods of output that they never read. The figures are those
-  of the other nine tenths; memory is that of the serving process, at most.
+- hostile: so many callers at once, each with a connection and one call under way: throughput and latency. First all of
+  them are good, then a tenth is hostile, at another address: they send the programs of `hostile_programs`, half a body
+  and no more, or ask for floods of output that they never read. The figures are those of the good ones; memory is that
+  of the serving process, at most.
 
 Every answer is checked: a call prints a number of its own, so that no answer can pass for another's. Throughput is
 that of this machine with the callers on it.
 
-    python benchmarks/sandbox_service.py [--parts start,http,callers,hostile] [--counts 1,16,256,2000]
+    python benchmarks/sandbox_service.py [--parts http,hostile] [--counts 1,16,256,2000]
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
 import resource
 import statistics
 import sys
@@ -26,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import hostile_programs
@@ -38,12 +35,12 @@ from frame import (
     environment,
     free_port,
     parser,
+    peak_bytes,
     print_rows,
     report,
     rocstar,
     serving,
     spent,
-    tree,
 )
 
 from rocstar.sandbox.call import Call, Limits
@@ -146,14 +143,6 @@ async def first_answer(port: int) -> bool:
     return True
 
 
-def start(preload: str) -> dict[str, Any]:
-    began = time.monotonic()
-    with service("--preload", preload) as (_, pid):
-        seconds = time.monotonic() - began
-        maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in tree(pid)]
-    return {"preload": preload, "first_answer_s": round(seconds, 2), "torch": any("torch" in text for text in maps)}
-
-
 def http_ms(port: int, pid: int) -> float:
     """CPU of the service, its sandbox included, for each call."""
     with spent(lambda: cpu_seconds(pid)) as used:
@@ -190,26 +179,13 @@ def http(rounds: int) -> dict[str, Any]:
     return {**medians, "http_adds_ms": round(medians["http_cpu_ms"] - medians["native_cpu_ms"], 3)}
 
 
-def callers(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    rows = []
-    with service("--preload", "") as (port, _):
-        for count in counts:
-            until = time.monotonic() + seconds
-            seen, wall_seconds = uvloop.run(
-                load(port, count, itertools.count(), lambda end=until: time.monotonic() < end)
-            )
-            rows.append({"callers": count, **seen.figures(wall_seconds)})
-            print("\n".join(seen.wrong[:3]), end="")
-    return rows
-
-
 async def disturb(connection: Connection, first: int, port: int) -> None:
     """A hostile caller, for ever: an eighth sends half a body, an eighth reads nothing, the others send programs."""
     kind = first % 8
     for number in itertools.count(first):
         row = hostile_programs.ROWS[number % len(hostile_programs.ROWS)]
-        seconds = hostile_programs.hostile_task(number, row).call.limits.wall_seconds
-        message = {"code": row.code, "limits": {**(row.limits or {}), "wall_seconds": min(seconds, 2.0)}}
+        seconds = hostile_programs.LOOP_SECONDS if row.loops else 2.0
+        message = {"code": row.code, "limits": {**(row.limits or {}), "wall_seconds": seconds}}
         try:
             if kind == 0:
                 connection.writer.write(HALF)
@@ -242,20 +218,19 @@ async def load_beside(port: int, good: int, bad: int, seconds: float) -> tuple[T
 def hostile(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     rows = []
     for count in counts:
-        for bad in (0, count // 10):
+        for bad in sorted({0, count // 10}):
             with service("--preload", "") as (port, pid):
                 seen, wall_seconds = uvloop.run(load_beside(port, count - bad, bad, seconds))
-                peak = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-            memory = {"mib": int(peak[1]) // 1024 if peak else 0}
-            rows.append({"callers": count, "hostile": bad, **seen.figures(wall_seconds), **memory})
+                mib = peak_bytes(pid) // 2**20
+            rows.append({"callers": count, "hostile": bad, **seen.figures(wall_seconds), "mib": mib})
             print("\n".join(seen.wrong[:3]), end="")
     return rows
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--parts", default="start,http,callers")
-    arguments.add_argument("--rounds", type=int, default=5, help="of the parts start and http")
+    arguments.add_argument("--parts", default="http,hostile")
+    arguments.add_argument("--rounds", type=int, default=5, help="of the part http")
     arguments.add_argument("--counts", default="1,16,256,2000", help="callers at once")
     arguments.add_argument("--seconds", type=float, default=8.0, help="of each count of callers")
     options = arguments.parse_args()
@@ -263,25 +238,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     parts = options.parts.split(",")
     found: dict[str, Any] = {}
-    if "start" in parts:
-        found["start"] = [start(preload) for preload in ("", "numpy,sympy") for _ in range(options.rounds)]
-        print("\nfrom the command to the first answer")
-        print_rows(found["start"])
     if "http" in parts:
         found["http"] = http(options.rounds)
         print("\na call over HTTP and through a client")
         print_rows([found["http"]])
-    if "callers" in parts:
-        found["callers"] = callers([int(count) for count in options.counts.split(",")], options.seconds)
-        print("\ncallers at once")
-        print_rows(found["callers"])
     if "hostile" in parts:
         found["hostile"] = hostile([int(count) for count in options.counts.split(",")], options.seconds)
-        print("\nwith a tenth of them hostile")
+        print("\ncallers at once, alone and with a tenth of them hostile")
         print_rows(found["hostile"])
     report(**found)
-    rows = found.get("callers", []) + found.get("hostile", [])
-    sys.exit(any(row["wrong"] or row["lost"] for row in rows))
+    sys.exit(any(row["wrong"] or row["lost"] for row in found.get("hostile", [])))
 
 
 if __name__ == "__main__":

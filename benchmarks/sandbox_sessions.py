@@ -1,7 +1,6 @@
-"""What a cell of a session costs in CPU, against running its whole history again. Prints a table and one JSON line.
+"""What a cell of a session costs in CPU. Prints a table and one JSON line.
 
-Every cell is the same small one. A replay is one fresh program that runs all cells so far, as services without sessions
-do. CPU is that of this process and of all below it; medians over rounds in which the kinds take turns.
+Every cell is the same small one. CPU is that of this process and of all below it; medians over rounds.
 
     python benchmarks/sandbox_sessions.py [--cells 300] [--rounds 5]
     python benchmarks/sandbox_sessions.py --forks [--mb 200] [--rounds 3]
@@ -15,16 +14,15 @@ one has read every object, of the eight branches that ran it.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+import os
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import psutil
-from frame import by_turns, own_tree, parser, print_rows, report, spent
+from frame import cpu_seconds, parser, print_rows, report, spent
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome
+from rocstar.sandbox.call import Limits, ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
 
 CELLS = {
@@ -33,9 +31,7 @@ CELLS = {
     "sympy": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.integrate(x * sp.exp(x), x))",
 }
 LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)
-HISTORIES = (1, 5, 20)
-PROGRAMS = 10  # of a round: processes count in steps of 10 ms
-SETTLE_SECONDS = 0.5  # for the daemon to account for what has ended
+SETTLE_SECONDS = 1.0  # for the daemon to account for what has ended
 BRANCHES = (1, 8, 64)
 FORK_LIMITS = Limits(wall_seconds=300.0, cpu_seconds=300.0, memory_bytes=2**30)
 HOLD = "held = ['%08d' % n + 'x' * 40 for n in range({})]"
@@ -43,12 +39,6 @@ OBJECT_BYTES = 120  # of one, with its place in the list
 FORK_CELLS = {"begun": "len(held)", "read": "len([each for each in held if each])"}
 """The second touches every object, and so writes its count of references: nothing of it is shared any more."""
 MOST_MEASURED = 8  # branches that run these cells
-
-
-async def cpu_ms(work: Callable[[], Awaitable[None]]) -> float:
-    with spent(own_tree) as seconds:
-        await work()
-    return 1000 * seconds.cpu
 
 
 async def cell_ms(client: SandboxClient, cell: str, count: int) -> float:
@@ -61,42 +51,16 @@ async def cell_ms(client: SandboxClient, cell: str, count: int) -> float:
                 assert response.outcome is ProgramOutcome.OK and response.replayed_cells == 0, response
 
         await run(2)
-        return await cpu_ms(lambda: run(count)) / count
+        with spent(lambda: cpu_seconds(os.getpid())) as seconds:
+            await run(count)
+    return 1000 * seconds.cpu / count
 
 
-async def replay_ms(client: SandboxClient, cell: str, history: int) -> float:
-    """Of one program that holds so many cells."""
-    call = Call(id="replay", code="\n".join([cell] * history), limits=LIMITS, seed=1)
-
-    async def run() -> None:
-        for _ in range(PROGRAMS):
-            assert (await client.run(call)).outcome is ProgramOutcome.OK
-
-    return await cpu_ms(run) / PROGRAMS
-
-
-async def first_ms(client: SandboxClient, cell: str) -> float:
-    """Of the first cell of a session, its slot's start and end included: as the daemon accounts for it, since what a
-    slot used that has ended cannot be seen from outside."""
-    before = client.cpu_seconds() + time.process_time()
-    for _ in range(PROGRAMS):
-        async with client.open_session(limits=LIMITS, seed=1) as session:
-            assert (await session.run(cell)).outcome is ProgramOutcome.OK
-    await asyncio.sleep(SETTLE_SECONDS)
-    await client.run(Call(id="settle", code=""))
-    await asyncio.sleep(SETTLE_SECONDS)
-    return 1000 * (client.cpu_seconds() + time.process_time() - before) / PROGRAMS
-
-
-def measure(client: SandboxClient, name: str, cells: int, rounds: int) -> dict[str, float | str]:
-    def taken(work: Callable[..., Awaitable[float]], *arguments: object) -> Callable[[], float]:
-        return lambda: asyncio.run(work(client, CELLS[name], *arguments))  # type: ignore[arg-type]
-
-    kinds = {"cell": taken(cell_ms, cells), "first": taken(first_ms)}
-    kinds |= {f"replay_{history}": taken(replay_ms, history) for history in HISTORIES}
-    by_turns({"cell": taken(cell_ms, 2), "replay": taken(replay_ms, 1)}, range(1))
-    found = by_turns(kinds, range(rounds))
-    return {"kind": name} | {kind: round(median(each[kind] for each in found), 2) for kind in kinds}
+def cell_row(client: SandboxClient, name: str, cells: int, rounds: int) -> dict[str, float | str]:
+    """The first session, which brings everything up, is not counted."""
+    asyncio.run(cell_ms(client, CELLS[name], 2))
+    found = [asyncio.run(cell_ms(client, CELLS[name], cells)) for _ in range(rounds)]
+    return {"kind": name, "cell": round(median(found), 2)}
 
 
 def branch_memory() -> list[tuple[float, float]]:
@@ -113,8 +77,8 @@ async def forked(client: SandboxClient, mb: int, count: int) -> dict[str, float]
     async with client.open_session(limits=FORK_LIMITS, seed=1) as session:
         objects = mb * 2**20 // OBJECT_BYTES
         await session.run(HOLD.format(objects))
-        await asyncio.sleep(2 * SETTLE_SECONDS)
-        with spent(own_tree) as seconds:
+        await asyncio.sleep(SETTLE_SECONDS)
+        with spent(lambda: cpu_seconds(os.getpid())) as seconds:
             branches = await session.fork(count)
         figures = {"cpu_ms": 1000 * seconds.cpu / count}
         for name, code in FORK_CELLS.items():
@@ -127,7 +91,7 @@ async def forked(client: SandboxClient, mb: int, count: int) -> dict[str, float]
             }
         for branch in branches:
             await branch.close()
-    await asyncio.sleep(2 * SETTLE_SECONDS)
+    await asyncio.sleep(SETTLE_SECONDS)
     return figures
 
 
@@ -153,7 +117,7 @@ def main() -> None:
         if options.forks:
             rows = fork_rows(client, options.mb, rounds)
         else:
-            rows = [measure(client, name, options.cells, rounds) for name in CELLS]
+            rows = [cell_row(client, name, options.cells, rounds) for name in CELLS]
     print(f"of one branch, {level}" if options.forks else f"CPU ms, {level}")
     print_rows(rows)
     report(isolation=level, rows=rows, **({"mb": options.mb} if options.forks else {}))

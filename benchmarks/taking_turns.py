@@ -27,13 +27,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 from frame import ROOT, Table, environment, marked, newest_model, parser, read_rows, report, rocstar, slug, tree
-from rehearsal import ENGINE, MARK, rl_rows
 
-RECIPE, RANK = "recipes/rehearsal.toml", "rocstar.cluster.here"
+RECIPE = "recipes/rehearsal.toml"
+RANK, ENGINE = "rocstar.cluster.here", "rocstar_vllm_serve.py"  # in the command of a learner rank, of a vLLM server
+MARK = "ROCSTAR_TAKING_TURNS"  # variable that every process of the run inherits
 COMMON = (
     "learning.learning_rate=1e-9",  # all ways have the same work, whatever they would learn
     "cluster.launcher=processes",
@@ -169,6 +170,11 @@ def placed(run: int, mark: str, turns: bool) -> Iterator[tuple[int, int]]:
     for place, server in enumerate(servers, 0 if turns else len(ranks)):
         with suppress(psutil.Error):
             yield from ((place, process.pid) for process in tree(server))
+
+
+def rl_rows(run: Path) -> list[dict[str, Any]]:
+    """Metrics of the RL steps that are done."""
+    return [row for row in read_rows(run / "metrics.jsonl") if row["stage"] == "rl"]
 
 
 def steps_of(run: Path) -> Steps:

@@ -28,7 +28,7 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 import psutil
-from frame import environment, free_port, parser, report, rocstar, serving, spent
+from frame import environment, free_port, parser, peak_bytes, report, rocstar, serving, spent
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LONG_TOKENS = 12_000
@@ -53,8 +53,7 @@ class Server:
 
     def memory(self) -> int:
         """MiB at the most so far."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+        return peak_bytes(self.process.pid) // 2**20
 
 
 def address_of(port: int) -> str:

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 import torch
-from frame import ROOT, parser, print_rows, report
+from frame import ROOT, Worker, parser, print_rows, report
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -76,47 +74,18 @@ def receive(device: str) -> None:
         if device != "cpu":
             torch.cuda.synchronize()
         print("taken", flush=True)
-        print(
-            added_up(taken) if "folder" not in told else added_up({name: taken[name] for name in told["names"]}),
-            flush=True,
-        )
+        print(added_up({name: taken[name] for name in told.get("names", taken)}), flush=True)
 
 
-class Other:
+class Other(Worker):
     """That process, as this one sees it."""
 
     def __init__(self, device: str) -> None:
-        command = [sys.executable, __file__, "--receive", device]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told: dict[str, Any] = json.loads(self._line())
-        self.sum = 0
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        super().__init__([sys.executable, __file__, "--receive", device])
+        self.told: dict[str, Any] = json.loads(self.line())
 
     def take(self, told: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
-        self._process.stdin.flush()
-        assert self._line() == "taken\n", "the receiving process ended"
-
-    def adds_up(self) -> int:
-        return int(self._line())
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-@contextmanager
-def other(device: str) -> Iterator[Other]:
-    process = Other(device)
-    try:
-        yield process
-    finally:
-        process.end()
+        assert self.ask(json.dumps(told)) == "taken\n"
 
 
 def passed_on(way: str, weights: Mapping[str, torch.Tensor], to: Other, channel: Channel) -> float:
@@ -152,14 +121,14 @@ def measured(size: float, rounds: int, device: str) -> tuple[dict[str, float], b
     seconds: dict[str, list[float]] = {}
     whole = True
     several = device != "cpu" and torch.cuda.device_count() > 1
-    with other(device) as near, other("cuda:1" if several else device) as far:
+    with Other(device) as near, Other("cuda:1" if several else device) as far:
         channels = {way: Channel(here, "127.0.0.1", largest=largest, shares=way == "seen") for way in WAYS}
         ways = [way for way in WAYS if device == "cpu" or several or way != "broadcast"]
         for number in range(rounds + 1):
             for way in ways:
                 to = far if way == "broadcast" else near
                 took = passed_on(way, weights, to, channels[way])
-                whole &= to.adds_up() == right
+                whole &= int(to.line()) == right
                 if number:  # the first starts groups and fills caches
                     seconds.setdefault(way, []).append(took)
     return {way: median(each) for way, each in seconds.items()}, whole

@@ -21,11 +21,11 @@ def test_a_llama_shape_is_trained_evaluated_and_loaded_by_transformers(
     families = importlib.import_module("model_families")
 
     class Check(families.Check):  # type: ignore[misc]
-        def _run(self, place: str, *arguments: str) -> str:
-            ended = Command.start(self.folder / place, *arguments).wait()
+        def _run(self, *arguments: str) -> str:
+            ended = Command.start(self.place, *arguments).wait()
             assert ended.code == 0, ended.told
             return ended.out
 
-    row = Check("llama", families.CASES["llama"], tmp_path).row(kill=False)  # tests/test_train.py kills runs
+    row = Check("llama", families.CASES["llama"], tmp_path / "place").row()
     assert row["failed"] == []
     assert len(row["passed"]) >= 18

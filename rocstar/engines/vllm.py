@@ -54,7 +54,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """In nats, for one token of a canary row, where the learner computes in fp32. A server in fp32 differs by 2e-6."""
 NOISES, LEAST_NOISE = 2.5, 2e-3
 """Times the rounding noise measured on this model, and the least such noise in nats, where the learner computes in
-bf16. A correct server gives 0.8 to 1.2 times the noise, whatever the model (benchmarks/canary.py)."""
+bf16. A correct server gives 0.8 to 1.2 times the noise, whatever the model."""
 
 
 class VllmFacts(msgspec.Struct):

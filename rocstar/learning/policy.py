@@ -274,7 +274,7 @@ class Policy:
 
         Source: ours. They detect weights that did not arrive, arrived in part, or are computed from an older copy
         (vLLM's tied LM head on CPUs), and wrong rotary angles. Not detected: a difference as small as rounding, such as
-        one step's at a low learning rate (benchmarks/canary.py)."""
+        one step's at a low learning rate."""
         chance, config = random.Random(0), self.model.config.get_text_config()
         most = min(getattr(config, "max_position_embeddings", None) or CANARY_TOKENS[-1], CANARY_TOKENS[-1])
         rows = [[chance.randrange(self._known) for _ in range(min(count, most))] for count in CANARY_TOKENS]

@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001
-"""The grader on the pairs that three of us judged by hand (benchmarks/verify_agreement.py reports the same), on those
-that further judges found, and on answers in other languages than English."""
+"""The grader on the pairs of answers_judged.jsonl, which three of us judged by hand, on those that further judges found
+and on answers in other languages than English. Of the judged pairs `dev` was looked at when rules were made, `held` was
+not, and `fresh` was run once before its disagreements were looked at; `dev2`, `held2` and `dev3`, `held3` are halves of
+later sets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from rocstar.types import Verdict
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 Judged = Sequence[tuple[str, str, Verdict]]
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "answers_judged.jsonl"
+FILE = Path(__file__).with_name("answers_judged.jsonl")
 
 
 def cases_of(half: str) -> list[Case]:

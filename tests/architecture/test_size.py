@@ -17,11 +17,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2097, 17),
     "agents": (1157, 6),
     "analysis": (1942, 11),
-    "answers": (3456, 18),
-    "cli": (3342, 23),
+    "answers": (3423, 18),
+    "cli": (3341, 23),
     "cluster": (816, 8),
     "config": (2162, 11),
-    "data": (4662, 24),
+    "data": (4480, 24),
     "dialogue": (1547, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
@@ -34,20 +34,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (3006, 17),
     "rollout": (1850, 12),
     "run": (4625, 24),
-    "sandbox": (8817, 47),
-    "serving": (781, 6),
-    "support": (2035, 17),
+    "sandbox": (8673, 47),
+    "serving": (759, 6),
+    "support": (2027, 17),
     "tools": (944, 7),
     "train": (209, 1),
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 591, 4194
+CLASSES, FUNCTIONS = 586, 4170
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 10_321, "tests/**/*.py": 49_681}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_498, "tests/**/*.py": 49_564}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

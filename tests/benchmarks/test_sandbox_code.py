@@ -14,7 +14,7 @@ from rocstar.sandbox.call import Failure, ProgramOutcome, Response
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Bare]:
     with ExitStack() as stack:
-        yield Bare(stack, new=False, loaded=((),))
+        yield Bare(stack, loaded=((),))
 
 
 @pytest.mark.parametrize(
