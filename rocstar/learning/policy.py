@@ -39,7 +39,7 @@ from rocstar.errors import ConfigError, EngineUnavailable, RunHalted
 from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
-from rocstar.learning.models import compute_dtype, device_of, give_back
+from rocstar.learning.models import compute_dtype, device_of, give_back, keep_freed_memory
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
 from rocstar.support.weights import BASE_NOTE, fingerprint_of, layout_of_folder
@@ -76,6 +76,7 @@ class Policy:
         """seed: of adapters. known: the softmax is over ids below it, by default the codec's size. Raises ConfigError
         for a model that can't be trained packed."""
         section = section or ModelSection()
+        keep_freed_memory()
         ranks.make(self, section=section)
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)

@@ -1,14 +1,10 @@
-"""What torch reads from the environment when it is loaded: its threads, its order of summation, its caches; and how
-this process allocates memory."""
+"""What torch reads from the environment when it is loaded: its threads, its order of summation, its caches."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-from contextlib import suppress
 
 KEPT_PRODUCTS = "64"
-MALLOC_TRIM_THRESHOLD, MALLOC_MMAP_THRESHOLD, LARGEST_INT = -1, -3, 2**31 - 1  # of mallopt(3); bytes
 
 
 def quiet_torch(threads: int = 1) -> None:
@@ -24,13 +20,7 @@ def quiet_torch(threads: int = 1) -> None:
 
     oneDNN, and ideep above it, cache 1,024 products each, by their numbers of rows. Decoding has many such numbers and
     seldom repeats one: the caches took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).
-
-    glibc gives each large block back to the system as it is freed, and the kernel clears the pages of the next one
-    anew: 7% of an update of SmolLM2-135M in bf16. This process keeps them until `learning.models.give_back`.
     """
-    with suppress(AttributeError):  # another C library
-        for option in (MALLOC_TRIM_THRESHOLD, MALLOC_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, LARGEST_INT)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

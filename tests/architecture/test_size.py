@@ -28,7 +28,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3543, 21),
     "faults": (658, 4),
     "forecast": (2011, 9),
-    "learning": (3327, 19),
+    "learning": (3337, 19),
     "parts": (1718, 9),
     "protocols": (290, 1),
     "record": (3006, 17),
@@ -36,13 +36,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4625, 24),
     "sandbox": (8673, 47),
     "serving": (759, 6),
-    "support": (2027, 17),
+    "support": (2017, 17),
     "tools": (944, 7),
     "train": (209, 1),
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 586, 4170
+CLASSES, FUNCTIONS = 586, 4171
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
