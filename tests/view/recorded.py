@@ -94,10 +94,8 @@ def _turn(draw: random.Random, number: int) -> Turn:
 
 
 def problem(number: int) -> Problem:
-    """The first comes with a system text of its own."""
     question = f"What is {number} + {number}?"
-    own = ({"role": "system", "content": "Add."}, {"role": "user", "content": question}) if number == 0 else ()
-    return Problem(id=problem_id(question), question=question, answer=str(2 * number), source="made", messages=own)
+    return Problem(id=problem_id(question), question=question, answer=str(2 * number), source="made")
 
 
 def chosen(step: int, problems: Sequence[Problem], attempts: int, settings: ResampleSection) -> list[Resampled]:

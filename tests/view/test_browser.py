@@ -288,10 +288,18 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.keyboard.press("/")
         page.keyboard.type("needle")
         page.wait_for_function("() => location.hash.includes('q=needle')")
+
+
+def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    made = attempt("4", question="What is 2 + 2?")
+    own = ({"role": "system", "content": "Add."}, {"role": "user", "content": made.problem.question})
+    write_rollouts(run, 1, [replace(made, problem=replace(made.problem, messages=own))], decode)
+    with seen(chromium, run.path.parent) as one:
         page = one.open("/run/made/attempt?at=rollouts:1:0", ".turn.policy")
         assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
             "system\nAdd.",
-            "problem\nWhat is 0 + 0?",
+            "problem\nWhat is 2 + 2?",
         ]
 
 
