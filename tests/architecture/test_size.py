@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (3006, 17),
     "rollout": (1850, 12),
     "run": (4625, 24),
-    "sandbox": (8673, 47),
+    "sandbox": (8625, 47),
     "serving": (759, 6),
     "support": (2017, 17),
     "tools": (944, 7),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 586, 4171
+CLASSES, FUNCTIONS = 586, 4167
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29

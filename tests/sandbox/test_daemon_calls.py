@@ -377,7 +377,7 @@ async def test_the_cpu_of_a_keeper_is_not_forgotten_with_its_slot() -> None:
 
 
 async def test_nothing_is_written_to_a_client_that_has_left() -> None:
-    """uvloop's transport raises then: a traceback at the end of a service."""
+    """Its transport is closed then."""
     pools, transport = SimpleNamespace(open_for_session=None, cpu_seconds=lambda: 0.0), Mock()
     queue = Queue(DaemonSettings(), INFO, cast(Any, pools))
     queue.connection_made(transport)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import json
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -93,16 +91,7 @@ def main() -> None:
         lock_workdirs(Path(values["workdirs"]), cleanup)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
         cleanup.callback(groups.close)
-        with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-            runner.run(serve(connection, settings, values["workdirs"], groups, values["parent"]))
-
-
-def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's, which saves a seventh of the daemon's share of a call; asyncio's if uvloop is not installed."""
-    try:
-        return vars(importlib.import_module("uvloop"))["new_event_loop"]  # type: ignore[no-any-return]
-    except ImportError:
-        return asyncio.new_event_loop
+        asyncio.run(serve(connection, settings, values["workdirs"], groups, values["parent"]))
 
 
 def lock_workdirs(folder: Path, cleanup: ExitStack) -> None:

@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from rocstar.sandbox.slot import channel, files, seeds
+from rocstar.sandbox.slot import channel, files
 from rocstar.sandbox.slot.channel import MAX_MESSAGE, MAX_TYPE, MAX_VALUE_BYTES
-from rocstar.sandbox.slot.seeds import Hooks, Seeder
+from rocstar.sandbox.slot.seeds import Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
@@ -50,8 +50,6 @@ class Base(NamedTuple):
     """Address space in use before any program, bytes."""
     inside: Inside
     seeder: Seeder
-    hooks: Hooks
-    """To be registered for the program's own forks."""
 
 
 def main(task: channel.Program, control: int, base: Base) -> NoReturn:
@@ -112,7 +110,6 @@ def enter(base: Base, seed: int) -> None:
     if base.inside.confine_signals is not None:
         base.inside.confine_signals()
     base.seeder.reseed(seed)
-    seeds.register_hooks(base.hooks)
 
 
 def prepare(task: channel.Program) -> str:

@@ -7,20 +7,14 @@ generators that draw entropy from the system (`os.urandom`, `secrets`, `uuid4`, 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 MODULES = ("random", "numpy.random", "sympy.core.random")
 NUMPY_SEEDS = 2**32
-POSTPONED = {"random", "threading", "logging"}
-
-Hooks = list[dict[str, Callable[[], Any]]]
-"""Arguments of `os.register_at_fork`."""
 
 
 class Seeder:
@@ -57,31 +51,3 @@ class Seeder:
 
             spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
         return spec
-
-
-@contextmanager
-def postponed_hooks() -> Iterator[Hooks]:
-    """Collect the fork hooks that the POSTPONED modules register within the context; others are registered as usual.
-
-    `random` draws a seed from the system after each fork, `threading` and `logging` make new locks: 0.1 to 0.3 ms per
-    call, without benefit. A zygote has one thread, no lock is held when a slot forks, and every program is seeded. So
-    the hooks are registered in the program's process, for the forks that it makes (`register_hooks`)."""
-    register = os.register_at_fork
-    collected: Hooks = []
-
-    def collect_or_register(**hooks: Callable[[], Any]) -> None:
-        if {getattr(hook, "__module__", None) for hook in hooks.values()} <= POSTPONED:
-            collected.append(hooks)
-        else:
-            register(**hooks)
-
-    os.register_at_fork = collect_or_register  # type: ignore[assignment]
-    try:
-        yield collected
-    finally:
-        os.register_at_fork = register
-
-
-def register_hooks(hooks: Hooks) -> None:
-    for hook in hooks:
-        os.register_at_fork(**hook)

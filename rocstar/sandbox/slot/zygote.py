@@ -71,10 +71,10 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
         os.environ.pop(name, None)  # for our processes, not for those that programs start
     os.environ["HOME"] = HOME
     del sys.argv[1:]
-    with seeds.postponed_hooks() as hooks, program.own_streams():
+    with program.own_streams():
         problem = load(settings["preload"])
         seeder = seeds.Seeder()
-        warm_up(Base(0, plans.Inside(1, True), seeder, []))
+        warm_up(Base(0, plans.Inside(1, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
@@ -89,7 +89,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
         connection, walls = slot
         if walls.inside.home:
             os.environ["HOME"] = os.environ["TMPDIR"] = walls.inside.home
-        run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder, hooks))
+        run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder))
 
 
 def run_payload(control: int, base: Base) -> NoReturn:
