@@ -168,8 +168,9 @@ class Book:
     def _peak(self) -> float:
         """Most tokens expected in the cache at any later step: just before the residents of a slot end."""
         number, total, peak = 0, 0.0, 0.0
-        for slot in sorted(self._slots, reverse=True):
-            here, bases = self._slots[slot]
-            number, total = number + here, total + bases
-            peak = max(peak, total + number * max(self.step, (slot + 0.5) * self._width))
+        for slot, (here, bases) in sorted(self._slots.items(), reverse=True):
+            number, total, end = number + here, total + bases, (slot + 0.5) * self._width
+            size = total + number * (end if end > self.step else self.step)  # a million calls of max() a step count
+            if size > peak:
+                peak = size
         return self._prompts + peak

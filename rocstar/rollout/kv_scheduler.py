@@ -166,7 +166,7 @@ class KvScheduler:
             self._expect(resident, resident.response)
             finish, name = order.pop(0)
             book = self._books[name]
-            is_late = finish > max(latest, min(each.finish() for each in self._books.values()))
+            is_late = finish > latest and finish > min(each.finish() for each in self._books.values())
             if (is_late and not self._is_idle()) or not self._fits(resident, book, is_tail):
                 self._changed.discard(name)
                 continue

@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1718, 9),
     "protocols": (290, 1),
     "record": (3006, 17),
-    "rollout": (1850, 12),
+    "rollout": (1851, 12),
     "run": (4625, 24),
     "sandbox": (8625, 47),
     "serving": (759, 6),
