@@ -379,7 +379,7 @@ def test_a_run_that_cannot_start_for_want_of_torch_leaves_no_folder(
     assert cli.run([verb, "tiny.toml", "--dry-run"]) == exits.OK
 
 
-@pytest@pytest.mark.parametrize("given", [[], ["--dry-run"]])
+@pytest.mark.parametrize("given", [[], ["--dry-run"]])
 def test_a_sandbox_that_isolates_too_little_is_refused_before_there_is_a_folder(
     capsys: pytest.CaptureFixture[str], given: list[str]
 ) -> None:
@@ -391,7 +391,7 @@ def test_a_sandbox_that_isolates_too_little_is_refused_before_there_is_a_folder(
     assert not Path("runs").exists()
 
 
-.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
+@pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error

@@ -23,7 +23,9 @@ from rocstar.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
 PLACE_SECONDS = 60.0  # for other runs to release their places; more than Ray has in total is refused at once
-HOLD_SECONDS = 5.0  # for which places are kept while others are missing; much longer than Ray takes to reserve free ones
+HOLD_SECONDS = (
+    5.0  # for which places are kept while others are missing; much longer than Ray takes to reserve free ones
+)
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
 LOOK_SECONDS = 1.0  # between two checks whether this machine's Ray still runs
 OBJECT_STORE_BYTES = 80 * 2**20  # little more than Ray's minimum, 75 MiB: no data of a run passes through it
@@ -89,7 +91,7 @@ def reserved(requests: Mapping[str, PlaceRequest]) -> Iterator[dict[str, Placeme
                 raise _no_room(requests.values(), missing)
             for group in groups.values():
                 release(group)
-            time.sleep(random.uniform(0.2, 1.0) * HOLD_SECONDS)
+            time.sleep(random.uniform(1.0, 2.0) * GIVE_WAY_SECONDS)
         yield groups
     finally:
         for group in groups.values():

@@ -109,8 +109,8 @@ def load_problems(
 
 
 def asked_under_another_system(heldout: Sequence[Problem]) -> Callable[[Problem], bool]:
-    """Tells whether a problem asks one of these questions, after the same earlier turns, under another system text, with
-    which its id is another."""
+    """Tells whether a problem asks one of these questions, after the same earlier turns, under another system text,
+    with which its id is another."""
     systems = defaultdict[Any, set[str | None]](set)
     for problem in heldout:
         systems[problem.earlier, problem.question].add(problem.system)

@@ -17,7 +17,6 @@ pytest.importorskip("ray", reason="needs the extra [cluster]")
 pytest.importorskip("torch")
 
 import ray
-
 from ray.util.placement_group import placement_group, placement_group_table
 
 from rocstar.cluster import places
@@ -104,10 +103,10 @@ def test_a_refusal_says_for_what_there_was_room_and_for_what_none(
     two_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)
-    requests = {"small": PlaceRequest("cluster.learners 2", [{"CPU": 2}]), "large": PlaceRequest("the rest", [{"CPU": 3}])}
-    told = pytest.raises(ConfigError, match=r"free; there was room for cluster\.learners 2 and none for the rest; ask for")
+    small, large = PlaceRequest("cluster.learners 2", [{"CPU": 2}]), PlaceRequest("the rest", [{"CPU": 3}])
+    told = pytest.raises(ConfigError, match="; there was room for cluster.learners 2 and none for the rest; ask for")
     with reserved({"other": PlaceRequest("the other run", [{"CPU": 3}])}), told:
-        reserved(requests).__enter__()
+        reserved({"small": small, "large": large}).__enter__()
 
 
 @pytest.mark.slow
