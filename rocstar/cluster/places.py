@@ -23,9 +23,8 @@ from rocstar.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
 PLACE_SECONDS = 60.0  # for other runs to release their places; more than Ray has in total is refused at once
-HOLD_SECONDS = (
-    5.0  # for which places are kept while others are missing; much longer than Ray takes to reserve free ones
-)
+HOLD_SECONDS = 5.0  # for which places are kept while others are missing
+GIVE_WAY_SECONDS = 2.0  # without places, for another run to get them; Ray tries once a second to place what waits
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
 LOOK_SECONDS = 1.0  # between two checks whether this machine's Ray still runs
 OBJECT_STORE_BYTES = 80 * 2**20  # little more than Ray's minimum, 75 MiB: no data of a run passes through it

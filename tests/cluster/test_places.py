@@ -104,7 +104,7 @@ def test_a_refusal_says_for_what_there_was_room_and_for_what_none(
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)
     small, large = PlaceRequest("cluster.learners 2", [{"CPU": 2}]), PlaceRequest("the rest", [{"CPU": 3}])
-    told = pytest.raises(ConfigError, match="; there was room for cluster.learners 2 and none for the rest; ask for")
+    told = pytest.raises(ConfigError, match=r"; there was room for cluster\.learners 2 and none for the rest; ask for")
     with reserved({"other": PlaceRequest("the other run", [{"CPU": 3}])}), told:
         reserved({"small": small, "large": large}).__enter__()
 
