@@ -70,7 +70,7 @@ def _connect(cpus: float) -> None:
     }
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # that of a machine too busy to start Ray within 30 s is of no narrower class
         advice = f"; {REACHING}" if named else ""
         raise Unavailable(f"Ray could not be started or reached: {sentence(error)}{advice}") from error
 

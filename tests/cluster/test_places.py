@@ -169,9 +169,12 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
         assert machines.engines_share_memory is shared
 
 
-def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ConnectionError, Exception])
+def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def failed(**settings: object) -> None:
-        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+        raise kind("Failed to connect to Ray cluster at 10.0.0.1:6379")
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
