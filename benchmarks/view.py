@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -168,12 +167,10 @@ def views_of(server: Server, name: str) -> dict[str, tuple[str, str]]:
         views["replays"] = (f"{run}/replays", ".tokens .s8, .tokens .s7")
     if others:
         views["compared"] = (f"{run}?x=rl&with={quote(others)}", ".chart canvas")
-    evals = next(s["evals"] for s in server.get("sources")["sources"] if s["name"] == name)
-    evals = sorted(evals, key=lambda one: one["step"])
-    if evals:
-        views["evaluation"] = (f"#/eval/{name}/{evals[-1]['name']}/{evals[-1]['step']}", ".row a.open")
+    if evals := next(s["evals"] for s in server.get("sources")["sources"] if s["name"] == name):
+        views["evaluation"] = (f"#/eval/{name}/{evals[0]['name']}/{evals[0]['step']}", ".row a.open")
         views["events"] = (f"{run}/events", "table.events")
-    if alike := [pair for pair in combinations(evals, 2) if pair[0]["asked"] == pair[1]["asked"]]:
+    if alike := [(a, b) for a in evals for b in evals if a["asked"] == b["asked"] and a["step"] < b["step"]]:
         first, last = max(alike, key=lambda pair: pair[1]["step"] - pair[0]["step"])
         against = quote(f"{name}/{first['name']}/{first['step']}")
         views["paired"] = (f"#/eval/{name}/{last['name']}/{last['step']}?against={against}", "table.plain a.open")

@@ -23,6 +23,6 @@ def test_two_evaluations_of_the_same_problems_are_paired_whatever_others_there_a
     """The first and the last by name had no problem in common in a run with a benchmark, so the page showed no pair."""
     names = (("after", 9, "held out"), ("aime24", 9, "aime24"), ("before", 2, "held out"), ("x", 9, "x"))
     evals = [{"name": name, "step": step, "asked": asked} for name, step, asked in names]
-    address, _ = view.views_of(Listed(*evals), "big")["paired"]  # type: ignore[arg-type]
+    address, _ = view.views_of(Listed(*evals), "big")["paired"]
     assert address == "#/eval/big/after/9?against=big/before/2"
-    assert "paired" not in view.views_of(Listed(*evals[:2]), "big")  # type: ignore[arg-type]
+    assert "paired" not in view.views_of(Listed(*evals[:2]), "big")
