@@ -168,11 +168,12 @@ def views_of(server: Server, name: str) -> dict[str, tuple[str, str]]:
     if others:
         views["compared"] = (f"{run}?x=rl&with={quote(others)}", ".chart canvas")
     if evals := next(s["evals"] for s in server.get("sources")["sources"] if s["name"] == name):
-        first, last = evals[-1], evals[0]  # by name: `after` comes before `before`
-        against = quote(f"{name}/{first['name']}/{first['step']}")
-        views["evaluation"] = (f"#/eval/{name}/{last['name']}/{last['step']}", ".row a.open")
-        views["paired"] = (f"#/eval/{name}/{last['name']}/{last['step']}?against={against}", "table.plain a.open")
+        views["evaluation"] = (f"#/eval/{name}/{evals[0]['name']}/{evals[0]['step']}", ".row a.open")
         views["events"] = (f"{run}/events", "table.events")
+    if alike := [(a, b) for a in evals for b in evals if a["asked"] == b["asked"] and a["step"] < b["step"]]:
+        first, last = max(alike, key=lambda pair: pair[1]["step"] - pair[0]["step"])
+        against = quote(f"{name}/{first['name']}/{first['step']}")
+        views["paired"] = (f"#/eval/{name}/{last['name']}/{last['step']}?against={against}", "table.plain a.open")
     return views
 
 

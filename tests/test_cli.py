@@ -18,7 +18,9 @@ from rocstar.cli import main as cli
 from rocstar.errors import ContractBroken, EngineUnavailable, RunHalted
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
+from rocstar.sandbox.call import DaemonInfo, Isolation
 from rocstar.support import exits
+from tests.sandbox.scripted import ScriptedDaemon
 
 RECIPE = """\
 [run]
@@ -375,6 +377,18 @@ def test_a_run_that_cannot_start_for_want_of_torch_leaves_no_folder(
     assert told.startswith("rocstar: torch is not installed; ") and told.count("\n") == 1
     assert not Path("runs").exists()
     assert cli.run([verb, "tiny.toml", "--dry-run"]) == exits.OK
+
+
+@pytest.mark.parametrize("given", [[], ["--dry-run"]])
+def test_a_sandbox_that_isolates_too_little_is_refused_before_there_is_a_folder(
+    capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    with ScriptedDaemon(DaemonInfo(isolation=Isolation.L1, slots=2)) as weak:
+        code = cli.run(["train", "tiny.toml", f'sandbox.urls=["{weak.address}"]', *given])
+    assert code == exits.NOT_READY
+    told = f"rocstar: {weak.address} does not serve: it offers isolation L1 and min_isolation asks for L3"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])

@@ -159,5 +159,10 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     assert (
         "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n" in capsys.readouterr().out
     )
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    (folder / "test.jsonl").write_text(json.dumps({"ask": said, "says": "2"}) + "\n")
+    assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0
+    told = "      1 held-out questions under another system text, which are learnt from\n          line 1: 1 + 1?\n"
+    assert told in capsys.readouterr().out
     assert run(["data", "check", "rows.jsonl", "learning.clip_low=0.1"]) == 2
     assert "learning.clip_low is not read here" in capsys.readouterr().err

@@ -322,20 +322,26 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 
 
 def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
-    """As `read_material`, which is heavy to load."""
+    """As `read_material`, which is heavy to load; a dry run tries the sandbox only after it has printed what it found.
+    Raises SandboxDown."""
     if not dry_run:
         need("train")
+    from rocstar.cluster.start import refuse_weak_sandbox
     from rocstar.run.material import read_material
 
     with stoppable(NOTHING_YET):
-        return read_material(recipe, rows=rows)
+        material = read_material(recipe, rows=rows)
+        if not dry_run:
+            refuse_weak_sandbox(recipe)
+        return material
 
 
 def _print_given(
     recipe: Recipe, material: Material, given: Sequence[Provenance], place: Path, *, as_json: bool
 ) -> None:
     """Print the result of `--dry-run`: settings that are not defaults, each with its source; as JSON also all in force.
-    place: the run's folder."""
+    Then try the sandbox. place: the run's folder. Raises SandboxDown."""
+    from rocstar.cluster.start import refuse_weak_sandbox
     from rocstar.config.origins import ABSENT
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
@@ -376,6 +382,7 @@ def _print_given(
     if 0 < len(material.heldout) < recipe.evaluate.problems:
         asked = f"fewer than evaluate.problems = {recipe.evaluate.problems}; all of them are asked"
         print(f"{len(material.heldout)} problems are held out, {asked}", file=sys.stderr)
+    refuse_weak_sandbox(recipe)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from rocstar.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
 PLACE_SECONDS = 60.0  # for other runs to release their places; more than Ray has in total is refused at once
+HOLD_SECONDS = 5.0  # for which places are kept while others are missing
+GIVE_WAY_SECONDS = 2.0  # without places, for another run to get them; Ray tries once a second to place what waits
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
 LOOK_SECONDS = 1.0  # between two checks whether this machine's Ray still runs
 OBJECT_STORE_BYTES = 80 * 2**20  # little more than Ray's minimum, 75 MiB: no data of a run passes through it
@@ -67,39 +70,68 @@ def _connect(cpus: float) -> None:
     }
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # that of a machine too busy to start Ray within 30 s is of no narrower class
         advice = f"; {REACHING}" if named else ""
         raise Unavailable(f"Ray could not be started or reached: {sentence(error)}{advice}") from error
 
 
 @contextmanager
 def reserved(requests: Mapping[str, PlaceRequest]) -> Iterator[dict[str, PlacementGroup]]:
-    """A placement group for each request; processes in them end with the context. Raises ConfigError."""
+    """A placement group for each request, all of them or none; processes in them end with the context. Raises
+    ConfigError."""
     total = ray.cluster_resources()
     if any(total.get(name, 0) < amount for name, amount in needed(requests.values()).items()):
         raise _no_room(requests.values())  # without waiting, because the cluster is too small
-    groups = {
-        name: placement_group([dict(place) for place in request.places], strategy=request.strategy)
-        for name, request in requests.items()
-    }
+    groups: dict[str, PlacementGroup] = {}
+    deadline = time.monotonic() + PLACE_SECONDS
     try:
-        deadline = time.monotonic() + PLACE_SECONDS
-        if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups.values()):
-            raise _no_room(requests.values())
+        while missing := _missing(requests, groups, deadline):
+            if time.monotonic() + 1 > deadline:  # Ray waits for whole seconds
+                raise _no_room(requests.values(), missing)
+            for group in groups.values():
+                release(group)
+            time.sleep(random.uniform(1.0, 2.0) * GIVE_WAY_SECONDS)
         yield groups
     finally:
         for group in groups.values():
             release(group)
 
 
-def _no_room(requests: Collection[PlaceRequest]) -> ConfigError:
-    settings = " and ".join(request.asked_by for request in requests)
+def _missing(
+    requests: Mapping[str, PlaceRequest], groups: dict[str, PlacementGroup], deadline: float
+) -> list[PlaceRequest]:
+    """Put a new placement group for each request into `groups`; the requests for which Ray had no room before long.
+    Places for the others must be given back then: of two runs that start at once, each might hold what the other one
+    waits for. The time is random, so that one of them gives way first."""
+    until = min(deadline, time.monotonic() + random.uniform(1.0, 2.0) * HOLD_SECONDS)
+    for name in sorted(requests, key=lambda name: -_largest(requests[name])):  # Ray places one group after another
+        request = requests[name]
+        groups[name] = placement_group([dict(place) for place in request.places], strategy=request.strategy)
+    for group in groups.values():
+        group.wait(max(0.0, until - time.monotonic()))
+    states = {name: placement_group_table(group)["state"] for name, group in groups.items()}
+    return [requests[name] for name, state in states.items() if state != "CREATED"]
+
+
+def _largest(request: PlaceRequest) -> float:
+    return max((sum(place.values()) for place in request.places), default=0.0)
+
+
+def _no_room(requests: Collection[PlaceRequest], missing: Collection[PlaceRequest] = ()) -> ConfigError:
+    """missing: those for which there was no room, if there was some for others."""
+    settings = _settings(requests)
     total, free = ray.cluster_resources(), ray.available_resources()
     amounts = [
         f"{amount:g} {name}s, of which Ray has {total.get(name, 0):g} and {free.get(name, 0):g} free"
         for name, amount in needed(requests).items()
     ]
-    return ConfigError(f"{settings} need {' and '.join(amounts)}; ask for less or add machines")
+    held = [request for request in requests if request not in missing]
+    part = f"; there was room for {_settings(held)} and none for {_settings(missing)}" if missing and held else ""
+    return ConfigError(f"{settings} need {' and '.join(amounts)}{part}; ask for less or add machines")
+
+
+def _settings(requests: Collection[PlaceRequest]) -> str:
+    return " and ".join(request.asked_by for request in requests)
 
 
 def gpus(count: int) -> dict[str, float]:

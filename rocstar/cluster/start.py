@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocstar.cluster.here import Machines, opened_here
+from rocstar.cluster.here import Machines, opened_here, started_sandbox
 
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
@@ -28,3 +28,12 @@ def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> Abstra
     from rocstar.cluster.by_ray import opened  # Ray, which is an extra
 
     return opened(recipe, proof, placement)
+
+
+def refuse_weak_sandbox(recipe: Recipe) -> None:
+    """Start the sandbox of a run, or reach its services, and end that again: a machine that offers less isolation than
+    `sandbox.min_isolation` is refused before there is a run. Services that Ray places cannot be tried. Raises
+    SandboxDown."""
+    if not recipe.cluster.sandbox_nodes:
+        with started_sandbox(recipe.sandbox.model_copy(update={"slots": 1, "preload": []})):
+            pass

@@ -12,7 +12,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,20 @@ def load_problems(
     if not problems and limit != 0:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return problems
+
+
+def asked_under_another_system(heldout: Sequence[Problem]) -> Callable[[Problem], bool]:
+    """Tells whether a problem asks one of these questions, after the same earlier turns, under another system text,
+    with which its id is another."""
+    systems = defaultdict[Any, set[str | None]](set)
+    for problem in heldout:
+        systems[problem.earlier, problem.question].add(problem.system)
+
+    def is_asked(problem: Problem) -> bool:
+        found = systems.get((problem.earlier, problem.question), {problem.system})
+        return problem.system not in found
+
+    return is_asked
 
 
 def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> ProblemColumns:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 NEW, OLD = ".new", ".old"
 """Suffixes of unfinished paths, and of paths being deleted."""
@@ -20,11 +20,18 @@ NEW, OLD = ".new", ".old"
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: readers see the old file or the new one. Raises OSError, leaving nothing behind."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which replaces `path` when the block succeeds. Raises OSError, leaving nothing behind."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{NEW}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

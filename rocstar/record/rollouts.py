@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocstar.errors import DataError
-from rocstar.record.atomic import plain, write_atomic
+from rocstar.record.atomic import plain, whole_file, write_atomic
 from rocstar.record.folder import RunFolder
 from rocstar.types import (
     Choice,
@@ -138,8 +138,25 @@ def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecor
 
 
 def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
-    """Write one parquet file of attempts (of a step, or of an evaluation). Raises OSError."""
-    write_table(path, attempts_table(step, attempts, decode))
+    """Write one parquet file of attempts (of a step, or of an evaluation), a row group in memory at a time. A row group
+    holds about ROW_GROUP_TOKENS tokens, so that one attempt can be read without all the others. Raises OSError."""
+    from pyarrow import parquet
+
+    with (
+        whole_file(path) as file,
+        parquet.ParquetWriter(file, attempts_schema(), compression="zstd") as writer,
+    ):
+        for some in _in_row_groups(attempts):
+            writer.write_table(attempts_table(step, some, decode))
+
+
+def _in_row_groups(attempts: Sequence[AttemptRecord]) -> Iterator[Sequence[AttemptRecord]]:
+    begin = tokens = 0
+    for place, attempt in enumerate(attempts, start=1):
+        tokens += len(attempt.trajectory.token_ids)
+        if tokens >= ROW_GROUP_TOKENS or place == len(attempts):
+            yield attempts[begin:place]
+            begin, tokens = place, 0
 
 
 def attempts_table(step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> pyarrow.Table:

@@ -44,7 +44,14 @@ from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
-from rocstar.run.tasks import FileTask, heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.run.tasks import (
+    FileTask,
+    asked_again,
+    heldout_problems,
+    make_task,
+    require_demonstrations,
+    training_problems,
+)
 from rocstar.sandbox.container import host_bytes
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
@@ -160,6 +167,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
     problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
+    again = ((name, asked_again(asked, heldout)) for name, asked in problems.items())
+    of_stages = [f"stage {name}: {told}" for name, told in (*leaving, *again) if told]
     material = Material(
         recipe=recipe,
         task=task,
@@ -169,7 +178,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *(f"stage {name}: {left}" for name, left in leaving)],
+        notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *of_stages],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # loads torch, only for this question

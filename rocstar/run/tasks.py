@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rocstar.config.sections import DataSection, StageDataSection, TaskSection
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
-from rocstar.data.problems import load_problems
+from rocstar.data.problems import asked_under_another_system, load_problems
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
 from rocstar.support.plugins import named, own_code
@@ -159,6 +159,19 @@ def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
             f"{leaked[0].question!r}; leave out the ids that problems(exclude) is given"
         )
     return _with_ids_of_their_own(task, problems, "problems to train on")
+
+
+def asked_again(problems: Sequence[Problem], heldout: Sequence[Problem]) -> str:
+    """A sentence about held-out questions among those to learn from; empty if there are none. Where the system text is
+    a part of the question they are others, so they are not left out."""
+    count = sum(map(asked_under_another_system(heldout), problems))
+    if not count:
+        return ""
+    asks = "asks" if count == 1 else "ask"
+    return (
+        f"{count} of the {plural(len(problems), 'problem')} to learn from {asks} a held-out question under another "
+        "system text; leave such rows out, unless that text is a part of the question"
+    )
 
 
 def demonstrations_of(task: Task, stage: str, count: int) -> list[Demonstration]:

@@ -383,7 +383,8 @@ async def test_an_attempt_that_is_cancelled_as_it_ends_leaves_no_address_behind(
         await asyncio.sleep(0)
         using.cancel()
     await asyncio.wait([using])
-    async with asyncio.timeout(30), httpx.AsyncClient() as http:
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:  # of these one closes the address
+        await asyncio.wait(left, timeout=60)
+    async with httpx.AsyncClient() as http:
         with pytest.raises(httpx.ConnectError):
-            while True:
-                await http.get(f"{gateway.origin}/v1/models")
+            await http.get(f"{gateway.origin}/v1/models")

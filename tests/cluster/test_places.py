@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,13 +17,15 @@ pytest.importorskip("ray", reason="needs the extra [cluster]")
 pytest.importorskip("torch")
 
 import ray
+from ray.util.placement_group import placement_group, placement_group_table
 
 from rocstar.cluster import places
 from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, place_requests
-from rocstar.cluster.places import PlaceRequest, are_here, connected, own_address, refuse_unshared, reserved
+from rocstar.cluster.places import PlaceRequest, are_here, connected, own_address, refuse_unshared, release, reserved
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.parts.placement import Placement, place
+from tests.sandbox.driver import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,17 +65,18 @@ def test_nothing_is_wanted_for_learners_where_nothing_is_learnt() -> None:
 
 @pytest.mark.slow
 def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
-    two_machines: None, tmp_path: Path
+    two_machines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = (
         "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 5 and 5 "
         "free; ask for less or add machines"
     )
-    while ray.available_resources().get("CPU") != 5:  # Ray counts late what a test before gave back
-        time.sleep(0.1)
+    # Ray counts late, and not in order, what a test before gave back.
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 5.0})
+    before = placement_group_table().keys()
     with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, placed(recipe())):
         pass
-    assert ray.available_resources()["CPU"] == 5
+    assert placement_group_table().keys() == before
 
 
 @pytest.mark.slow
@@ -89,9 +93,49 @@ def test_room_that_somebody_else_has_is_waited_for_and_then_refused(
     two_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)  # Ray counts whole ones
-    told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free")
+    told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free; ask for less")
     with reserved({"first": PlaceRequest("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
         reserved({"second": PlaceRequest("the second", [{"CPU": 1}])}).__enter__()
+
+
+@pytest.mark.slow
+def test_a_refusal_says_for_what_there_was_room_and_for_what_none(
+    two_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)
+    small, large = PlaceRequest("cluster.learners 2", [{"CPU": 2}]), PlaceRequest("the rest", [{"CPU": 3}])
+    told = pytest.raises(ConfigError, match=r"; there was room for cluster\.learners 2 and none for the rest; ask for")
+    with reserved({"other": PlaceRequest("the other run", [{"CPU": 3}])}), told:
+        reserved({"small": small, "large": large}).__enter__()
+
+
+@pytest.mark.slow
+def test_what_lacks_a_place_gives_the_others_back_so_that_two_runs_do_not_wait_for_each_other(
+    two_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that started at once each held a part of what the other needed, and both were refused after a minute."""
+    monkeypatch.setattr(places, "HOLD_SECONDS", 1.0)
+    requests = {"small": PlaceRequest("small", [{"CPU": 2}]), "large": PlaceRequest("large", [{"CPU": 3}])}
+
+    def reserve() -> set[str]:
+        with reserved(requests) as groups:
+            return {placement_group_table(group)["state"] for group in groups.values()}
+
+    other = placement_group([{"CPU": 3}])  # the large part is the other run's
+    assert other.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        reserving = pool.submit(reserve)
+        assert eventually(lambda: [{"CPU": 2.0}] in [list(group["bundles"].values()) for group in created()])
+        rest = placement_group([{"CPU": 2}])
+        both = rest.wait(30)
+        release(rest)
+        release(other)
+        assert both, "the small part was not given back"
+        assert reserving.result(60) == {"CREATED"}
+
+
+def created() -> list[dict[str, Any]]:
+    return [group for group in placement_group_table().values() if group["state"] == "CREATED"]
 
 
 @pytest.mark.slow
@@ -125,9 +169,12 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
         assert machines.engines_share_memory is shared
 
 
-def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ConnectionError, Exception])
+def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def failed(**settings: object) -> None:
-        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+        raise kind("Failed to connect to Ray cluster at 10.0.0.1:6379")
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

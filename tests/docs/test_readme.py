@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.cli import main as cli
+from rocstar.faults.kit import FAULTS, faults_named
 from rocstar.support import exits
 from tests.docs.pages import ROOT, blocks
 
@@ -42,3 +43,12 @@ def test_every_place_in_the_file_map_exists() -> None:
         names = re.split(r" {2,}", line.strip())[0].split()
         missing += [name for name in names if not (folder / name).exists()]
     assert missing == []
+
+
+def test_pages_name_the_faults_and_how_many_there_are() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    said = re.findall(r"(\d+) injected faults|injects (\d+) faults", (ROOT / "README.md").read_text() + page)
+    assert [int(one or other) for one, other in said] == [len(FAULTS)] * 2
+    assert re.findall(r"the (\d+) faults that have an address", page) == [f"{len(faults_named([], at_addresses=True))}"]
+    own = page.partition("## rocstar's own results\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| ([a-z-]+) \| \d", own, re.M) == list(FAULTS)

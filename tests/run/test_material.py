@@ -67,6 +67,30 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
     assert made.notes == ["stage rl: 2 of the 4 problems in data.train_files are held out, and so not learnt from"]
 
 
+def test_a_held_out_question_under_another_system_text_is_told_and_learnt_from(tmp_path: Path) -> None:
+    """It may be a part of the question, as a story is."""
+
+    def said(system: str, *turns: str) -> dict[str, Any]:
+        roles = ("user", "assistant", "user")
+        talk = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
+        return {"prompt": [{"role": "system", "content": system}, *talk], "answer": "2"}
+
+    train = [said("Be brief.", "1+1?"), said("Be kind.", "1+1?"), said("Be kind.", "0+0?", "0", "1+1?")]
+    data = {
+        "source": "files",
+        "train_files": [write(tmp_path / "a.jsonl", *train)],
+        "test_files": [write(tmp_path / "b.jsonl", said("Be brief.", "1+1?"))],
+    }
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    made = material(cold, RL, data=data)
+    assert [problem.system for problem in made.problems["rl"]] == ["Be kind.", "Be kind."]
+    assert made.notes == [
+        "stage rl: 1 of the 3 problems in data.train_files is held out, and so not learnt from",
+        "stage rl: 1 of the 2 problems to learn from asks a held-out question under another system text; leave such "
+        "rows out, unless that text is a part of the question",
+    ]
+
+
 def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> None:
     rows = [{"question": "1+1?", "answer": answer} for answer in ("3", "2", "2")]
     train = write(tmp_path / "a.jsonl", *rows, {"question": "2+2?", "answer": "4"})

@@ -107,7 +107,7 @@ def check_problems(
     columns = next((data.columns for data in stages if file in data.train_files), chosen.data.columns)
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
-    held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
+    held_out = task_of(chosen, chosen).heldout() if is_for_training else []
     with verifier(boxed_answer, chosen.evaluate.verifier) as verify:
         report = check_file(
             file,
@@ -262,6 +262,9 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         yield from _finding_lines(title, report.reordered)
     if report.held_out.rows:
         yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)
+    if report.asked_again.rows:
+        title = "held-out questions under another system text, which are learnt from"
+        yield from _finding_lines(title, report.asked_again)
     yield from _finding_lines("same text, another answer", report.conflicts)
     yield from _finding_lines("same text, same answer", report.duplicates)
     yield from _finding_lines("nearly the same text, same answer", report.near)

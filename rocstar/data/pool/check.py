@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
 from rocstar.data.pool.rewording import before_asking, same_form
 from rocstar.data.pool.rules import Check
-from rocstar.data.problems import ProblemColumns, problem_of
+from rocstar.data.problems import ProblemColumns, asked_under_another_system, problem_of
 from rocstar.data.rows import fingerprint, rows_and_faults
 from rocstar.errors import DataError
 from rocstar.types import Problem
@@ -95,6 +95,8 @@ class FileReport:
     """References whose reversal it accepts, which is wrong for a task about order."""
     held_out: FindingCount = field(default_factory=FindingCount)
     """Problems that the recipe holds out, which training excludes."""
+    asked_again: FindingCount = field(default_factory=FindingCount)
+    """Held-out questions under another system text, which training does not exclude."""
     conflicts: FindingCount = field(default_factory=FindingCount)
     """Repeated questions with another answer."""
     duplicates: FindingCount = field(default_factory=FindingCount)
@@ -145,7 +147,7 @@ class FileReport:
         }
 
 
-FINDINGS = ("bad", "refused", "reordered", "held_out", "conflicts", "duplicates", "near", "overlaps")
+FINDINGS = ("bad", "refused", "reordered", "held_out", "asked_again", "conflicts", "duplicates", "near", "overlaps")
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
@@ -155,10 +157,11 @@ def check_file(
     check: Check,
     wording: Wording,
     benchmarks: Iterable[BenchmarkQuestion],
-    held_out: Set[str] = frozenset(),
+    held_out: Sequence[Problem] = (),
 ) -> FileReport:
-    """Read the file once. held_out: ids of problems. Raises DataError if it cannot be read at all, or has no row.
-    Source: ours."""
+    """Read the file once. held_out: problems that training excludes. Raises DataError if it cannot be read at all, or
+    has no row. Source: ours."""
+    ids, is_asked = {problem.id for problem in held_out}, asked_under_another_system(held_out)
     report = FileReport(file=path, unit=wording.unit)
     report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
@@ -175,8 +178,11 @@ def check_file(
             backwards = _backwards(problem.answer)
             if backwards != problem.answer and check(problem.answer, f"\\boxed{{{backwards}}}")[0]:
                 report.reordered.add(f'line {problem.metadata["line"]}: "{backwards[:60]}" for "{problem.answer[:60]}"')
-            if problem.id in held_out:
-                report.held_out.add(f"line {problem.metadata['line']}: {problem.question[:60]}")
+            place = f"line {problem.metadata['line']}: {problem.question[:60]}"
+            if problem.id in ids:
+                report.held_out.add(place)
+            elif is_asked(problem):
+                report.asked_again.add(place)
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
