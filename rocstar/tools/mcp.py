@@ -94,7 +94,6 @@ class McpTool:
             self.close = server.aclose
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        """Raises Unavailable for an outage, see above."""
         arguments = call.parse_error or schema_arguments(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
@@ -106,8 +105,6 @@ class McpTool:
 
 
 class _Server:
-    """A server, through restarts."""
-
     def __init__(self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: Specs | None) -> None:
         """specs: the tools it must list; None: any. Raises ConfigError."""
         kind, _, place = name.partition(":")
