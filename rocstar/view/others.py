@@ -32,7 +32,7 @@ from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.messages import as_text, mark_of, parsed, text_in, turns_of, written
-from rocstar.record.rollouts import attempts_schema, utf8, write_parquet
+from rocstar.record.rollouts import attempts_schema, utf8
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
@@ -168,7 +168,8 @@ class _Dump:
                 continue
             table = pyarrow.Table.from_pylist(found, schema)
             together = max(1, min(ROWS, len(found) * GROUP_BYTES // table.nbytes))
-            write_parquet(self._root / "rollouts" / f"step={step:06d}.parquet", table, together)
+            target = self._root / "rollouts" / f"step={step:06d}.parquet"
+            parquet.write_table(table, target, compression="lz4", row_group_size=together)
             rewards = [row["reward"] for row in found if row["reward"] is not None]
             mean = {"reward/mean": fmean(rewards)} if rewards else {}
             self._steps[step] = file, {"step": step, "stage": found[0]["source"], **mean}

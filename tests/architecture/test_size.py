@@ -40,14 +40,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (944, 7),
     "train": (209, 1),
     "types": (617, 1),
-    "view": (1956, 9),
+    "view": (1957, 9),
 }
 CLASSES, FUNCTIONS = 586, 4167
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_498, "tests/**/*.py": 49_570}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_498, "tests/**/*.py": 49_571}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
