@@ -54,8 +54,7 @@ def source_of(library: str, options: Mapping[str, Any]) -> str:
 
 def options_in(source: str) -> dict[str, Any]:
     """The options in a `source_of` text."""
-    found: dict[str, Any] = json.loads(source.partition(" ")[2])
-    return found
+    return dict(json.loads(source.partition(" ")[2]))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ def run(
 ) -> tuple[int | None, bool]:
     """Run a command with INPUT as its standard input and pass its output on, at most `keep` bytes of each stream: exit
     code (None at the timeout, seconds), and whether output was dropped. Raises OSError where it can't be started."""
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # of the sandbox's interpreter: it is `python3`
     with open(INPUT, "rb") as stdin:
         clear(INPUT)
         try:
@@ -32,7 +33,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=cwd,
-                env=environment(variables),
+                env={**os.environ, "PATH": path, **variables},
             )
         except FileNotFoundError as error:
             os.write(2, f"{error}\n".encode())
@@ -51,12 +52,6 @@ def run(
     for reader in readers:
         reader.join(DRAIN_SECONDS)
     return (code if code >= 0 else 128 - code), dropped[0]
-
-
-def environment(variables: dict[str, str]) -> dict[str, str]:
-    """`python3` is the interpreter of the sandbox, with what is installed beside it."""
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, **variables}
 
 
 def pass_on(stream: BinaryIO, fd: int, keep: int, dropped: list[bool]) -> None:

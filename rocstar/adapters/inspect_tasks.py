@@ -41,8 +41,6 @@ class SampleOptions(BaseModel):
 
 
 class Samples(EnvironmentTask):
-    """The samples of a task. Raises ConfigError."""
-
     def asked(self, data: TaskSection) -> list[Problem]:
         source = source_of("inspect_ai", checked_options(SampleOptions, data).model_dump())
         return [

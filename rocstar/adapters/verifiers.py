@@ -24,8 +24,6 @@ MOST_TASKS = 10_000
 
 
 class TasksetProblems(EnvironmentTask):
-    """The tasks of a taskset. Raises ConfigError."""
-
     def asked(self, data: TaskSection) -> list[Problem]:
         source = source_of("verifiers", data.options)
         try:

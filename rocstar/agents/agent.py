@@ -47,7 +47,7 @@ RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group
 """The first line of a Python program's exception; its text may have more."""
 UNREAD = re.compile(r"ermission denied|No module named")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second as shells and the sandbox report it
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
+KEPT_VARIABLES = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Client:
         return f"{self.origin}/v1"
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """A chat completion in OpenAI's form. Raises DataError, AttemptOver, Unavailable."""
+        """A chat completion in OpenAI's form. Raises as `AgentAttempt.complete`."""
         return write_chat(await self.attempt.complete(*read_chat({"messages": list(messages), **options})))
 
     async def call(self, tool: str, **arguments: Any) -> str:
@@ -274,28 +274,24 @@ async def _walled(
 async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
     """Let the gateway answer on the socket received from inside the sandbox, until the other end is shut. False: no
     sandbox was built."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
     with ours:
-        await _readable(ours)
+        ours.setblocking(False)
+        loop.add_reader(ours, readable.set)
+        await readable.wait()
+        loop.remove_reader(ours)
         _, sent, *_ = socket.recv_fds(ours, 1, 1)
         if sent:
             listening = await gateway.listen(socket.socket(fileno=sent[0]))
-            await _readable(ours)
+            await loop.sock_recv(ours, 1)
             listening.close()
     return bool(sent)
 
 
-async def _readable(place: socket.socket) -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(place, ready.set)
-    await ready.wait()
-    loop.remove_reader(place)
-
-
 def _environment(client: Client, home: str) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return {
-        **inherited,
-        "PATH": os.pathsep.join((os.path.dirname(sys.executable), inherited.get("PATH", os.defpath))),
+        **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
         "HOME": home,
         "TMPDIR": home,
         "OPENAI_BASE_URL": client.base_url,

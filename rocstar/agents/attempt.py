@@ -114,7 +114,6 @@ class AgentAttempt:
             self.blame(Unavailable(reason))
 
     async def close(self) -> None:
-        """Cancel all requests under way."""
         self.over = True
         for asking in self.asking:
             asking.cancel()

@@ -39,11 +39,9 @@ class Gateway:
     def __init__(self) -> None:
         self._attempts: dict[str, AgentAttempt] = {}
         self.port = 0
-        """On 127.0.0.1."""
 
     @property
     def origin(self) -> str:
-        """Its address without a path."""
         return f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager

@@ -27,8 +27,6 @@ Asked = tuple[Chat, int | None, tuple[str, ...]]
 
 
 class Wire(NamedTuple):
-    """A protocol."""
-
     read: Callable[[Body], Asked]
     """Raises DataError for a request that can't be obeyed."""
     write: Callable[[Answer], Object]
@@ -84,6 +82,8 @@ def _rows(part: Any, role: str = "") -> list[Any]:
             return [{"role": "tool", "content": part.get("output", part.get("content")) or ""}]
         case "" | Role.ASSISTANT, {"type": "reasoning" | "thinking" | "redacted_thinking"}:
             return []
+        case Role.USER | Role.ASSISTANT, {"type": "text"}:
+            return []  # of a message, all its texts together
         case "", {"role": _, "content": _} if part.get("type", "message") == "message":
             return [part]
     raise DataError(f"{role or 'input'} holds {part!r:.60}, which is not obeyed here")
@@ -94,7 +94,6 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
 
 
 def read_chat(body: Body) -> Asked:
-    """A chat completion request. Raises DataError."""
     plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
     _refuse(body, plain)
     if not isinstance(body.get("stream_options") or {}, dict):
@@ -105,7 +104,6 @@ def read_chat(body: Body) -> Asked:
 
 
 def write_chat(answer: Answer) -> Object:
-    """The answer in the form of chat completions."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
         for call in answer.calls
@@ -120,7 +118,6 @@ def write_chat(answer: Answer) -> Object:
 
 
 def stream_chat(found: Object, body: Body) -> Iterator[Object]:
-    """Its chunks."""
     (choice,), usage = found["choices"], found["usage"]
     calls = [{"index": number, **call} for number, call in enumerate(choice["message"]["tool_calls"] or ())]
     head = {**found, "object": "chat.completion.chunk", "choices": []}
@@ -132,7 +129,7 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
 
 
 def read_response(body: Body) -> Asked:
-    """A responses request, which must repeat everything: earlier ones are not stored. Raises DataError."""
+    """The request must repeat everything: earlier ones are not stored."""
     _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
@@ -141,7 +138,6 @@ def read_response(body: Body) -> Asked:
 
 
 def write_response(answer: Answer) -> Object:
-    """The answer in the form of responses."""
     output: list[Object] = []
     if answer.message.content or not answer.calls:
         text = {"type": "output_text", "text": answer.message.content, "annotations": []}
@@ -171,7 +167,6 @@ def write_response(answer: Answer) -> Object:
 
 
 def stream_response(found: Object, body: Body) -> Iterator[Object]:
-    """Its events."""
     for number, (kind, event) in enumerate(_events(found)):
         yield {"type": f"response.{kind}", "sequence_number": number, **event}
 
@@ -198,7 +193,6 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
 
 
 def read_messages(body: Body) -> Asked:
-    """A messages request. Raises DataError."""
     _refuse(body, {"tool_choice": ({"type": "auto"}, {"type": "none"})})
     rows = [row for message in _list(body.get("messages"), "messages") for row in _of_blocks(message)]
     offered = [] if body.get("tool_choice") == {"type": "none"} else _list(body.get("tools") or [], "tools")
@@ -207,25 +201,18 @@ def read_messages(body: Body) -> Asked:
 
 
 def _of_blocks(message: Any) -> list[Any]:
-    """A message as rows of chat completions: texts, calls and results separately; a user's text comes after results."""
+    """A message as rows of chat completions: calls and results first, then all texts in one."""
     given: Body = message if isinstance(message, Mapping) else {}
     role, content = given.get("role"), given.get("content")
     if role not in (Role.USER, Role.ASSISTANT):
         raise DataError(f"messages holds one of role {role!r}; send user and assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content")
-    texts, rows = list[Any](), list[Any]()
-    for block in blocks:
-        match block:
-            case {"type": "text"}:
-                texts.append(block)
-            case _:
-                rows += _rows(block, role)
-    text_rows = [{"role": role, "content": texts}] if texts or not rows else []
-    return [*rows, *text_rows] if role == Role.USER else [*text_rows, *rows]
+    texts = [block for block in blocks if isinstance(block, Mapping) and block.get("type") == "text"]
+    rows = [row for block in blocks for row in _rows(block, role)]
+    return [*rows, *([{"role": role, "content": texts}] if texts or not rows else [])]
 
 
 def write_messages(answer: Answer) -> Object:
-    """The answer in the form of messages."""
     words = answer.message.content
     texts = [{"type": "text", "text": words}] if words or not answer.calls else []
     calls = [{"type": "tool_use", "id": one.id, "name": one.tool, "input": dict(one.arguments)} for one in answer.calls]
@@ -242,7 +229,6 @@ def write_messages(answer: Answer) -> Object:
 
 
 def stream_messages(found: Object, body: Body) -> Iterator[Object]:
-    """Its events."""
     yield {"type": "message_start", "message": {**found, "content": [], "stop_reason": None}}
     for number, block in enumerate(found["content"]):
         if block["type"] == "text":

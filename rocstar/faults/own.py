@@ -51,7 +51,6 @@ async def own_trainer(fault: str) -> TrainerAnswer:
 
 
 async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
-    """The attempts of one step."""
     tool = {"notebook-reset": "notebook", "mcp-gone": f"mcp:{given['FAULTS_TOOLS']}"}.get(fault, "python")
     settings = (f'sandbox.tools=["{tool}"]', "sandbox.timeout_seconds=5", "rollout.max_response_tokens=400")
     recipe = load_recipe(recipes_folder() / "first.toml", settings)

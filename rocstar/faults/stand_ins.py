@@ -183,7 +183,6 @@ def _before_break(body: bytes, misdeed: str) -> bytes:
 
 
 def _results(frame: wire.Frame, misdeed: str) -> bytes:
-    """The response frames for the call in a frame."""
     id = "another" if misdeed == "other-call" else wire.decode_call(frame.body).id
     outputs = {"other-call": [OTHERS], "twice": [PRINTED, OTHERS]}.get(misdeed, [PRINTED])
     responses = [call.Response(id=id, outcome=call.ProgramOutcome.OK, stdout=f"{output}\n") for output in outputs]

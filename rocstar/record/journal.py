@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rocstar.errors import DataError
 from rocstar.record.atomic import plain, write_atomic
@@ -29,19 +30,16 @@ class Journal(AbstractContextManager["Journal"]):
         """Write one line. Raises OSError (disk full); then the file still ends with a whole line."""
         line = (json.dumps(plain(row)) + "\n").encode()
         with self._appending:
-            self._append(line)
-
-    def _append(self, line: bytes) -> None:
-        if self._handle is None:
-            self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # remove a torn last line
-        end = os.fstat(self._handle).st_size
-        try:
-            while line:
-                line = line[os.write(self._handle, line) :]
-        except OSError:
-            os.ftruncate(self._handle, end)
-            raise
+            if self._handle is None:
+                self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # remove a torn last line
+            end = os.fstat(self._handle).st_size
+            try:
+                while line:
+                    line = line[os.write(self._handle, line) :]
+            except OSError:
+                os.ftruncate(self._handle, end)
+                raise
 
     def truncate_after(self, step: int) -> None:
         """Drop rows of later steps than `step`; rows without a step stay."""
@@ -85,25 +83,18 @@ class Tail:
         self.path = path
         self._inode = self._at = 0
 
-    def fresh(self) -> tuple[bool, Iterator[bytes]]:
+    def fresh(self) -> tuple[bool, Sequence[bytes]]:
         """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or this is
-        the first look; its new complete lines, with newlines). A line being written is left for the next look. The
-        lines must be consumed before the next look."""
+        the first look; its new complete lines, with newlines). A line being written is left for the next look."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
-            return False, iter(())
-        found = os.fstat(file.fileno())
-        anew = found.st_ino != self._inode or found.st_size < self._at
-        if anew:
-            self._inode, self._at = found.st_ino, 0
-        return anew, self._lines(file)
-
-    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+            return False, ()
         with file:
+            found = os.fstat(file.fileno())
+            anew = found.st_ino != self._inode or found.st_size < self._at
+            self._inode, self._at = found.st_ino, 0 if anew else self._at
             file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._at += len(line)
-                yield line
+            lines = list(takewhile(lambda line: line.endswith(b"\n"), file))
+        self._at += sum(map(len, lines))
+        return anew, lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from rocstar.errors import first_line
 from rocstar.types import Status, ToolCall, ToolResult
 
 
@@ -43,6 +45,31 @@ def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | 
         if name not in known:
             return f"unknown argument '{name}'; this tool takes {', '.join(known) or 'no arguments'}"
     return None
+
+
+def schema_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
+    """The arguments to call with, or an error message. Null counts as an omitted optional argument. An argument that
+    the schema does not name is refused, unless the schema allows others."""
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
+    is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
+    if is_closed and (wrong := wrong_names(given, schema)):
+        return wrong
+    try:
+        json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
+        validator = validator_for(schema)(schema, registry=Registry())
+        error = next(iter(validator.iter_errors(given)), None)
+    except (ValueError, RecursionError) as problem:  # NaN, lone surrogates, endless numbers and nesting
+        return f"the arguments can't be written as JSON: {first_line(problem)}"
+    except Unresolvable:  # only the tool's server has this part of the schema, and it will check
+        return given
+    if error is None:
+        return given
+    place = ".".join(map(str, error.absolute_path))
+    return f"argument '{place}': {error.message}" if place else str(error.message)
 
 
 def text_arguments(call: ToolCall, parameters: Mapping[str, Any]) -> str | None:

@@ -20,7 +20,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -34,15 +34,13 @@ from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
 from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_PARAMS, jsonrpc_message_adapter
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support import tree
 from rocstar.support.processes import process_group, words_of
-from rocstar.tools.arguments import bad_call, ran_here, wrong_names
+from rocstar.tools.arguments import bad_call, ran_here, schema_arguments
 from rocstar.types import Status, ToolCall, ToolResult
 
 SHARED = "mcp-shared"
@@ -96,8 +94,7 @@ class McpTool:
             self.close = server.aclose
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        """Raises Unavailable for an outage, see above."""
-        arguments = call.parse_error or _checked(call.arguments, self.spec.parameters)
+        arguments = call.parse_error or schema_arguments(call.arguments, self.spec.parameters)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
         checked, requested = replace(call, tool=self.spec.name, arguments=arguments), time.monotonic()
@@ -108,8 +105,6 @@ class McpTool:
 
 
 class _Server:
-    """A server, through restarts."""
-
     def __init__(self, name: str, limits: Limits, starts: asyncio.Semaphore, specs: Specs | None) -> None:
         """specs: the tools it must list; None: any. Raises ConfigError."""
         kind, _, place = name.partition(":")
@@ -172,8 +167,7 @@ class _Connection:
     task that entered them. If it is never retired, the end of the event loop ends it."""
 
     def __init__(self, server: _Server) -> None:
-        self.retired = False
-        """Number of users; at 0 it ends."""
+        self.retired = False  # then it ends with its last user
         self.begun = asyncio.Event()
         self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
         self._server, self._errors = server, b""
@@ -296,27 +290,6 @@ def _spec(tool: mcp.Tool) -> ToolSpec:
     schema = {"type": "object", "properties": {}, "required": [], **tool.input_schema}
     validator_for(schema).check_schema(schema)
     return ToolSpec(name=tool.name, description=tool.description or tool.title or tool.name, parameters=schema)
-
-
-def _checked(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
-    """The arguments to call with, or an error message. Null counts as an omitted optional argument. An argument that
-    the schema does not name is refused, unless the schema allows others."""
-    given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
-    is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
-    if is_closed and (wrong := wrong_names(given, schema)):
-        return wrong
-    try:
-        json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
-        validator = validator_for(schema)(schema, registry=Registry())
-        error = next(iter(validator.iter_errors(given)), None)
-    except (ValueError, RecursionError) as problem:  # NaN, lone surrogates, endless numbers and nesting
-        return f"the arguments can't be written as JSON: {first_line(problem)}"
-    except Unresolvable:  # only the server has this part of the schema, and it will check
-        return given
-    if error is None:
-        return given
-    place = ".".join(map(str, error.absolute_path))
-    return f"argument '{place}': {error.message}" if place else str(error.message)
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:

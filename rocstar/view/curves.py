@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class Curves:
             found[-1]["last"] = step
         return found
 
-    def _take(self, lines: Iterator[bytes]) -> None:
+    def _take(self, lines: Sequence[bytes]) -> None:
         for line in lines:
             try:
                 row = json.loads(line)

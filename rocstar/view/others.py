@@ -43,7 +43,8 @@ OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are re
 STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
-LARGEST = 2**31 - 1  # whole number that a column holds
+NUMBERS, WHOLE = ("reward", "advantage", "seconds", "milliseconds"), ("step", "index", "response_tokens")
+LARGEST = 2**31 - 1  # of WHOLE; a column holds no larger one
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are shown
 OF_ALL = ("header.json", "_journal/start.json", "log", "metadata.json")
@@ -165,11 +166,10 @@ class _Dump:
                 error = DataError(f"step: {step} was read from {self._steps[step][0]} already")
                 self._refuse(f"{file}: ", error, len(found))
                 continue
+            table = pyarrow.Table.from_pylist(found, schema)
+            together = max(1, min(ROWS, len(found) * GROUP_BYTES // table.nbytes))
             target = self._root / "rollouts" / f"step={step:06d}.parquet"
-            with parquet.ParquetWriter(target, schema, compression="lz4") as writer:
-                for begin in range(0, len(found), ROWS):
-                    table = pyarrow.Table.from_pylist(found[begin : begin + ROWS], schema)
-                    writer.write_table(table, max(1, ROWS * GROUP_BYTES // max(GROUP_BYTES, table.nbytes)))
+            parquet.write_table(table, target, compression="lz4", row_group_size=together)
             rewards = [row["reward"] for row in found if row["reward"] is not None]
             mean = {"reward/mean": fmean(rewards)} if rewards else {}
             self._steps[step] = file, {"step": step, "stage": found[0]["source"], **mean}
@@ -318,19 +318,14 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     for place, message in enumerate([*asked, *answered]):
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
-    for name in ("reward", "advantage", "seconds", "milliseconds"):
-        if (value := columns.get(name)) is None:
-            continue
-        if not isinstance(value, int | float):
-            raise DataError(f"{form.columns.get(name, name)}: {as_text(value)[:80]!r} is no number")
-        columns[name] = value = float(value)
-        if math.isnan(value):
-            columns[name], fields[form.columns.get(name, name)] = None, value
-    for name in ("step", "index", "response_tokens"):
-        columns[name] = _whole(form.columns.get(name, name), columns.get(name))
-    if columns.get("milliseconds") is not None:
+    for name in (*NUMBERS, *WHOLE):
+        field = form.columns.get(name, name)
+        columns[name] = number = _number(field, columns.get(name), whole=name in WHOLE)
+        if number is not None and math.isnan(number):
+            columns[name], fields[field] = None, number
+    if columns["milliseconds"] is not None:
         columns["seconds"] = columns["milliseconds"] / 1000
-    plain, reward = isinstance(columns["text"], str), columns.get("reward")
+    plain, reward = isinstance(columns["text"], str), columns["reward"]
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = text_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {text_in(one)}" for one in asked)
     turns, texts = turns_of(answered)
@@ -353,14 +348,16 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     }
 
 
-def _whole(field: str, value: Any) -> int | None:
-    """A whole number, also as a float."""
+def _number(field: str, value: Any, *, whole: bool) -> float | None:
+    """whole: one without a fraction, also as a float."""
     if value is None:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
-    if not number or value != int(value):
+    is_number = isinstance(value, int | float)
+    if whole and not (is_number and not isinstance(value, bool) and 0 <= value <= LARGEST and value == int(value)):
         raise DataError(f"{field}: {str(value)[:80]} is no whole number from 0 to {LARGEST}")
-    return int(value)
+    if not is_number:
+        raise DataError(f"{field}: {as_text(value)[:80]!r} is no number")
+    return int(value) if whole else float(value)
 
 
 def _messages(form: Form, columns: Fields, column: str, role: str) -> list[Fields]:

@@ -21,6 +21,7 @@ from rocstar.errors import ConfigError, Unavailable
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support import exits
+from rocstar.tools.arguments import schema_arguments
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import Status, ToolCall, ToolResult
 from tests.sandbox.driver import eventually, runs
@@ -328,7 +329,7 @@ SCHEMA = {
 @settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from("abcd"), JSON))
 def test_whatever_a_model_writes_is_checked_before_it_is_sent(arguments: dict[str, Any]) -> None:
-    checked = mcp._checked(arguments, SCHEMA)
+    checked = schema_arguments(arguments, SCHEMA)
     if isinstance(checked, str):
         assert "\n" not in checked.splitlines()[0]
         return
@@ -347,16 +348,16 @@ def test_whatever_a_model_writes_is_checked_before_it_is_sent(arguments: dict[st
     ],
 )
 def test_a_bad_argument_is_told_with_its_place(arguments: dict[str, Any], said: str) -> None:
-    assert str(mcp._checked(arguments, SCHEMA)).startswith(said)
+    assert str(schema_arguments(arguments, SCHEMA)).startswith(said)
     free = {**SCHEMA, "additionalProperties": {"type": "integer"}}
-    assert mcp._checked({"a": "x", "d": 1}, free) == {"a": "x", "d": 1}
+    assert schema_arguments({"a": "x", "d": 1}, free) == {"a": "x", "d": 1}
 
 
 def test_a_schema_may_name_arguments_by_a_pattern() -> None:
     by_name = {"type": "object", "properties": {}, "required": [], "patternProperties": {"^x": {"type": "string"}}}
     closed = {**by_name, "additionalProperties": False}
-    assert mcp._checked({"x1": "v"}, closed) == mcp._checked({"x1": "v"}, by_name) == {"x1": "v"}
-    assert "does not match any of the regexes" in str(mcp._checked({"y": "v"}, closed))
+    assert schema_arguments({"x1": "v"}, closed) == schema_arguments({"x1": "v"}, by_name) == {"x1": "v"}
+    assert "does not match any of the regexes" in str(schema_arguments({"y": "v"}, closed))
 
 
 async def test_a_server_of_the_official_package_keeps_its_state(tmp_path: Path) -> None:
