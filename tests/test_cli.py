@@ -480,3 +480,14 @@ def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> 
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == exits.FAILED
     assert done.stderr == "rocstar: the disk is full (while writing); free some space and try again\n"
+
+
+def test_a_stream_that_is_closed_takes_nothing_and_no_file_takes_its_place(workplace: Path) -> None:
+    program = (
+        "import os\nfrom rocstar.cli.main import main\ntry:\n    main()\nfinally:\n"
+        "    names = {os.readlink(f'/proc/self/fd/{number}') for number in range(3)}\n"
+        "    open('said', 'w').write(f'{names} {os.get_inheritable(1)}')"
+    )
+    command = ["sh", "-c", '"$0" "$@" <&- >&- 2>&-', sys.executable, "-c", program, "runs", "list"]
+    assert subprocess.run(command).returncode == 0
+    assert (workplace / "said").read_text() == "{'/dev/null'} True"

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import unicodedata
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def install_command(extra: str) -> str:
     if (checkout / "constraints" / "cpu.txt").is_file():
         return f"cd {checkout} && {sys.executable} -m pip install -c constraints/cpu.txt -e '.{chosen}'"
     return f"{sys.executable} -m pip install 'rocstar{chosen}'"
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null as each standard stream that this process was started without (`>&-`): a file opened later would
+    take its number, and get what libraries and child processes print there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number, this one
+        setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def flush_results() -> None:
