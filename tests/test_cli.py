@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -491,3 +492,18 @@ def test_a_stream_that_is_closed_takes_nothing_and_no_file_takes_its_place(workp
     command = ["sh", "-c", '"$0" "$@" <&- >&- 2>&-', sys.executable, "-c", program, "runs", "list"]
     assert subprocess.run(command).returncode == 0
     assert (workplace / "said").read_text() == "{'/dev/null'} True"
+
+
+@pytest.mark.parametrize("taken", ["full", "gone"])
+def test_a_message_that_cannot_be_written_ends_no_command(taken: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = (
+        "import os, sys\nfrom rocstar.support import exits\nexits.tell_without_fail()\n"
+        "print('said', file=sys.stderr)\nprint('at the end', file=sys.__stderr__, flush=True)\nprint('done')"
+    )
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stderr=full if taken == "full" else writing, stdout=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -75,7 +75,9 @@ def _writable(recipe: Recipe) -> Recipe:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{key} = {value!r:.200} is not UTF-8 text; rename what it names, or write it anew") from None
+            raise ConfigError(
+                f"{key} = {value!r:.200} is not UTF-8 text; rename what it names, or write it anew"
+            ) from None
     return recipe
 
 

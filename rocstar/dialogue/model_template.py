@@ -78,7 +78,9 @@ class ChatSource:
             shown = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": header}
             return self._compiled.render(**shown, **self._tokens, **self._options)
         except RENDERING as error:
-            raise ConfigError(f"{self._place} can't render such a conversation: {first_line(error).rstrip('.')}.") from None
+            raise ConfigError(
+                f"{self._place} can't render such a conversation: {first_line(error).rstrip('.')}."
+            ) from None
 
 
 def find_chat_source(

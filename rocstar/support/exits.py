@@ -7,12 +7,14 @@ Not here: the sentences of our own errors, which are written where they are rais
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import unicodedata
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import rocstar
 from rocstar.errors import ConfigError, ContractBroken, DataError, RocstarError, Unavailable
@@ -42,6 +44,7 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+STDERR = 2  # its descriptor
 
 
 def visible(text: str) -> str:
@@ -119,6 +122,25 @@ def open_closed_streams() -> None:
             continue
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number, this one
         setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
+class _Telling(io.FileIO):
+    """What it cannot write is lost."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            if (written := super().write(data)) is not None:  # None: a terminal that does not block, and is full
+                return written
+        return memoryview(data).nbytes
+
+
+def tell_without_fail() -> None:
+    """From now on a message that cannot be written is lost: a run of days must not end because its terminal, the pipe
+    of `| tee` or the disk of its log is gone."""
+    if sys.stderr.fileno() == STDERR:
+        raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
+        text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 
 
 def flush_results() -> None:

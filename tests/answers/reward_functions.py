@@ -87,9 +87,7 @@ def mute(completions: Sequence[str], **_: Any) -> list[float]:
     raise Mute
 
 
-def greedy_of_cases(
-    completions: list[list[dict[str, Any]]], prompts: Any, cases: Any = None, **_: Any
-) -> list[float]:
+def greedy_of_cases(completions: list[list[dict[str, Any]]], prompts: Any, cases: Any = None, **_: Any) -> list[float]:
     """Changes all that it gets; the reward is the number of cases that were left."""
     prompts[0][-1]["content"] = "mine"
     for call in completions[0][0].get("tool_calls", ()):

@@ -189,4 +189,4 @@ async def test_half_of_a_surrogate_pair_in_a_call_is_shown_as_a_question_mark(st
     call = '<tool_call>\n{"name": "python", "arguments": {"code": "\\ud800", "\\ud801": 1}}\n</tool_call>'
     response = await ask(agent_over(Piecewise([call, ANSWER])), {**ASKED, "stream": stream})
     assert response.status_code == 200 and '{"code":"?","?":1}' in response.text.replace(" ", "")
-    assert "\\ud8" not in response.text.replace('\\\\ud8', "")
+    assert "\\ud8" not in response.text.replace("\\\\ud8", "")
