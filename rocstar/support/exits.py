@@ -121,7 +121,7 @@ def open_closed_streams() -> None:
             os.fstat(number)
             continue
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number, this one
-        setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 class _Telling(io.FileIO):
