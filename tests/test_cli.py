@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -494,3 +495,29 @@ def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> 
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == exits.FAILED
     assert done.stderr == "rocstar: the disk is full (while writing); free some space and try again\n"
+
+
+def test_a_stream_that_is_closed_takes_nothing_and_no_file_takes_its_place(workplace: Path) -> None:
+    program = (
+        "import os\nfrom rocstar.cli.main import main\ntry:\n    main()\nfinally:\n"
+        "    names = {os.readlink(f'/proc/self/fd/{number}') for number in range(3)}\n"
+        "    open('said', 'w').write(f'{names} {os.get_inheritable(1)}')"
+    )
+    command = ["sh", "-c", '"$0" "$@" <&- >&- 2>&-', sys.executable, "-c", program, "runs", "list"]
+    assert subprocess.run(command).returncode == 0
+    assert (workplace / "said").read_text() == "{'/dev/null'} True"
+
+
+@pytest.mark.parametrize("taken", ["full", "gone"])
+def test_a_message_that_cannot_be_written_ends_no_command(taken: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = (
+        "import os, sys\nfrom rocstar.support import exits\nexits.tell_without_fail()\n"
+        "print('said', file=sys.stderr)\nprint('at the end', file=sys.__stderr__, flush=True)\nprint('done')"
+    )
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stderr=full if taken == "full" else writing, stdout=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -499,3 +499,9 @@ def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path
     listed = load_recipe("parent.toml", [agent, 'rollout.agent_reads=["tools", "data"]'])
     assert listed.rollout.agent_reads == ["tools", "data"]
     assert load_recipe("parent.toml", [agent, "rollout.agent_reads=tools"]).rollout.agent_reads == ["tools"]
+
+
+@pytest.mark.parametrize("key", ["run.name", "run.folder", "data.source"])
+def test_a_text_that_settings_cannot_keep_is_refused(folder: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_recipe(folder / "child.toml", [f"{key}=a\udcff"])

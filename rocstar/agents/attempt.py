@@ -45,8 +45,8 @@ class AgentAttempt:
         """sampling: of every completion; its seed is the attempt's. name: of the attempt, for engines."""
         self._roller, self._sampling = roller, sampling
         conversation = roller.conversation
-        self.problem = replace(problem, answer="", metadata={})
-        """The problem's fields that the agent gets."""
+        self.problem = replace(problem, answer="", metadata={}, messages=tuple(map(dict, problem.messages)))
+        """The problem's fields that the agent gets; its messages are copies, which it may change."""
         self._own = conversation.own_tools()
         self._tools = conversation.by_name(self._own)
         self._opening = conversation.ids(prompt_of(conversation.template, problem, ()))

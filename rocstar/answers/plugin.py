@@ -31,7 +31,7 @@ from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.support.plugins import load, raised_by
+from rocstar.support.plugins import copied, load, raised_by
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
@@ -101,7 +101,7 @@ class Transcript:
         messages: list[dict[str, Any]] = []
         for text, turn in zip(texts, trajectory.turns, strict=True):
             calls = [
-                {"type": "function", "function": {"name": call.tool, "arguments": dict(call.arguments)}}
+                {"type": "function", "function": {"name": call.tool, "arguments": copied(dict(call.arguments))}}
                 for call in turn.calls
                 if call.parse_error is None
             ]
@@ -138,8 +138,8 @@ class Reward:
     def arguments(self, problem: Problem, transcript: Transcript) -> dict[str, Any]:
         """All arguments that it may take, by name: in TRL's signature columns of one row, whose own names win."""
         known = {"question": problem.question, "source": problem.source}
+        row = copied(dict(problem.metadata))  # later attempts get the same
         if self.signature == VERL:
-            row = problem.metadata
             inner = row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
             return {
                 "data_source": row.get("data_source", problem.source),
@@ -148,10 +148,10 @@ class Reward:
                 "extra_info": {**known, **row, **inner, "num_turns": transcript.turns},
             }
         golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
-        columns: dict[str, Any] = {name: [value] for name, value in {**golds, **known, **problem.metadata}.items()}
-        of_trl = bool(problem.messages) and not problem.metadata.keys() & OF_TEXTS
+        columns: dict[str, Any] = {name: [value] for name, value in {**golds, **known, **row}.items()}
+        of_trl = bool(problem.messages) and not row.keys() & OF_TEXTS
         is_chat = of_trl if self.chat is None else self.chat
-        asked = list(problem.messages) or [{"role": "user", "content": problem.question}]
+        asked = [*map(dict, problem.messages)] or [{"role": "user", "content": problem.question}]
         columns["prompts"] = [asked if is_chat else problem.question]
         columns["completions"] = [list(transcript.messages) if is_chat else transcript.text]
         return columns | ({} if transcript.ids is None else {"completion_ids": [list(transcript.ids)]})

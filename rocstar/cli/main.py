@@ -42,7 +42,19 @@ from rocstar.cli.verbs import (
 from rocstar.cli.verbs import runs as run_verbs
 from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
 from rocstar.errors import ConfigError
-from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need, visible
+from rocstar.support.exits import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USAGE,
+    failure,
+    flush_results,
+    is_disk_full,
+    need,
+    open_closed_streams,
+    tell_without_fail,
+    visible,
+)
 from rocstar.support.signals import answered
 from rocstar.support.threads import quiet_torch
 
@@ -90,6 +102,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, print what di
 
 def main() -> None:
     """Entry point of the `rocstar` command."""
+    open_closed_streams()
+    tell_without_fail()
     with answered() as ctrl_c:
         try:
             code = run(sys.argv[1:])

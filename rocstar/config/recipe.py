@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
-from rocstar.config.tree import Keys, Table, annotation_at, chosen, merged, named, put, with_lists
+from rocstar.config.tree import Keys, Table, annotation_at, chosen, flat, merged, named, put, with_lists
 from rocstar.config.unread import refuse_unread, unread
 from rocstar.errors import ConfigError
 
@@ -44,7 +44,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if absent := [folder for folder in recipe.run.modules if not Path(folder).is_dir()]:
         raise ConfigError(f"run.modules names {absent[0]!r}, which is not a folder; correct the path or leave it out")
     run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
-    return recipe.model_copy(update={"run": run})
+    return _writable(recipe.model_copy(update={"run": run}))
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
@@ -65,7 +65,20 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
         table = put(table, change.keys, change.value)
     result = validated(Recipe, table, (), (*given, *from_options))
     refuse_unread(unread(result), (), (*given, *from_options))
-    return result
+    return _writable(result)
+
+
+def _writable(recipe: Recipe) -> Recipe:
+    """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8: the run's
+    settings could not be read back."""
+    for key, value in flat(recipe.resolved()):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{key} = {value!r:.200} is not UTF-8 text; rename what it names, or write it anew"
+            ) from None
+    return recipe
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:

@@ -30,7 +30,7 @@ from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.protocols import ToolSpec
 
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
@@ -39,6 +39,9 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 OURS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 """Variables of a template that nobody else may set."""
 EMPTY: Mapping[str, Any] = MappingProxyType({})
+RENDERING = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+             MemoryError)  # fmt: skip
+"""What a template may raise: Jinja limits no lengths, and its own limits are OverflowError."""
 
 
 class ChatSource:
@@ -74,8 +77,10 @@ class ChatSource:
         try:
             shown = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": header}
             return self._compiled.render(**shown, **self._tokens, **self._options)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{self._place} can't render such a conversation: {str(error).rstrip('.')}.") from None
+        except RENDERING as error:
+            raise ConfigError(
+                f"{self._place} can't render such a conversation: {first_line(error).rstrip('.')}."
+            ) from None
 
 
 def find_chat_source(

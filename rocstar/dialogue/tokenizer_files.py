@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 
 # How GPT-4-like byte-level BPEs (Qwen2 and later) cut text before merging: contractions, words with one leading other
 # character, single digits, runs of punctuation with their line ends, line ends, other blanks.
@@ -82,7 +83,16 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
             f"{folder} holds a {kind or 'tokenizer of unnamed class'} without tokenizer.json, of which only Qwen2 and "
             "GPT2 ones can be read; load it with transformers and save it again."
         )
-    return _byte_level(json.loads(text_of_file(vocab)), text_of_file(merges), settings, qwen=kind == "Qwen2Tokenizer")
+    try:
+        qwen = kind == "Qwen2Tokenizer"
+        return _byte_level(json.loads(text_of_file(vocab)), text_of_file(merges), settings, qwen=qwen)
+    except ConfigError:
+        raise
+    except Exception as error:  # as above
+        raise ConfigError(
+            f"{vocab}, {merges.name} and tokenizer_config.json make no tokenizer ({first_line(error)}); fetch the "
+            "model again."
+        ) from error
 
 
 def without_prefix_spaces(tokenizer: Tokenizer) -> Tokenizer:
@@ -102,8 +112,12 @@ def found_file(folder: Path, name: str) -> Path | None:
 
 
 def text_of_file(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    """Raises ConfigError for a file that is not UTF-8, or not whole."""
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); fetch the model again.") from None
 
 
 def _without_prefix(part: Any, dropped: str) -> Any:
@@ -143,7 +157,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text_of_file(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a {type(value).__name__} and must hold a JSON object.")

@@ -296,7 +296,7 @@ def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder}/config.json cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{folder}/config.json does not hold a JSON object")

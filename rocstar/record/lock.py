@@ -21,9 +21,17 @@ LOCK = ".lock"
 def locked(folder: Path, name: str) -> Iterator[None]:
     """Lock `folder` for writing. `name`: a description for messages, such as `run small`.
 
-    The lock file stays after release: only the lock on it counts. Child processes must not inherit it by a fork without
-    exec, or they keep the lock. Raises ConfigError, which names the holder, if another process has it."""
+    The lock file stays after release: only the lock on it counts. Raises ConfigError, which names the holder, if
+    another process has it."""
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    held = [handle]
+
+    def let_go() -> None:
+        while held:
+            os.close(held.pop())
+
+    # Else the workers of a pool that a reward function has made would hold it on after this process was killed.
+    os.register_at_fork(after_in_child=let_go)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,7 +50,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
         yield
     finally:
-        os.close(handle)
+        let_go()
 
 
 def is_written(folder: Path) -> bool | None:

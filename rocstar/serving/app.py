@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,6 +29,7 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
 from rocstar.record.atomic import plain
+from rocstar.record.rollouts import utf8
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
@@ -206,19 +208,21 @@ def shown(ran: Ran) -> str:
     """A call and its result for a person to read, in Markdown."""
     program = ran.call.arguments.get("code")
     language, asked = ("python", program) if isinstance(program, str) else ("", ran.call.raw.strip())
-    return f"```{language}\n{asked}\n```\n```output\n{ran.told}\n```\n"
+    return utf8(f"```{language}\n{asked}\n```\n```output\n{ran.told}\n```\n")
 
 
 def as_data(ran: Ran) -> dict[str, Any]:
-    """A call and its result for programs to read."""
+    """A call and its result for programs to read, without lone surrogates, which a model can write."""
     call, result = ran.call, ran.result
-    return {
+    fields = {
         "tool": call.tool,
         "arguments": plain(call.arguments),
         "status": str(result.status),
         "output": ran.told,
         "seconds": round(result.run_seconds, 4),
     }
+    found: dict[str, Any] = json.loads(utf8(json.dumps(fields, ensure_ascii=False)))
+    return found
 
 
 def _finish(trajectory: Trajectory) -> str:

@@ -7,11 +7,14 @@ Not here: the sentences of our own errors, which are written where they are rais
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import unicodedata
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import rocstar
 from rocstar.errors import ConfigError, ContractBroken, DataError, RocstarError, Unavailable
@@ -41,6 +44,7 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+STDERR = 2  # its descriptor
 
 
 def visible(text: str) -> str:
@@ -107,6 +111,36 @@ def install_command(extra: str) -> str:
     if (checkout / "constraints" / "cpu.txt").is_file():
         return f"cd {checkout} && {sys.executable} -m pip install -c constraints/cpu.txt -e '.{chosen}'"
     return f"{sys.executable} -m pip install 'rocstar{chosen}'"
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null as each standard stream that this process was started without (`>&-`): a file opened later would
+    take its number, and get what libraries and child processes print there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number, this one
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+class _Telling(io.FileIO):
+    """What it cannot write is lost."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            if (written := super().write(data)) is not None:  # None: a terminal that does not block, and is full
+                return written
+        return memoryview(data).nbytes
+
+
+def tell_without_fail() -> None:
+    """From now on a message that cannot be written is lost: a run of days must not end because its terminal, the pipe
+    of `| tee` or the disk of its log is gone."""
+    if sys.stderr.fileno() == STDERR:
+        raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
+        text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 
 
 def flush_results() -> None:

@@ -122,7 +122,23 @@ def raised_by(own: Any, error: BaseException) -> str:
         file = inspect.getfile(function if inspect.isclass(function) or inspect.isroutine(function) else type(function))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     place = f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_RAISED]}{place}"
+    return f"{' '.join(in_words(error).split())[:MAX_RAISED]}{place}"
+
+
+def in_words(error: BaseException) -> str:
+    """The type and text of an exception of user code, whose own `__str__` may raise anything."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its text cannot be read)"
+
+
+def copied(value: Any) -> Any:
+    """A copy for user code, which may change the dicts and lists that it gets; all else is shared. Raises
+    RecursionError."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _module_named(place: str, folders: list[Path], said: str) -> tuple[str, list[Path]]:
@@ -227,7 +243,7 @@ def run_in_daemon_thread(call: Callable[[], Any], name: str) -> Future[Any]:
             done.set_result(call())
         except BaseException as error:
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError)
-            done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
+            done.set_exception(error if plain else RuntimeError(in_words(error)))
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done

@@ -11,8 +11,8 @@ from rocstar.types import Status, ToolCall, ToolResult
 
 
 def bad_call(call: ToolCall, reason: str) -> ToolResult:
-    """The call was not run. `reason`: one sentence for the model."""
-    return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
+    """The call was not run. `reason`: one sentence for the model, which may quote lone surrogates that it wrote."""
+    return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason.encode(errors="replace").decode())
 
 
 def ran_here(

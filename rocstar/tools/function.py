@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import ToolSpec
-from rocstar.support.plugins import run_in_daemon_thread
+from rocstar.support.plugins import copied, in_words, run_in_daemon_thread
 from rocstar.tools.arguments import bad_call, ran_here
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -74,24 +74,34 @@ class FunctionTool:
         return ran_here(call, status, text, asked=requested, began=began, ended=ended)
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
-        run = self._function if inspect.iscoroutinefunction(self._function) else self._threaded
+        run = self._awaited if inspect.iscoroutinefunction(self._function) else self._threaded
         try:
             async with asyncio.timeout(self._seconds) as limit:
-                value = await run(**arguments)
+                return Status.OK, await run(arguments)
         except Unavailable:
             raise
         except Exception as error:  # the user's function may raise anything, a TimeoutError of its own included
             if isinstance(error, TimeoutError) and limit.expired():
                 return Status.TIMEOUT, ""
-            return Status.CODE_ERROR, f"{type(error).__name__}: {error}\n"
-        return Status.OK, _written(value)
+            return Status.CODE_ERROR, f"{in_words(error)}\n"
 
-    async def _threaded(self, **arguments: Any) -> Any:
+    async def _awaited(self, arguments: dict[str, Any]) -> str:
+        """A coroutine that ends the process or cancels itself has failed; it must not do that to the run."""
+        task = asyncio.current_task()
+        try:
+            return _written(await self._function(**arguments))
+        except (SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the run cancels it
+            raise RuntimeError(in_words(error)) from error
+
+    async def _threaded(self, arguments: dict[str, Any]) -> str:
         """Run in a thread; abandoned calls are counted until they return."""
         self._left_behind = [call for call in self._left_behind if not call.done()]
         if (left := len(self._left_behind)) >= MAX_LEFT_BEHIND:
             raise Unavailable(f"{left} calls of {self._spec.name} were given up and have not returned")
-        ended = run_in_daemon_thread(partial(self._function, **arguments), f"tool {self._spec.name}")
+        call = partial(self._function, **arguments)
+        ended = run_in_daemon_thread(lambda: _written(call()), f"tool {self._spec.name}")
         try:
             return await asyncio.wrap_future(ended)
         except asyncio.CancelledError:
@@ -100,8 +110,9 @@ class FunctionTool:
 
 
 def _written(value: Any) -> str:
+    """Raises what the value's own methods raise, and ValueError, RecursionError for numbers and lists without end."""
     if isinstance(value, str):
-        return value
+        return str.__str__(value)  # of a subclass, too
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -125,7 +136,9 @@ class Signature:
         optional = {field.alias for field in self.model.model_fields.values() if not field.is_required()}
         given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
         try:
-            made = self.model.model_validate(given)
+            made = self.model.model_validate(copied(given))  # the call is recorded as the model made it
+        except RecursionError:
+            return "the arguments are nested too deeply"
         except ValidationError as error:
             return self._complaint(error)
         fields = self.model.model_fields

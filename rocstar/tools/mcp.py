@@ -297,7 +297,7 @@ def _text(answer: mcp.types.CallToolResult) -> str:
     official server wraps as `result` because it is not an object."""
     text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
     values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
-    with suppress(ValueError):  # for a text that is not JSON
+    with suppress(ValueError, RecursionError):  # for a text that is not JSON, or nested a thousand times
         if structured is None or text in values or json.loads(text) in values:
             return text
     return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))

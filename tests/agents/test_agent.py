@@ -493,3 +493,14 @@ async def test_an_attempt_of_several_conversations_is_kept_as_it_was(tmp_path: P
         DataError, match=r"has several conversations \(rollout.agent\), which do not form one list of messages"
     ):
         whole(decoded(row))
+
+
+async def test_an_agent_that_changes_its_problem_changes_nothing_for_the_next_attempt(tmp_path: Path) -> None:
+    asked = replace(PROBLEM, messages=({"role": "user", "content": PROBLEM.question},))
+    agent = function(
+        tmp_path,
+        "async def agent(problem, client):\n    problem.messages[0]['content'] += '!'\n"
+        "    await client.chat(list(problem.messages))\n",
+    )
+    assert (await made(agent, [ANSWER], asked)).stop is Stop.ANSWERED
+    assert asked.messages[0]["content"] == PROBLEM.question

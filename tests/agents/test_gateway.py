@@ -388,3 +388,8 @@ async def test_an_attempt_that_is_cancelled_as_it_ends_leaves_no_address_behind(
     async with httpx.AsyncClient() as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"{gateway.origin}/v1/models")
+
+
+async def test_a_refusal_of_half_of_a_surrogate_pair_can_be_sent() -> None:
+    one = attempt(Told([]), ScriptedTool({}))
+    assert "unknown argument '?'" in (await ask(one, "/v1/tools/python", code="1", **{"\ud800": 1}))["content"]

@@ -76,3 +76,28 @@ def trl_of_lengths(completions: list[str], completion_ids: list[list[int]]) -> l
 def verl_of_rows(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
     seen.append({"data_source": data_source, "text": solution_str, **extra_info})
     return 1.0
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def mute(completions: Sequence[str], **_: Any) -> list[float]:
+    raise Mute
+
+
+def greedy_of_cases(completions: list[list[dict[str, Any]]], prompts: Any, cases: Any = None, **_: Any) -> list[float]:
+    """Changes all that it gets; the reward is the number of cases that were left."""
+    prompts[0][-1]["content"] = "mine"
+    for call in completions[0][0].get("tool_calls", ()):
+        call["function"]["arguments"]["of"].append("mine")
+    left = len(cases[0]["inputs"])
+    cases[0]["inputs"].pop()
+    return [left]
+
+
+def verl_of_cases(solution_str: str, extra_info: Any, **_: Any) -> float:
+    left = len(extra_info["cases"]["inputs"])
+    extra_info["cases"]["inputs"].pop()
+    return left

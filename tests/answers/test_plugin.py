@@ -262,3 +262,23 @@ async def test_a_function_may_count_the_tokens_after_the_prompt() -> None:
     verifier = RewardVerifier(Letters(), calls("trl_of_lengths"))
     found = await verified(verifier, problem("5"), attempt(turn("abc", printed("5")), turn("de")))
     assert found.reward == len(Letters().encode("abc" + "reply" + "de"))
+
+
+async def test_an_error_without_words_is_told_by_its_type_and_waited_for_no_longer() -> None:
+    found = await RewardVerifier(Letters(), calls("mute", 30)).verify_all([(problem("5"), attempt(turn("5")))])
+    assert "raised Mute (its text cannot be read)" in str(found[0])
+
+
+@pytest.mark.parametrize("name", ["greedy_of_cases", "verl_of_cases"])
+async def test_a_function_that_changes_what_it_gets_changes_nothing_for_the_next_attempt(name: str) -> None:
+    one = Problem(
+        id="p",
+        question="q",
+        answer="5",
+        metadata={"cases": {"inputs": [1, 2]}},
+        messages=({"role": "user", "content": "q"},),
+    )
+    asked = [(one, attempt(turn("5"))), (one, attempt(turn("6")))]
+    found = await RewardVerifier(Letters(), calls(name)).verify_all(asked)
+    assert [isinstance(each, Outcome) and each.reward for each in found] == [2.0, 2.0]
+    assert one.metadata == {"cases": {"inputs": [1, 2]}} and one.messages[0]["content"] == "q"

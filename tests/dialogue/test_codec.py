@@ -120,3 +120,29 @@ def test_a_settings_file_that_is_no_json_is_refused_in_a_sentence(tmp_path: Path
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"generation_config\.json is not JSON"):
         Codec.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"[" * 100_000),
+        ("config.json.gz", b"\x1f\x8bxx"),
+        ("tokenizer_config.json.gz", b"{}"),
+        ("chat_template.jinja", b"\xff"),
+        ("vocab.json", b'{"a":'),
+        ("vocab.json", b"[]"),
+        ("merges.txt", b"\xff\xfe"),
+        ("merges.txt", b"q z"),
+        ("tokenizer_config.json", b'{"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": null}}'),
+    ],
+)
+def test_a_file_of_a_folder_that_is_broken_is_refused_in_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    assert Codec.load(tmp_path).encode("ab") == [2]
+    if name.endswith(".gz"):
+        (tmp_path / name.removesuffix(".gz")).unlink(missing_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name.partition(".")[0]):
+        Codec.load(tmp_path)

@@ -238,3 +238,12 @@ def test_variables_of_a_template_are_set_and_unknown_ones_refused(tmp_path: Path
     for name, told in (("enable_thinkin", "; it has enable_thinking"), ("messages", "no such variable")):
         with pytest.raises(ConfigError, match=rf"rollout\.template_options\.{name}: .*{told}"):
             template_for("model", folder, options={name: False})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 1/0 }}", "{% for i in range(10**9) %}x{% endfor %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"],
+)
+def test_a_template_that_computes_without_end_or_sense_is_refused_in_a_sentence(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't render such a conversation"):
+        template_for("model", folder_of(tmp_path, source))

@@ -55,6 +55,19 @@ def test_a_program_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: 
         os.kill(int(child), signal.SIGKILL)
 
 
+def test_a_fork_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    fork = "    child = os.fork() or time.sleep(60)\n    print(child, flush=True); time.sleep(60)"
+    holder, child = once_it_speaks(PYTHON, "-c", f"import os\n{HOLD}{fork}", str(folder.path), folder=tmp_path)
+    holder.kill()
+    holder.join()
+    try:
+        with folder.locked():
+            pass
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
 def test_the_lock_is_let_go_at_the_end_and_by_an_error(tmp_path: Path) -> None:
     folder = run(tmp_path)
     with pytest.raises(KeyError), folder.locked():

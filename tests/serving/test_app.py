@@ -182,3 +182,11 @@ def test_a_server_that_is_ended_in_the_middle_of_an_answer_ends_quietly(
     app.serve(ServeSpec(model="small", port=0, rows=1), say)
     clients[0].join()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_of_a_surrogate_pair_in_a_call_is_shown_as_a_question_mark(stream: bool) -> None:
+    call = '<tool_call>\n{"name": "python", "arguments": {"code": "\\ud800", "\\ud801": 1}}\n</tool_call>'
+    response = await ask(agent_over(Piecewise([call, ANSWER])), {**ASKED, "stream": stream})
+    assert response.status_code == 200 and '{"code":"?","?":1}' in response.text.replace(" ", "")
+    assert "\\ud8" not in response.text.replace("\\\\ud8", "")

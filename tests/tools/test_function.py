@@ -212,3 +212,77 @@ def misspelt(a: strr) -> str:  # type: ignore[name-defined]  # noqa: F821
 def test_a_function_that_no_model_could_call_is_refused(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(function)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(10**5000, "ValueError: "), (nested(100_000), "RecursionError: "), (Mute(), "ValueError: no words")],
+    ids=["too many digits", "nested", "mute"],
+)
+def test_a_value_that_cannot_be_written_fails_its_call_only(value: object, told: str) -> None:
+    def give() -> object:
+        """Gives a value."""
+        return value
+
+    async def give_later() -> object:
+        """Gives a value."""
+        return value
+
+    for function in (give, give_later):
+        result = called(made(function))
+        assert result.status is Status.CODE_ERROR and result.stderr.startswith(told), result
+
+
+def test_an_error_without_words_is_told_by_its_type() -> None:
+    def look() -> str:
+        """Looks."""
+        raise Mute
+
+    assert called(made(look)).stderr == "Mute (its text cannot be read)\n"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("its own")])
+def test_a_coroutine_that_ends_the_process_or_cancels_itself_fails_its_call_only(error: BaseException) -> None:
+    async def look() -> str:
+        """Looks."""
+        raise error
+
+    result = called(made(look))
+    assert (result.status, result.stderr) == (Status.CODE_ERROR, f"RuntimeError: {type(error).__name__}: {error}\n")
+
+
+async def test_a_coroutine_that_the_run_cancels_is_cancelled() -> None:
+    call = ToolCall(id="c", tool="later", arguments={"word": "late"}, raw="")
+    running = asyncio.create_task(made(later, seconds=5).run(call))
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def test_what_a_function_does_to_its_arguments_is_not_recorded_as_the_models_call() -> None:
+    def add(things: Any, inner: dict[str, Any]) -> str:
+        """Adds."""
+        things.append("mine")
+        inner["of"]["more"] = 1
+        return "added"
+
+    call = ToolCall(id="c", tool="add", arguments={"things": ["a"], "inner": {"of": {}}}, raw="")
+    assert asyncio.run(made(add).run(call)).stdout == "added"
+    assert call.arguments == {"things": ["a"], "inner": {"of": {}}}
+    too_deep = called(made(add), things=nested(5000), inner={})
+    assert (too_deep.status, too_deep.stderr) == (Status.BAD_CALL, "the arguments are nested too deeply")

@@ -422,3 +422,9 @@ def answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
+
+
+def test_a_text_that_is_nested_too_deeply_to_be_read_is_told_beside_the_structured_answer() -> None:
+    parts = [mcp.mcp.types.TextContent(type="text", text="[" * 100_000)]
+    told = mcp._text(mcp.mcp.types.CallToolResult(content=parts, structured_content={"a": 1}))
+    assert told.endswith('[\n{"a": 1}')
