@@ -153,9 +153,12 @@ class GatewayAgent:
             outcome = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
             return replace(trajectory, outcome=outcome)
         answer_ids = tuple(roller.codec.encode(f"<answer>{boxed(given)}</answer>"))
-        words = Turn(completion=Completion(token_ids=answer_ids, logprobs=(0.0,) * len(answer_ids), finish=Finish.STOP))
-        with_words = replace(trajectory, turns=(*trajectory.turns, words), stop=Stop.ANSWERED)
+        words = Completion(token_ids=answer_ids, logprobs=(0.0,) * len(answer_ids), finish=Finish.STOP)
+        *before, last = trajectory.turns
+        with_words = replace(trajectory, turns=(*before, replace(last, completion=words)), stop=Stop.ANSWERED)
         (judged,) = await verified(roller.verifier, problem, [with_words])
+        if judged.outcome and judged.outcome.extracted is None:  # a reward function finds none
+            judged = replace(judged, outcome=replace(judged.outcome, extracted=given))
         return replace(judged, turns=trajectory.turns, stop=trajectory.stop if judged.outcome else judged.stop)
 
 
