@@ -39,7 +39,7 @@ from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.support.plugins import check_call, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
-from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
+from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
 END_SECONDS = 5.0  # for an agent to end after its cancellation
 ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it is encoded
