@@ -15,6 +15,7 @@ from rocstar.cli.main import run
 from rocstar.cli.verbs import doctor, sandbox, serve, view
 from rocstar.cli.verbs.doctor import State, findings
 from rocstar.sandbox import container
+from rocstar.support import exits
 from rocstar.support.exits import install_command
 
 
@@ -52,6 +53,23 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: p
     assert train.found == "without transformers"
     assert train.remedy == install_command("train")
     assert cluster.state is State.LIMITED
+
+
+def test_what_the_training_extra_brings_is_enough_for_the_sandbox_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's first command installs no more; the sandbox extra's other packages are for `sandbox serve`."""
+    hidden = ("uvloop", "httptools", "websockets")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
+    found = {finding.name: finding for finding in doctor._extras()}
+    assert found["packages [sandbox]"].state is State.LIMITED
+
+
+def test_what_the_training_extra_brings_is_enough_for_rocstar_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = exits.find_spec
+    monkeypatch.setattr(exits, "find_spec", lambda name: None if name in ("uvloop", "httptools") else there(name))
+    run(["serve", "nosuch", "--runs", str(tmp_path)])
+    assert "there is no run nosuch" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named_with_the_command_that_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:

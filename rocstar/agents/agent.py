@@ -39,7 +39,7 @@ from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.support.plugins import check_call, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
-from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Turn, Verdict
+from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
 END_SECONDS = 5.0  # for an agent to end after its cancellation
 ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it is encoded
@@ -153,9 +153,12 @@ class GatewayAgent:
             outcome = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
             return replace(trajectory, outcome=outcome)
         answer_ids = tuple(roller.codec.encode(f"<answer>{boxed(given)}</answer>"))
-        words = Turn(completion=Completion(token_ids=answer_ids, logprobs=(0.0,) * len(answer_ids), finish=Finish.STOP))
-        with_words = replace(trajectory, turns=(*trajectory.turns, words), stop=Stop.ANSWERED)
+        words = Completion(token_ids=answer_ids, logprobs=(0.0,) * len(answer_ids), finish=Finish.STOP)
+        *before, last = trajectory.turns
+        with_words = replace(trajectory, turns=(*before, replace(last, completion=words)), stop=Stop.ANSWERED)
         (judged,) = await verified(roller.verifier, problem, [with_words])
+        if judged.outcome and judged.outcome.extracted is None:  # a reward function finds none
+            judged = replace(judged, outcome=replace(judged.outcome, extracted=given))
         return replace(judged, turns=trajectory.turns, stop=trajectory.stop if judged.outcome else judged.stop)
 
 

@@ -158,6 +158,22 @@ async def test_a_text_is_judged_as_the_last_words_and_is_not_learnt_from(tmp_pat
     assert len(found.turns) == 1 and "boxed" not in CODEC.decode(found.token_ids)
 
 
+async def test_a_text_takes_the_place_of_the_last_text_and_of_nothing_else(tmp_path: Path) -> None:
+    """A reward function that wants one box finds one, and a tool's output stays what it was."""
+    read: list[tuple[list[str], list[int]]] = []
+
+    def judge(problem: Problem, trajectory: Trajectory) -> Verdict:
+        texts = [CODEC.decode(turn.completion.token_ids) for turn in trajectory.turns]
+        read.append((texts, [len(turn.results) for turn in trajectory.turns]))
+        return Verdict.RIGHT
+
+    agent = asking(tmp_path, "    return '5'\n")
+    found = await made(agent, ["I say \\\\boxed{6}"], verifier=ScriptedVerifier(judge))
+    assert read == [(["<answer>\\boxed{5}</answer>"], [0])]
+    assert "I say" in CODEC.decode(found.turns[0].completion.token_ids)
+    assert found.outcome and found.outcome.extracted == "5"
+
+
 SWALLOWS = """
 import asyncio
 ended = False

@@ -14,40 +14,40 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2097, 17),
-    "agents": (1157, 6),
+    "adapters": (2087, 17),
+    "agents": (1139, 6),
     "analysis": (1942, 11),
     "answers": (3423, 18),
-    "cli": (3341, 23),
-    "cluster": (816, 8),
-    "config": (2162, 11),
-    "data": (4480, 24),
-    "dialogue": (1547, 10),
+    "cli": (3368, 23),
+    "cluster": (857, 8),
+    "config": (2175, 11),
+    "data": (4501, 24),
+    "dialogue": (1566, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
     "evaluation": (3543, 21),
-    "faults": (658, 4),
+    "faults": (656, 4),
     "forecast": (2011, 9),
     "learning": (3337, 19),
     "parts": (1718, 9),
     "protocols": (290, 1),
-    "record": (3006, 17),
+    "record": (3029, 17),
     "rollout": (1851, 12),
-    "run": (4625, 24),
+    "run": (4647, 24),
     "sandbox": (8625, 47),
-    "serving": (759, 6),
-    "support": (2017, 17),
-    "tools": (944, 7),
+    "serving": (763, 6),
+    "support": (2067, 17),
+    "tools": (957, 7),
     "train": (209, 1),
     "types": (617, 1),
-    "view": (1960, 9),
+    "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 586, 4167
+CLASSES, FUNCTIONS = 587, 4180
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_498, "tests/**/*.py": 49_570}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_008}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

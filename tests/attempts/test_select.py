@@ -131,7 +131,7 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
     made.append(replace(made[2], stop=Stop.AGENT_FAILED, fault=f"python ended with 1: KeyError: {'x' * 90}"))
     told = [line.partition(" tokens, ")[2] for line in listed(tmp_path, *made).splitlines() if line.startswith("step ")]
     assert told == [
-        "answered: judged by the reward function",
+        "answered: judged by the reward function, '<13>' for '2'",
         "answered: rewarded by its agent",
         "answered: no answer",
         f"agent_failed: python ended with 1: KeyError: {'x' * 90}",

@@ -303,6 +303,19 @@ def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, tmp_pa
         ]
 
 
+def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, tmp_path: Path) -> None:
+    run, made = create(tmp_path / "runs"), attempt("4", question="What is 2 + 2?")
+    assert made.trajectory.outcome is not None
+    answers = {"function": "not extracted", "no_answer": "none"}
+    for step, method in enumerate(answers, 1):
+        outcome = replace(made.trajectory.outcome, method=method, extracted=None)
+        judged = replace(made, trajectory=replace(made.trajectory, outcome=outcome))
+        write_rollouts(run, step, [judged], decode)
+    with seen(chromium, run.path.parent) as one:
+        for step, answer in enumerate(answers.values(), 1):
+            one.open(f"/run/made/attempt?at=rollouts:{step}:0", f".facts .answer:text-is('{answer}')")
+
+
 def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     add_step(run, 1)

@@ -27,7 +27,7 @@ SHARED_REMEDY = (
 PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
 """The servers' default ports."""
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
-NEEDED = ("", "train", "sandbox")
+NEEDED = ("", "train")
 """Extras without which a run on one machine can't be."""
 VLLM_SECONDS = 30.0  # for a Python on a slow disk to start
 VLLM_VERSION = """\

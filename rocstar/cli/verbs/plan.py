@@ -121,6 +121,7 @@ def _print(made: GpuPlan) -> None:
     if made.refusals:
         return
     print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")
+    print("tokens, seconds and calls are of one step, hours of all")
     print("stage       steps  M tokens  rollout s  learning s    calls  cores    hours")
     for stage in made.stages:
         digits = 1 if stage.hours >= 1 else 3

@@ -285,7 +285,8 @@ def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
 
 
 UNREAD_ANSWERS = {"function": "judged by the reward function", "agent": "rewarded by its agent"}
-"""Of attempts whose answer nothing of ours looks for, by the method of their verdict."""
+"""Of attempts whose answer nothing of ours looks for, by the method of their verdict. A function reads the text, whose
+end is shown."""
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -295,6 +296,8 @@ def _line(row: Mapping[str, Any]) -> str:
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = row["fault"] or UNREAD_ANSWERS.get(row["method"], "no answer")
+    if answer == UNREAD_ANSWERS["function"] and row["text"]:
+        answer += f", {row['text'][-1][-60:]!r} for {row['gold']!r}"
     if row["extracted"] is not None:
         answer = f"{row['extracted']!r} for {row['gold']!r}"[:80]
     unread = row["stop"] == "max_tokens" and row["turns"] and row["turns"][-1]["results"]

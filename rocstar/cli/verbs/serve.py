@@ -77,7 +77,6 @@ def serve(spec: ServeSpec) -> None:
 
     Example: rocstar serve last --port 8701"""
     need("train")
-    need("sandbox")
     from rocstar.parts.modelfolder import model_named
 
     model_named(spec.model, spec.runs)  # before anything that takes seconds is loaded

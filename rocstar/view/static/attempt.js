@@ -93,8 +93,9 @@ export function Attempt({ value, colour }) {
 
 function Facts({ value }) {
   const { turns, calls, failed_calls: failed } = value;
+  const unread = ["function", "agent"].includes(value.method) ? "not extracted" : "none";
   return html`<section class="card facts"><${Verdict} verdict=${value.verdict} />
-    <span>answer <b class="answer">${visible(value.extracted ?? "none")}</b>
+    <span>answer <b class="answer">${visible(value.extracted ?? unread)}</b>
       ${" "}<span class="dim">right: ${visible(value.gold)} · by ${visible(value.method ?? "nobody")}</span></span>
     ${value.reason && html`<span class="fate ${value.kept ? "kept" : ""}"><${Term} name=${value.reason} /></span>`}
     ${value.advantage !== null && html`<span><${Term} name="advantage" /> <b>${signed(value.advantage)}</b></span>`}
