@@ -31,9 +31,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3337, 19),
     "parts": (1718, 9),
     "protocols": (290, 1),
-    "record": (3030, 17),
+    "record": (3031, 17),
     "rollout": (1850, 12),
-    "run": (4647, 24),
+    "run": (4669, 24),
     "sandbox": (8673, 47),
     "serving": (759, 6),
     "support": (2017, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1960, 9),
 }
-CLASSES, FUNCTIONS = 586, 4180
+CLASSES, FUNCTIONS = 586, 4181
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 49_730}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 49_743}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
