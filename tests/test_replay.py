@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocstar.cli import main as cli
+from rocstar.record import rollouts
 from rocstar.record.folder import RunFolder
 from rocstar.record.replays import replays_of
-from rocstar.record.rollouts import read_table, write_table
+from rocstar.record.rollouts import attempts_table, read_table, write_table
+from rocstar.run.replay import _other_columns
 from rocstar.support import exits
+from tests.record.examples import attempts_of, resampled
 from tests.tiny_run import RL_STEPS, SFT_STEPS, Command, finished_run
 
 pytest.importorskip("torch")
@@ -157,3 +161,12 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(
     for checkpoint in (place / "runs" / "tiny" / "checkpoints").iterdir():
         shutil.rmtree(checkpoint)
     assert "keeps no checkpoint of steps" in told(*last)
+
+
+def test_attempts_of_several_row_groups_are_compared_with_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "ROW_GROUP_TOKENS", 20)  # an attempt has 8
+    made = attempts_of([resampled(), resampled()])
+    recorded = attempts_table(1, made, None).select(["kept", "advantage"])
+    assert _other_columns(1, made, recorded) == set()
+    assert _other_columns(1, [*made[:-1], replace(made[-1], advantage=0.5)], recorded) == {"advantage"}
+    assert _other_columns(1, made[:-1], recorded) == {"kept", "advantage"}

@@ -146,11 +146,12 @@ def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], dec
         whole_file(path) as file,
         parquet.ParquetWriter(file, attempts_schema(), compression="zstd") as writer,
     ):
-        for some in _in_row_groups(attempts):
+        for some in in_row_groups(attempts):
             writer.write_table(attempts_table(step, some, decode))
 
 
-def _in_row_groups(attempts: Sequence[AttemptRecord]) -> Iterator[Sequence[AttemptRecord]]:
+def in_row_groups(attempts: Sequence[AttemptRecord]) -> Iterator[Sequence[AttemptRecord]]:
+    """The attempts, in order, in parts of about ROW_GROUP_TOKENS tokens."""
     begin = tokens = 0
     for place, attempt in enumerate(attempts, start=1):
         tokens += len(attempt.trajectory.token_ids)

@@ -31,7 +31,16 @@ from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
 from rocstar.record.journal import read_journal
-from rocstar.record.rollouts import SHORT_COLUMNS, attempts_table, problem_of, read_table, rows_of_step, trajectory_of
+from rocstar.record.rollouts import (
+    SHORT_COLUMNS,
+    AttemptRecord,
+    attempts_table,
+    in_row_groups,
+    problem_of,
+    read_table,
+    rows_of_step,
+    trajectory_of,
+)
 from rocstar.run.opening import OpenedModel, opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
@@ -267,10 +276,11 @@ class Replay:
     def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> ReplayedStep:
         differs = {}
         recorded = read_table(self.run.rollout_file(step), [name for columns in COMPARED.values() for name in columns])
-        again = attempts_table(step, attempt_records(learnt.chosen, learnt.rows, policy_version=version), None)
+        records = attempt_records(learnt.chosen, learnt.rows, policy_version=version)
+        other = _other_columns(step, records, recorded)
         for what, columns in COMPARED.items():
-            if other := [name for name in columns if not again[name].equals(recorded[name].cast(again[name].type))]:
-                differs[what] = f"{', '.join(other)} of the attempts"
+            if names := [name for name in columns if name in other]:
+                differs[what] = f"{', '.join(names)} of the attempts"
         if self._decides and (count := self._other_outcomes(groups)):
             differs["rewards"] = f"those of {plural(count, 'attempt')}"
         metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **mean_of_updates(learnt.updates)}
@@ -316,3 +326,15 @@ class Replay:
             for stage in changed(self.recipe, own, {}).stage
             if isinstance(stage, RlStage) and stage.name == self.stage.name
         )
+
+
+def _other_columns(step: int, records: Sequence[AttemptRecord], recorded: Any) -> set[str]:
+    """The columns of the recorded attempts that these do not have again, a row group in memory at a time."""
+    if len(records) != len(recorded):
+        return set(recorded.column_names)
+    other, begin = set[str](), 0
+    for some in in_row_groups(records):
+        again, before = attempts_table(step, some, None), recorded.slice(begin, len(some))
+        other |= {name for name in before.column_names if not again[name].equals(before[name].cast(again[name].type))}
+        begin += len(some)
+    return other
