@@ -138,10 +138,10 @@ def tell_without_fail() -> None:
     """From now on a message that cannot be written is lost: a run of days must not end because its terminal, the pipe
     of `| tee` or the disk of its log is gone."""
     with suppress(OSError):  # a stream that is no file, of a program that calls `main` itself, stays
-        sys.stderr.fileno()
-        raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
-        text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
-        sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
+        if sys.stderr.fileno() == STDERR:
+            raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
+            text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+            sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 
 
 def flush_results() -> None:
