@@ -137,10 +137,11 @@ class _Telling(io.FileIO):
 def tell_without_fail() -> None:
     """From now on a message that cannot be written is lost: a run of days must not end because its terminal, the pipe
     of `| tee` or the disk of its log is gone."""
-    if sys.stderr.fileno() == STDERR:
-        raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
-        text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
-        sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
+    with suppress(OSError):  # a stream that is no file, of a program that calls `main` itself, stays
+        if sys.stderr.fileno() == STDERR:
+            raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
+            text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+            sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 
 
 def flush_results() -> None:

@@ -36,7 +36,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4647, 24),
     "sandbox": (8625, 47),
     "serving": (763, 6),
-    "support": (2067, 17),
+    "support": (2068, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (617, 1),
