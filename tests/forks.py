@@ -67,8 +67,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-"""As STUB, for a child of a run (`rocstar.support.child`): it has the descriptor that it was passed, and the process that
-is forked for it ends when it is killed, as it is when its parent ends."""
+"""As STUB, for a child of a run (`rocstar.support.child`): it has the descriptor that it was passed, and the process
+that is forked for it ends when it is killed, as it is when its parent ends."""
 
 
 class Forked:

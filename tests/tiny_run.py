@@ -160,8 +160,8 @@ class Ended:
 class Command:
     """`rocstar ...` in a process group of its own, as a shell would start it.
 
-    The process is forked from one that has loaded torch already (`tests.forks`), and so are the learners and engines that
-    it starts. `started_cold` loads everything anew, as a person's command does."""
+    The process is forked from one that has loaded torch already (`tests.forks`), and so are the learners and engines
+    that it starts. `started_cold` loads everything anew, as a person's command does."""
 
     folder: Path
     process: Forked
