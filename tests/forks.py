@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -126,12 +126,12 @@ def write_stub(path: Path, act: str, text: str = STUB) -> None:
     path.chmod(0o755)
 
 
-def fork_children() -> None:
-    """From here on this process, which was forked itself, has the learner ranks and engines that it starts forked as
-    well: their imports took four seconds of CPU each. That such a child begins on its own is for tests of it."""
+def fork_children(put: Callable[[object, str, object], None] = setattr) -> None:
+    """From here on this process has the learner ranks and engines that it starts forked: their imports took four
+    seconds of CPU each. That such a child begins on its own is for tests of it. put: a test's `monkeypatch.setattr`."""
     from rocstar.support import child
 
-    child.sys = SimpleNamespace(executable=str(Path(address()).with_name("child")))  # type: ignore[attr-defined]
+    put(child, "sys", SimpleNamespace(executable=str(Path(address()).with_name("child"))))
 
 
 def begin_child(module: str, *arguments: str) -> None:
