@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -26,7 +26,7 @@ from pathlib import Path
 from select import select
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import mkdtemp
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ADDRESS = "ROCSTAR_TESTS_FORKS"
@@ -45,6 +45,30 @@ with socket.socket(socket.AF_UNIX) as door:
         signal.signal(number, lambda number, _: os.killpg(group, number))
     sys.exit(int(lines.readline()))
 """
+CHILD = """\
+#!{python} -IS
+import ctypes, json, os, signal, socket, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
+    sys.exit(1)
+*given, last = sys.argv[3:]
+passed = [int(last)] if last.isdigit() else []
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect({address!r})
+    files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
+    request = dict(act={act!r}, given=[*given, last], folder=os.getcwd(), files=files, environment=dict(os.environ))
+    socket.send_fds(door, [json.dumps(dict(request, passed=passed)).encode() + b"\\n"], passed)
+    lines = door.makefile()
+    lines.readline()
+    code = int(lines.readline())
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+"""As STUB, for a child of a run (`rocstar.support.child`): it has the descriptor that it was passed, and the process
+that is forked for it ends when it is killed, as it is when its parent ends."""
 
 
 class Forked:
@@ -79,7 +103,8 @@ def forked(
 ) -> Forked:
     """Start `act` (module:function) with these arguments, in a session of its own. files: those behind its stdin,
     stdout and stderr."""
-    return Forked(dict(act=act, given=given, folder=str(folder), files=files, environment=dict(environment)))
+    known = {**environment, ADDRESS: address()}
+    return Forked(dict(act=act, given=given, folder=str(folder), files=files, environment=known))
 
 
 def once_it_speaks(act: str, *given: str, folder: str | Path) -> tuple[Forked, str]:
@@ -94,11 +119,27 @@ def opened_by(process: int, descriptor: int) -> str:
     return f"/proc/{process}/fd/{descriptor}"
 
 
-def write_stub(path: Path, act: str) -> None:
+def write_stub(path: Path, act: str, text: str = STUB) -> None:
     """A command that has `act` carried out by a process that is forked for it, with the folder, the environment, the
     files and the signals of the command."""
-    path.write_text(STUB.format(python=sys.executable, address=address(), act=act))
+    path.write_text(text.format(python=sys.executable, address=address(), act=act))
     path.chmod(0o755)
+
+
+def fork_children(put: Callable[[object, str, object], None] = setattr) -> None:
+    """From here on this process has the learner ranks and engines that it starts forked: their imports took four
+    seconds of CPU each. That such a child begins on its own is for tests of it. put: a test's `monkeypatch.setattr`."""
+    from rocstar.support import child
+
+    put(child, "sys", SimpleNamespace(executable=str(Path(address()).with_name("child"))))
+
+
+def begin_child(module: str, *arguments: str) -> None:
+    """What CHILD has carried out."""
+    from rocstar.support import child
+
+    os.environ[child.PARENT] = str(os.getppid())
+    sys.exit(child.main([module, *arguments]))
 
 
 @cache
@@ -115,6 +156,8 @@ def address() -> str:
         root = Path(__file__).parents[1]
         server = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, pass_fds=[door.fileno()])
     atexit.register(server.communicate)
+    os.environ[ADDRESS] = f"{folder}/door"  # also for what is started by a shell
+    write_stub(Path(folder) / "child", "tests.forks:begin_child", CHILD)
     return f"{folder}/door"
 
 
@@ -124,17 +167,28 @@ def serve(door: socket.socket) -> None:
         watched.register(0, EVENT_READ)
         while True:
             for key, _ in watched.select():
+                if key.fd not in watched.get_map():
+                    continue  # let go of by one before it
                 if key.fileobj == 0:
                     return
                 if key.fileobj is door:
                     client = door.accept()[0]
-                    pid = _begun(client)
+                    pid, bound = _begun(client)
                     client.sendall(f"{pid}\n".encode())
-                    watched.register(os.pidfd_open(pid), EVENT_READ, (pid, client))
+                    process = os.pidfd_open(pid)
+                    watched.register(process, EVENT_READ, (pid, client))
+                    if bound:
+                        watched.register(client, EVENT_READ, process)
+                elif isinstance(key.fileobj, socket.socket):  # a child's stub was killed
+                    signal.pidfd_send_signal(key.data, signal.SIGKILL)
+                    watched.unregister(key.fileobj)
                 else:
                     watched.unregister(key.fd)
                     os.close(key.fd)
-                    _told(*key.data)
+                    pid, client = key.data
+                    with suppress(KeyError):
+                        watched.unregister(client)
+                    _told(pid, client)
 
 
 def _told(pid: int, client: socket.socket) -> None:
@@ -144,14 +198,26 @@ def _told(pid: int, client: socket.socket) -> None:
         client.sendall(f"{code}\n".encode())
 
 
-def _begun(client: socket.socket) -> int:
-    with client.makefile() as lines:
-        request = json.loads(lines.readline())
+def _begun(client: socket.socket) -> tuple[int, bool]:
+    """The process, and whether it is a child's, which ends with its client."""
+    text, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 1)
+    while not text.endswith(b"\n"):
+        text += client.recv(1 << 16)
+    request = json.loads(text)
+    passed = request.pop("passed", None)
     if pid := os.fork():
-        return pid
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid, passed is not None
     code = 1
     try:
-        os.closerange(3, 1024)
+        for wanted, descriptor in zip(passed or (), descriptors, strict=True):
+            os.dup2(descriptor, wanted, inheritable=False)
+        begin = 3
+        for wanted in passed or ():
+            os.closerange(begin, wanted)
+            begin = wanted + 1
+        os.closerange(begin, 1024)
         code = _carried_out(**request)
     except BaseException:
         traceback.print_exc()

@@ -405,9 +405,6 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, erro
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train"], "give a recipe first"),
-        (["train", "nope.toml"], "rocstar: there is no recipe nope.toml"),
-        (["train", "--resume", "last"], "there is no run last in runs"),
         (["runs", "show", "x"], "there is no run x in runs"),
         (["trian"], "rocstar: no such command 'trian'"),
         (["eval"], "rocstar: missing argument 'SUBJECT'; see rocstar eval --help"),
@@ -424,12 +421,6 @@ def test_a_mistake_on_the_command_line_is_exit_code_2(
 def test_traceback_shows_where_an_error_came_from() -> None:
     traced = child("train", "nope.toml", "--traceback")
     assert traced.returncode and "Traceback" in traced.stderr and "there is no recipe nope.toml" in traced.stderr
-
-
-def test_sft_without_such_a_stage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("rl.toml").write_text(RECIPE[RECIPE.rindex("[[stage]]") :])
-    assert cli.run(["sft", "rl.toml"]) == exits.USAGE
-    assert "no [[stage]] of kind sft" in capsys.readouterr().err
 
 
 def test_an_evaluation_is_a_table_or_one_object(

@@ -20,7 +20,7 @@ from runpy import run_module, run_path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from tests.forks import Forked, forked, opened_by
+from tests.forks import Forked, fork_children, forked, opened_by
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
 COLD_STEPS = 2  # of a run that `begun` is given to
@@ -160,8 +160,8 @@ class Ended:
 class Command:
     """`rocstar ...` in a process group of its own, as a shell would start it.
 
-    The process is forked from one that has loaded torch already (`tests.forks`); all others
-    that the command starts are its own. `started_cold` loads everything anew, as a person's command does."""
+    The process is forked from one that has loaded torch already (`tests.forks`), and so are the learners and engines
+    that it starts. `started_cold` loads everything anew, as a person's command does."""
 
     folder: Path
     process: Forked
@@ -204,6 +204,7 @@ def rocstar(*arguments: str) -> None:
     """The command, in this process."""
     from rocstar.cli.main import main
 
+    fork_children()
     sys.argv[:] = ["rocstar", *arguments]
     main()
 

@@ -1,5 +1,5 @@
-"""A run whose attempts an agent makes: it goes on, goes back and begins anew; the run is stopped, resumed, and replayed
-to the bit."""
+"""A run whose attempts an agent makes: it goes on, goes back and begins anew, and is replayed to the bit. Killed and
+resumed: test_killed_run.py."""
 
 from __future__ import annotations
 
@@ -84,20 +84,6 @@ def test_every_sampled_token_is_learnt_from_once_and_replayed_to_the_bit(wandere
     for one in heaviest:
         told = carried(run, last, one["row"], "")
         assert told is not None and len(told) == len(rows[one["row"]]["token_ids"]) and len(heaviest) > 0
-
-
-def test_a_run_that_is_stopped_goes_on(
-    wandered: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """An agent that asks one request at a time repeats itself, so the numbers are those of an undisturbed run."""
-    place = workplace(tmp_path / "stopped")
-    (place / "wanderer.py").write_text(WANDERER)
-    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=wanderer:solve")
-    command = Command.start(place, "train", "tiny.toml", *given)
-    ended = command.after_step(3, command.interrupt)
-    ended = Command.start(place, "train", "--resume", "tiny").wait()
-    assert ended.code == 0, ended.told
-    assert metrics(place) == metrics(wandered)
 
 
 def test_where_every_agent_fails_the_run_halts_and_says_why(

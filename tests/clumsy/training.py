@@ -118,11 +118,6 @@ LIMITS = [
 
 UNREAD = [
     tiny("data.pool=5", "override 'data.pool=5' ... data.source is 'files' ... leave it"),
-    bad(
-        "families of files in a child",
-        "bad.toml line 3: data.families ... leave it out",
-        recipe('[data]\nfamilies = ["gcd"]'),
-    ),
     tiny(
         "data.source=arithmetic data.columns.question=q",
         "override 'data.columns.question=q' ... data.source is 'arithmetic'",
@@ -138,11 +133,6 @@ UNREAD = [
         recipe('[[stage]]\nname = "stage1"\ndata.source = "arithmetic"\ndata.max_problems = 2'),
     ),
     given("train pretrained.toml model.num_layers=2", "model.path is 'model' ... leave it"),
-    bad(
-        "a shape beside a model",
-        "bad.toml line 4: model.rope_theta",
-        recipe('[model]\npath = "model"\nrope_theta = 10'),
-    ),
     tiny("resample.method=all resample.keep=3", "override 'resample.keep=3' ... resample.method is 'all'"),
     tiny("resample.method=uniform resample.failure_floor=0", "'uniform'"),
     tiny("resample.method=all resample.format_weight=2", "'all'"),

@@ -13,6 +13,7 @@ from rocstar.config.sections import Recipe
 from rocstar.evaluation.subject import LocalModel
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
+from tests.forks import fork_children
 
 PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(3)]
 ROLLOUT = {"template": "compact", "max_turns": 1, "max_response_tokens": 12, "engine_rows": 4}
@@ -29,7 +30,10 @@ async def rolled(folder: Path, settings: Recipe) -> list[tuple[int, ...]]:
     return [trajectory.token_ids for group in groups for trajectory in group.trajectories]
 
 
-async def test_engines_in_processes_write_what_the_embedded_one_does(model_folder: Path) -> None:
+async def test_engines_in_processes_write_what_the_embedded_one_does(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_children(monkeypatch.setattr)
     embedded = await rolled(model_folder, recipe())
     apart = recipe(engine=[{"name": "e", "kind": "torch", "count": 1}])
     assert await rolled(model_folder, apart) == embedded

@@ -110,12 +110,16 @@ def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more:
 
 
 def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
-    recipe = load_recipe(RECIPES / "paper/stage3.toml")
-    made = weighed_plan(recipe, "mi300x", GPUS["mi300x"], 64, Assumptions())
+    made = plan("paper/stage3.toml", "mi300x", 64)
     assert not made.refusals
     assert 2 < made.hours / 24 < 14  # the paper: about a week
     assert made.stages[1].calls == pytest.approx(45_000, rel=0.05)
-    assert max(made.matters.values()) == made.matters["length_share"]
+
+
+def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml", SMALL)
+    made = weighed_plan(recipe, "h100", GPUS["h100"], 8, Assumptions())
+    assert max(made.matters.values()) == made.matters["length_share"] > 1
 
 
 def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from rocstar.learning.policy import Policy, Put, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
+from tests.forks import fork_children
 from tests.learning.examples import codec, model, rows, sft_rows
 from tests.tiny_run import PYTHON, Command
 
@@ -260,9 +261,12 @@ def test_a_dead_rank_ends_the_other_and_one_goes_on_from_their_checkpoint(ranks:
     assert close(course(later, range(2, 4)), whole[2:])
 
 
-def test_weights_that_are_broken_on_another_rank_are_told_as_such(ranks: Ranks, tmp_path: Path) -> None:
+def test_weights_that_are_broken_on_another_rank_are_told_as_such(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 said that the other had ended, and to resume on as many ranks as there are."""
     ranks.close()
+    fork_children(monkeypatch.setattr)
     broken = model()
     with torch.no_grad():
         broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.rollout.environment import Conversation, ToolEnvironment
-from rocstar.rollout.episode import run_episode
+from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient, Session
 from rocstar.tools.notebook import NotebookTool
-from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory
-from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in, roller
+from rocstar.types import Sampling, Stop, ToolCall, ToolResult
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, program, replies_in, roller
 from tests.sandbox.driver import eventually
 from tests.scripted import ScriptedEngine
 
@@ -61,33 +60,17 @@ def notebooks(client: SandboxClient) -> Notebooks:
     return Notebooks(client)
 
 
-async def attempt(talk: Conversation, texts: list[str], **changes: int) -> Trajectory:
-    return await run_episode(
-        ScriptedEngine(CODEC, texts),
-        ToolEnvironment(PROBLEM, talk, limits(**changes), seed=1),
-        PROBLEM,
-        index=0,
-        sampling=Sampling(max_new_tokens=1, seed=3, stop_token_ids=(STOP,)),
-        session_id="s",
-    )
-
-
-async def test_the_second_call_of_an_attempt_sees_a_name_of_the_first(notebooks: Notebooks) -> None:
-    trajectory = await attempt(notebooks.conversation(), TWO_CELLS)
-    assert trajectory.stop is Stop.ANSWERED
-    assert [turn.results[0].status for turn in trajectory.turns[:2]] == [Status.OK, Status.OK]
-    assert "42" in replies_in(trajectory)[1]
-    assert (len(notebooks.sessions), notebooks.open) == (1, 0)
-
-
-async def test_every_session_of_a_step_is_closed_at_its_end(notebooks: Notebooks) -> None:
-    await roller(ScriptedEngine(CODEC, TWO_CELLS), notebooks.conversation()).roll([PROBLEM, OTHER], attempts=3, seed=1)
+async def test_calls_of_an_attempt_share_names_and_its_session_is_closed_at_its_end(notebooks: Notebooks) -> None:
+    made = roller(ScriptedEngine(CODEC, TWO_CELLS), notebooks.conversation())
+    for group in await made.roll([PROBLEM, OTHER], attempts=3, seed=1):
+        for trajectory in group.trajectories:
+            assert trajectory.stop is Stop.ANSWERED and "42" in replies_in(trajectory)[1]
     assert (len(notebooks.sessions), notebooks.open) == (6, 0)
     assert notebooks.most_open > 1
 
 
 async def test_an_attempt_that_calls_nothing_opens_no_session(notebooks: Notebooks) -> None:
-    assert (await attempt(notebooks.conversation(), [ANSWER])).stop is Stop.ANSWERED
+    await roller(ScriptedEngine(CODEC, [ANSWER]), notebooks.conversation()).roll([PROBLEM], attempts=1, seed=1)
     assert notebooks.sessions == []
 
 

@@ -45,11 +45,6 @@ def test_a_row_in_digits_and_masked() -> None:
     assert masked.id != wp.to_problem(replace(ROW, numbers=(9, 4, 3), answer=36), "masked").id
 
 
-def test_duplicates_are_marked_by_the_masked_question() -> None:
-    assert wp.to_problem(ROW, seen={ROW.template}).metadata["duplicate"] is True
-    assert wp.to_problem(ROW, seen={"another question"}).metadata["duplicate"] is False
-
-
 def test_programs_inline_and_bound() -> None:
     assert wp.inline_program(ROW, "digits") == "print(8*4)"
     assert wp.inline_program(ROW, "masked") == wp.bound_program(ROW, "masked") == "print(n0*n1)"
@@ -170,10 +165,3 @@ def test_demonstrations_and_problems_come_in_the_number_asked_for(train: list[wp
     assert sum(len(demo.turns) == 2 for demo in demos) / 400 == pytest.approx(0.25, abs=0.08)
     problems = training_problems(rows, 300, numbers="digits", variation=Variation(), seed=0)
     assert len({problem.id for problem in problems}) > 250
-
-
-@needs_data
-def test_a_held_out_part_of_the_size_that_was_measured(train: list[wp.WordProblem]) -> None:
-    rest, dev = wp.held_out(wp.consistent(train), 150, seed=0)
-    assert len(dev) == 150
-    assert 2900 < len(rest) < 2980

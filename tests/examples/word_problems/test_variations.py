@@ -7,24 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from tests.examples.word_problems.test_rows import ROW
 from word_problems import rows as wp
 from word_problems.expressions import exact, parse_prefix
 from word_problems.variations import (
     Variation,
-    asked_twice,
-    oversampled,
     training_rows,
     with_distractor,
     with_redrawn_numbers,
 )
 
-ROW = wp.WordProblem(
-    template="tom has number0 boxes of number1 pens . he saw number2 cats . how many pens has he ?",
-    numbers=(8, 4, 3),
-    tree=parse_prefix("* number0 number1"),
-    answer=32,
-    source="here",
-)
 DONOR = wp.WordProblem(
     template="ann sold number0 of her number1 cakes . how many are left ?",
     numbers=(5, 9),
@@ -77,14 +69,6 @@ def test_slots_are_numbered_by_appearance_after_a_distractor() -> None:
 @pytest.mark.parametrize("donor", [replace(DONOR, numbers=(8, 9)), replace(DONOR, template="number0 and number1 ?")])
 def test_an_unfit_distractor_is_left_out(donor: wp.WordProblem) -> None:
     assert with_distractor(ROW, donor, random.Random(0)) == ROW
-
-
-def test_asking_twice_and_oversampling() -> None:
-    assert asked_twice(DONOR).template == (
-        "how many are left ? . ann sold number0 of her number1 cakes . how many are left ?"
-    )
-    two = replace(ROW, tree=parse_prefix("+ 1 * number0 number1"))
-    assert oversampled([ROW, two], 3) == [ROW, two, two, two]
 
 
 def test_passes_over_the_rows_are_shuffled_repeatable_and_cycle_their_drawings() -> None:
