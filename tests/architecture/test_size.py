@@ -31,9 +31,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3337, 19),
     "parts": (1718, 9),
     "protocols": (290, 1),
-    "record": (3029, 17),
+    "record": (3030, 17),
     "rollout": (1851, 12),
-    "run": (4647, 24),
+    "run": (4669, 24),
     "sandbox": (8625, 47),
     "serving": (763, 6),
     "support": (2068, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4180
+CLASSES, FUNCTIONS = 587, 4181
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_008}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_009}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
