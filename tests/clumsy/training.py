@@ -118,6 +118,7 @@ LIMITS = [
 
 UNREAD = [
     tiny("data.pool=5", "override 'data.pool=5' ... data.source is 'files' ... leave it"),
+    tiny("'data.families=[\"gcd\"]'", "data.families ... data.source is 'files' ... leave it"),
     tiny(
         "data.source=arithmetic data.columns.question=q",
         "override 'data.columns.question=q' ... data.source is 'arithmetic'",
@@ -133,6 +134,7 @@ UNREAD = [
         recipe('[[stage]]\nname = "stage1"\ndata.source = "arithmetic"\ndata.max_problems = 2'),
     ),
     given("train pretrained.toml model.num_layers=2", "model.path is 'model' ... leave it"),
+    given("train pretrained.toml model.rope_theta=10", "model.rope_theta ... model.path is 'model' ... leave it"),
     tiny("resample.method=all resample.keep=3", "override 'resample.keep=3' ... resample.method is 'all'"),
     tiny("resample.method=uniform resample.failure_floor=0", "'uniform'"),
     tiny("resample.method=all resample.format_weight=2", "'all'"),
