@@ -346,7 +346,7 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=rows)
         if not dry_run:
-            refuse_weak_sandbox(recipe)
+            refuse_weak_sandbox(recipe.cluster, recipe.sandbox)
         return material
 
 
@@ -396,7 +396,7 @@ def _print_given(
     if 0 < len(material.heldout) < recipe.evaluate.problems:
         asked = f"fewer than evaluate.problems = {recipe.evaluate.problems}; all of them are asked"
         print(f"{len(material.heldout)} problems are held out, {asked}", file=sys.stderr)
-    refuse_weak_sandbox(recipe)
+    refuse_weak_sandbox(recipe.cluster, recipe.sandbox)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rocstar.cluster.here import Machines, opened_here, started_sandbox
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe
+    from rocstar.config.sections import ClusterSection, Recipe, SandboxSection
     from rocstar.parts.placement import Placement
 
 
@@ -30,10 +30,10 @@ def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> Abstra
     return opened(recipe, proof, placement)
 
 
-def refuse_weak_sandbox(recipe: Recipe) -> None:
+def refuse_weak_sandbox(cluster: ClusterSection, sandbox: SandboxSection) -> None:
     """Start the sandbox of a run, or reach its services, and end that again: a machine that offers less isolation than
     `sandbox.min_isolation` is refused before there is a run. Services that Ray places cannot be tried. Raises
     SandboxDown."""
-    if not recipe.cluster.sandbox_nodes:
-        with started_sandbox(recipe.sandbox.model_copy(update={"slots": 1, "preload": []})):
+    if not cluster.sandbox_nodes:
+        with started_sandbox(sandbox.model_copy(update={"slots": 1, "preload": []})):
             pass
