@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rocstar.cluster.here import Machines, opened_here, started_sandbox
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import ClusterSection, Recipe, SandboxSection
+    from rocstar.config.places import ClusterSection, SandboxSection
+    from rocstar.config.sections import Recipe
     from rocstar.parts.placement import Placement
 
 

@@ -19,7 +19,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (1942, 11),
     "answers": (3423, 18),
     "cli": (3368, 23),
-    "cluster": (857, 8),
+    "cluster": (858, 8),
     "config": (2175, 11),
     "data": (4501, 24),
     "dialogue": (1566, 10),
