@@ -34,7 +34,7 @@ from rocstar.record.evaluations import RESULT, label_of, model_folder
 from rocstar.record.folder import numbered, read_json
 from rocstar.rollout.collect import Roller
 from rocstar.support.chat_http import check_address
-from rocstar.support.screen import Screen
+from rocstar.support.screen import Screen, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
 
 PARALLEL = 32  # requests at once to an endpoint
@@ -285,8 +285,8 @@ def _said(planned: PlannedEvaluation) -> str:
     repeats = f" ({twice} of them repeat a question)" if twice else ""
     words, tools = planned.subject.said
     return (
-        f"{len(problems)} problems{repeats} x {protocol.attempts} attempts at temperature {protocol.temperature:g}, "
-        f"{words}, at most {recipe.rollout.max_response_tokens} tokens and {recipe.rollout.max_turns} turns, "
+        f"{len(problems)} problems{repeats} x {plural(protocol.attempts, 'attempt')} at temperature {protocol.temperature:g}, "
+        f"{words}, at most {recipe.rollout.max_response_tokens} tokens and {plural(recipe.rollout.max_turns, 'turn')}, "
         f"{'one turn without tools' if planned.problem_set.kind.one_turn else tools}, "
         f"verifier {recipe.evaluate.verifier}"
     )

@@ -247,7 +247,7 @@ def _check_faults(groups: Sequence[Group], budget: float) -> None:
         raise RunHalted(
             f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by failures outside the "
             f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
-            f"repair the service and evaluate again; the first says: {faults[0]}"
+            f"repair what the first of them says and evaluate again: {faults[0]}"
         )
 
 

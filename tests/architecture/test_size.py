@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1139, 6),
     "analysis": (1942, 11),
     "answers": (3423, 18),
-    "cli": (3368, 23),
+    "cli": (3370, 23),
     "cluster": (858, 8),
     "config": (2175, 11),
     "data": (4501, 24),

@@ -63,10 +63,12 @@ def _comparison(result: Mapping[str, Any]) -> str:
 
 
 def _subject(subject: Mapping[str, Any]) -> str:
-    accuracy = subject["accuracy"]
+    from rocstar.support.screen import plural
+
+    accuracy, attempts = subject["accuracy"], plural(subject["attempts"], "attempt")
     low, high = accuracy["interval"]
     open_ones = f", {accuracy['undecided']:.1%} undecided" if "undecided" in accuracy else ""
-    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {subject['attempts']} attempts each{open_ones}"
+    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {attempts} each{open_ones}"
     return f"{measured}: {subject['evaluation']}"
 
 
