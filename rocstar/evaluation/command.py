@@ -284,9 +284,10 @@ def _said(planned: PlannedEvaluation) -> str:
     twice = len(problems) - len({problem.id for problem in problems})
     repeats = f" ({twice} of them repeat a question)" if twice else ""
     words, tools = planned.subject.said
+    attempts, turns = plural(protocol.attempts, "attempt"), plural(recipe.rollout.max_turns, "turn")
     return (
-        f"{len(problems)} problems{repeats} x {plural(protocol.attempts, 'attempt')} at temperature {protocol.temperature:g}, "
-        f"{words}, at most {recipe.rollout.max_response_tokens} tokens and {plural(recipe.rollout.max_turns, 'turn')}, "
+        f"{len(problems)} problems{repeats} x {attempts} at temperature {protocol.temperature:g}, "
+        f"{words}, at most {recipe.rollout.max_response_tokens} tokens and {turns}, "
         f"{'one turn without tools' if planned.problem_set.kind.one_turn else tools}, "
         f"verifier {recipe.evaluate.verifier}"
     )

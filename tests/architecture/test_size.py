@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1566, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
-    "evaluation": (3543, 21),
+    "evaluation": (3544, 21),
     "faults": (656, 4),
     "forecast": (2011, 9),
     "learning": (3337, 19),
