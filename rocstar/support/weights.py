@@ -121,17 +121,20 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"{file} is a git-LFS pointer and no weights; fetch them with `git lfs pull` in its folder")
     if file.suffix != ".safetensors":
         return {}
-    whole, shapes = 8 + length, {}
+    whole, shapes, whole_numbers = 8 + length, {}, []
     try:
         if size >= whole:
             tensors = [(name, tensor) for name, tensor in json.loads(text).items() if name != "__metadata__"]
             shapes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors}
+            whole_numbers = [name for name, each in tensors if name.endswith(".weight") and each["dtype"][0] in "IU"]
             whole += max((int(tensor["data_offsets"][1]) for _, tensor in tensors), default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise ConfigError(f"{file} has no header of safetensors; fetch it again") from None
     if size != whole:
         least = "at least " if size < 8 + length else ""
         raise ConfigError(f"{file} holds {size} bytes of {least}{whole}, so it is not whole; fetch it again")
+    if whole_numbers:
+        raise ConfigError(f"{file} holds integers for {whole_numbers[0]}: quantised weights; take the unquantised model")
     return shapes
 
 
