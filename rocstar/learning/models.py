@@ -104,7 +104,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         model.get_output_embeddings().weight is not model.get_input_embeddings().weight
     ):  # transformers goes on with both; a checkpoint would hold one of them
         raise ConfigError(
-            f"{source} holds an output head that differs from its embedding, and its config.json says that they are one "
+            f"{source} holds an output head that differs from its embedding, and its config.json ties them "
             "(tie_word_embeddings); set that to false, or fetch the model again"
         )
     model.config.dtype = config.dtype or torch.float32

@@ -81,6 +81,9 @@ def failure(error: Exception) -> tuple[int, str] | None:
             FAILED,
             f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again",
         )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        limits = "raise the limit of this user (ulimit -u) or of the container (pids.max)"
+        return NOT_READY, f"no further thread or process can be started here; {limits}"
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None

@@ -134,7 +134,9 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         least = "at least " if size < 8 + length else ""
         raise ConfigError(f"{file} holds {size} bytes of {least}{whole}, so it is not whole; fetch it again")
     if whole_numbers:
-        raise ConfigError(f"{file} holds integers for {whole_numbers[0]}: quantised weights; take the unquantised model")
+        raise ConfigError(
+            f"{file} holds integers for {whole_numbers[0]}: quantised weights; take the unquantised model"
+        )
     return shapes
 
 
