@@ -67,8 +67,8 @@ def refuse_changed(checkpoint: Path, part: str = "") -> None:
     """Raises DataError for a file of a checkpoint whose name begins with `part` and that was cut, lost or replaced
     since it was written; nothing for any other folder. Older checkpoints have no marks, or sizes alone."""
     marks: dict[str, Any] = {"bytes": {}, "hashes": {}}
-    with suppress(OSError, ValueError, TypeError):
-        marks |= json.loads((checkpoint / "state.json").read_bytes())
+    with suppress(DataError):
+        marks |= state_of(checkpoint)
     for name, size in marks["bytes"].items():
         file, mark = checkpoint / name, marks["hashes"].get(name)
         there = file.stat().st_size if file.is_file() else None
@@ -77,6 +77,13 @@ def refuse_changed(checkpoint: Path, part: str = "") -> None:
         found = "is another file than was written" if there == size else f"has {there} bytes, and {size} were written"
         found = "is not there any more" if there is None else found
         raise DataError(f"{file} {found}; {put_back(checkpoint)}")
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """What state.json holds. Raises DataError."""
+    with suppress(OSError, ValueError, TypeError):
+        return {**json.loads((checkpoint / "state.json").read_bytes())}
+    raise DataError(f"{checkpoint / 'state.json'} is not there or is no JSON object; {put_back(checkpoint)}")
 
 
 def put_back(checkpoint: Path) -> str:
