@@ -418,6 +418,16 @@ def test_a_mistake_on_the_command_line_is_exit_code_2(
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("given", [["train", "tiny.toml", "rollout.max_turns=" + "x" * 100_000], ["x" * 100_000]])
+def test_a_sentence_that_repeats_a_long_value_is_cut_in_its_middle(
+    capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    assert cli.run(given) == exits.USAGE
+    told = capsys.readouterr().err
+    assert told.startswith("rocstar: ") and " ... " in told and len(told) < exits.MOST_SENTENCE + 20
+    assert told.endswith(("should be a valid integer\n", "see rocstar --help\n"))
+
+
 def test_traceback_shows_where_an_error_came_from() -> None:
     traced = child("train", "nope.toml", "--traceback")
     assert traced.returncode and "Traceback" in traced.stderr and "there is no recipe nope.toml" in traced.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocstar.config.recipe import recipe_of, resolved_from_json
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, fill_branch
 from rocstar.record.show import show_run
@@ -64,6 +64,16 @@ def refused(run: RunFolder, *settings: str, step: int = 6) -> str:
 )
 def test_what_is_over_or_holds_for_the_whole_run_cannot_change(run: RunFolder, setting: str, sentence: str) -> None:
     assert sentence in refused(run, setting)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]"])
+def test_a_checkpoint_whose_state_is_broken_or_lost_is_named_with_what_to_do(run: RunFolder, text: str | None) -> None:
+    state = run.checkpoint(6) / "state.json"
+    state.unlink() if text is None else state.write_text(text)
+    with pytest.raises(
+        DataError, match=r"state\.json is not there or is no JSON object; put it back from a copy, or move"
+    ):
+        continued(run, 6, ["stage.one.steps=9"], flag="--resume")
 
 
 @pytest.mark.parametrize(

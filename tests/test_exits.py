@@ -86,3 +86,9 @@ def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
     with pytest.raises(sqlite3.OperationalError) as bug:
         database.execute("select x from nowhere")
     assert failure(bug.value) is None
+
+
+def test_a_thread_that_cannot_be_started_is_told_with_the_limits_to_raise() -> None:
+    told = failure(RuntimeError("can't start new thread"))
+    assert told is not None and told[0] == NOT_READY and "ulimit -u" in told[1]
+    assert failure(RuntimeError("another")) is None

@@ -52,6 +52,7 @@ from rocstar.support.exits import (
     is_disk_full,
     need,
     open_closed_streams,
+    shortened,
     tell_without_fail,
     visible,
 )
@@ -137,7 +138,7 @@ def run(arguments: list[str]) -> int:
         report = failure(error)
         if report is None or show_traceback:
             raise
-        print(f"rocstar: {visible(report[1])}", file=sys.stderr)
+        print(f"rocstar: {shortened(visible(report[1]))}", file=sys.stderr)
         return report[0]
     return code
 
@@ -158,7 +159,7 @@ def _usage_sentence(error: Any) -> str:
     if "\n" in message:  # the help page, where no argument was given
         return message
     page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-    return f"rocstar: {message[:1].lower()}{message[1:].rstrip('.')}{page}"
+    return shortened(f"rocstar: {message[:1].lower()}{message[1:].rstrip('.')}{page}")
 
 
 def _show_version(wanted: bool) -> None:

@@ -87,6 +87,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         )
     except (ImportError, OSError, ValueError, SafetensorError) as error:  # ImportError: another package is needed
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value that transformers does not check
+        raise ConfigError(f"{source} {UNLOADED} ({error!r}); correct its config.json") from error
     if wrong := misfits(loading_info):
         raise ConfigError(
             f"{source} does not hold the weights of the model that its config.json describes ({wrong}); correct "
@@ -97,6 +99,13 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         raise ConfigError(
             f"{source} is broken: its tensor {broken} holds nan or inf; fetch the model again, or take an earlier "
             "checkpoint"
+        )
+    if model.config.tie_word_embeddings and (
+        model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+    ):  # transformers goes on with both; a checkpoint would hold one of them
+        raise ConfigError(
+            f"{source} holds an output head that differs from its embedding, and its config.json ties them "
+            "(tie_word_embeddings); set that to false, or fetch the model again"
         )
     model.config.dtype = config.dtype or torch.float32
     return model

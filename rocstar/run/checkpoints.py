@@ -25,9 +25,9 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder, write_atomic, write_json
-from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried
-from rocstar.support.weights import marks_of, put_back, refuse_changed
+from rocstar.support.weights import marks_of, put_back, refuse_changed, state_of
 from rocstar.types import Problem
 
 Learner = SftLearner | GrpoLearner
@@ -107,7 +107,7 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
-            state, carried = read_json(path / "state.json"), path / "carried.json"
+            state, carried = state_of(path), path / "carried.json"
             refuse_changed(path)
             carries = state.get("carried", carried.is_file())  # absent in older checkpoints
             done = {name: state[name] for name in state if name not in ("bytes", "hashes")}

@@ -19,6 +19,7 @@ from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
 from rocstar.support.screen import plural
+from rocstar.support.weights import state_of
 
 PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
@@ -153,7 +154,7 @@ def _merged(rows: Sequence[Change]) -> list[Change]:
 def _refuse_what_is_over(
     run: RunFolder, step: int, was: Recipe, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
 ) -> None:
-    state, names = read_json(run.checkpoint(step) / "state.json"), [stage.name for stage in now.stage]
+    state, names = state_of(run.checkpoint(step)), [stage.name for stage in now.stage]
     under_way = [stage for stage in was.stage if stage.steps][state["stage"]].name
     for given in settings:
         if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(under_way):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, OF_LIMITS, Call, Limits
@@ -26,6 +27,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "processes": (1, 1024),
 }
 """Smallest and largest value of each field of `Limits`."""
+OWN_PROCESSES = 2  # of a slot, which the kernel counts with those of its program
 START_BYTES = 2 * 2**20  # memory that a process takes before its program runs
 INPUT_COPIES = 2  # copies of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
@@ -37,6 +39,7 @@ def complaint(call: Call) -> str:
         of_text(call)
         or of_session(call)
         or of_limits(call.limits)
+        or of_processes(call.limits)
         or of_patience(call.patience_seconds)
         or (of_files(call) if call.files or call.stdin else "")
         or of_memory(call)
@@ -80,6 +83,17 @@ def of_limits(limits: Limits) -> str:
         if not least <= value <= most:  # NaN fails this test too
             return f"{OF_LIMITS}{name} must be from {least} to {most}, got {value}"
     return ""
+
+
+def of_processes(limits: Limits) -> str:
+    """Where this machine allows fewer: a process can't raise its hard limit for the program that it starts."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if hard == resource.RLIM_INFINITY or limits.processes + OWN_PROCESSES <= hard:
+        return ""
+    return (
+        f"{OF_LIMITS}processes is {limits.processes}, and of the {hard} that this user may have here the sandbox needs "
+        f"{OWN_PROCESSES}; raise the hard limit (ulimit -Hu), or lower {OF_LIMITS}processes"
+    )
 
 
 def of_patience(seconds: float) -> str:

@@ -126,6 +126,8 @@ async def _complete(agent: Agent, request: Request) -> Response:
         roller = _within(agent, asked, len(opened))
     except DataError as error:
         return refusal(400, str(error), "invalid_request_error")
+    except ClientDisconnect:
+        return Response()  # to nobody: the client has gone amid its request
     events = answered(roller, asked.question, opened, asked.sampling)
     if asked.stream:
         return StreamingResponse(_streamed(agent, asked, opened, events), media_type="text/event-stream")

@@ -44,6 +44,7 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+MOST_SENTENCE = 2000  # characters, about a screen
 STDERR = 2  # its descriptor
 
 
@@ -51,6 +52,12 @@ def visible(text: str) -> str:
     """Escape control and direction characters, so that text of a model, a program or a file can't control a
     terminal."""
     return "".join(map(_shown, text))
+
+
+def shortened(sentence: str) -> str:
+    """Its beginning and its end, where it repeats a long value: what happened, and what to do."""
+    half = MOST_SENTENCE // 2
+    return sentence if len(sentence) <= MOST_SENTENCE else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def _shown(character: str) -> str:
@@ -81,6 +88,9 @@ def failure(error: Exception) -> tuple[int, str] | None:
             FAILED,
             f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again",
         )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        limits = "raise the limit of this user (ulimit -u) or of the container (pids.max)"
+        return NOT_READY, f"no further thread or process can be started here; {limits}"
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
-from rocstar.support.exits import visible
+from rocstar.support.exits import shortened, visible
 from rocstar.support.pace import Pace, time_left
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Screen:
         """Show a message for the user, above the live line."""
         with self._lock:
             self._last, self._noted = sentence, self._clock()
-            self._tell(sentence)
+            self._tell(shortened(sentence))
 
     def _tell(self, sentence: str) -> None:
         sentence = visible(sentence)

@@ -67,8 +67,8 @@ def refuse_changed(checkpoint: Path, part: str = "") -> None:
     """Raises DataError for a file of a checkpoint whose name begins with `part` and that was cut, lost or replaced
     since it was written; nothing for any other folder. Older checkpoints have no marks, or sizes alone."""
     marks: dict[str, Any] = {"bytes": {}, "hashes": {}}
-    with suppress(OSError, ValueError, TypeError):
-        marks |= json.loads((checkpoint / "state.json").read_bytes())
+    with suppress(DataError):
+        marks |= state_of(checkpoint)
     for name, size in marks["bytes"].items():
         file, mark = checkpoint / name, marks["hashes"].get(name)
         there = file.stat().st_size if file.is_file() else None
@@ -77,6 +77,13 @@ def refuse_changed(checkpoint: Path, part: str = "") -> None:
         found = "is another file than was written" if there == size else f"has {there} bytes, and {size} were written"
         found = "is not there any more" if there is None else found
         raise DataError(f"{file} {found}; {put_back(checkpoint)}")
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """What state.json holds. Raises DataError."""
+    with suppress(OSError, ValueError, TypeError):
+        return {**json.loads((checkpoint / "state.json").read_bytes())}
+    raise DataError(f"{checkpoint / 'state.json'} is not there or is no JSON object; {put_back(checkpoint)}")
 
 
 def put_back(checkpoint: Path) -> str:
@@ -121,17 +128,22 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"{file} is a git-LFS pointer and no weights; fetch them with `git lfs pull` in its folder")
     if file.suffix != ".safetensors":
         return {}
-    whole, shapes = 8 + length, {}
+    whole, shapes, whole_numbers = 8 + length, {}, []
     try:
         if size >= whole:
             tensors = [(name, tensor) for name, tensor in json.loads(text).items() if name != "__metadata__"]
             shapes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors}
+            whole_numbers = [name for name, each in tensors if name.endswith(".weight") and each["dtype"][0] in "IU"]
             whole += max((int(tensor["data_offsets"][1]) for _, tensor in tensors), default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise ConfigError(f"{file} has no header of safetensors; fetch it again") from None
     if size != whole:
         least = "at least " if size < 8 + length else ""
         raise ConfigError(f"{file} holds {size} bytes of {least}{whole}, so it is not whole; fetch it again")
+    if whole_numbers:
+        raise ConfigError(
+            f"{file} holds integers for {whole_numbers[0]}: quantised weights; take the unquantised model"
+        )
     return shapes
 
 

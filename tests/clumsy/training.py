@@ -9,6 +9,7 @@ from tests.clumsy.workplace import (
     cut,
     folder,
     given,
+    in_integers,
     model_config,
     recipe,
     replaced,
@@ -295,6 +296,7 @@ MODELS = [
         "quantised by gptq ... take the unquantised model",
         model_config(quantization_config={"quant_method": "gptq", "bits": 4}),
     ),
+    pretrained("weights that are integers", "holds integers for ... take the unquantised model", in_integers()),
     pretrained(
         "heads that no width divides",
         "config.json describes no model that can be made: ... not a multiple of the number of attention heads (5)",

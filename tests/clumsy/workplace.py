@@ -90,6 +90,16 @@ def cut(size: int) -> Spoil:
     return lambda place: os.truncate(place / "model" / "model.safetensors", size)
 
 
+def in_integers() -> Spoil:
+    """The header of the model's weights names integers of the size that they have."""
+
+    def spoil(place: Path) -> None:
+        path = place / "model" / "model.safetensors"
+        path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+
+    return spoil
+
+
 def sharded() -> Spoil:
     """The model's weights are an index beside a shard that is not there."""
 

@@ -223,12 +223,23 @@ def test_a_folder_holds_the_weights_of_its_model_and_what_published_ones_have_be
     model().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors |= {name: torch.zeros(shape) for name, shape in more.items() if shape}
+    if "lm_head.weight" in more:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     kept = {name: tensor for name, tensor in tensors.items() if more.get(name, tensor) is not None}
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     if told is None:
         assert load_model(find_model(str(tmp_path)))
         return
     with pytest.raises(ConfigError, match=told):
+        load_model(tmp_path)
+
+
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"differs from its embedding, .* \(tie_word_embeddings\); set that to false"):
         load_model(tmp_path)
 
 
@@ -246,7 +257,9 @@ def test_what_transformers_refuses_or_would_ask_about_is_one_sentence(
     model().save_pretrained(tmp_path)
     for changes, told in (
         ({"num_attention_heads": "two"}, r"config\.json describes no model that can be made: [^\n]+'two'"),
-        ({"num_attention_heads": 2, "quantization_config": {"quant_method": "awq"}}, "quantised by awq .* unquantised"),
+        ({"num_attention_heads": 2, "hidden_act": "mine"}, r"model \(KeyError\('mine'\)\); correct its config\.json"),
+        ({"hidden_act": "silu", "rope_parameters": {"rope_type": "mine"}}, "mine.*; correct its config"),
+        ({"rope_parameters": None, "quantization_config": {"quant_method": "awq"}}, "quantised by awq .* unquantised"),
         (
             {"quantization_config": None, "model_type": "qwen9"},
             "can't be loaded as a causal language model: [^\n]+qwen9",

@@ -193,3 +193,11 @@ def test_calls_and_responses_survive_the_wire() -> None:
 
 def test_program_and_service_outcomes_share_no_name() -> None:
     assert not {*ProgramOutcome} & {*ServiceOutcome}
+
+
+def test_more_processes_than_this_user_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (100, 100))
+    assert not check.complaint(Call(id="a", code="", limits=Limits(processes=98)))
+    assert "limit processes is 99, and of the 100" in check.complaint(
+        Call(id="a", code="", limits=Limits(processes=99))
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import glob
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -271,6 +272,20 @@ def test_it_says_why_it_does_not_serve() -> None:
         Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)
     with pytest.raises(Refused, match="no sandbox slot can be started here"):
         Daemon(skip_plans=len(plans.PLANS))
+
+
+@pytest.mark.parametrize(
+    ("name", "hard", "told"),
+    [("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"), ("NPROC", 17, "of the 17 .*-Hu")],
+)
+def test_limits_below_those_of_a_program_are_refused_and_not_reported_as_its_failure(
+    name: str, hard: int, told: str
+) -> None:
+    """By a process of its own: a hard limit is not raised again."""
+    limits = f"resource.setrlimit(resource.RLIMIT_{name}, ({hard}, {hard}))"
+    code = f"import resource; {limits}; from tests.sandbox.driver import Daemon; Daemon()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(f"Refused: .*{told}", done.stderr), done.stderr
 
 
 def test_hello_says_what_it_is() -> None:

@@ -48,6 +48,18 @@ async def test_an_answer_comes_with_what_the_tool_did() -> None:
     assert answer["usage"]["total_tokens"] > answer["usage"]["completion_tokens"] > 10
 
 
+async def test_a_client_that_goes_amid_its_request_is_no_error_of_the_server() -> None:
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    await app_of(agent_over(Piecewise([ANSWER])))(scope, receive, send)
+
+
 def test_a_call_that_is_no_program_is_not_shown_as_python() -> None:
     call = ToolCall(id="call_0", tool="grams_in", arguments={"unit": "blem"}, raw='\n{"name": "grams_in"}\n')
     ran = Ran(call=call, result=ToolResult(call_id="call_0", status=Status.OK), told="7")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rocstar.sandbox import launch, wire
+from rocstar.sandbox import check, launch, wire
 from rocstar.sandbox.call import (
     Call,
     DaemonInfo,
@@ -35,6 +35,7 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
+from rocstar.sandbox.slot.program import MOST_FILES
 from rocstar.sandbox.walls import cgroups, folders, plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
@@ -109,6 +110,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     loop = asyncio.get_running_loop()
     pools = Pools(settings, workdirs, groups)
     try:
+        refuse_low_limits()
         bare = await pools.start(plans.PLANS[settings.skip_plans :])
         info = checked_info(pools, await failed_probes(pools, bare))
     except SandboxDown as error:
@@ -126,6 +128,16 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
     if not pools.plan.namespaces:
         watch.kill_all([worker.process for worker in pools.workers()])
+
+
+def refuse_low_limits() -> None:
+    """Raises SandboxDown where the limits of this process are below those that a program gets."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < MOST_FILES:
+        problem = f"a program may open {MOST_FILES} files, and a process here {hard}"
+        raise SandboxDown(f"{problem}; raise the hard limit of open files to 4096 (ulimit -Hn)")
+    if refusal := check.of_processes(Limits()):
+        raise SandboxDown(refusal)
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
