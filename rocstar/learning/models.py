@@ -100,9 +100,9 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
             f"{source} is broken: its tensor {broken} holds nan or inf; fetch the model again, or take an earlier "
             "checkpoint"
         )
-    if model.config.tie_word_embeddings and (
-        model.get_output_embeddings().weight is not model.get_input_embeddings().weight
-    ):  # transformers goes on with both; a checkpoint would hold one of them
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
+        # Transformers goes on with both; a checkpoint would hold one of them.
         raise ConfigError(
             f"{source} holds an output head that differs from its embedding, and its config.json ties them "
             "(tie_word_embeddings); set that to false, or fetch the model again"
