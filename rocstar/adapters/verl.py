@@ -104,6 +104,8 @@ def roc_filter(
     scores = next((batch.batch[name] for name in ("token_level_rewards", "rm_scores") if name in batch.batch), None)
     if scores is None or "uid" not in batch.non_tensor_batch:
         raise ConfigError("RoC needs `uid` and `token_level_rewards` or `rm_scores`; filter after rewards are computed")
+    if penalties is not None and len(penalties) != len(batch):
+        raise ConfigError(f"there are {len(penalties)} penalties for a batch of {len(batch)} rows; give one for each")
     rewards = scores.sum(dim=-1).tolist()
     outages, undecided = _column(batch, OUTAGES), _column(batch, "undecided")
     calls, failed = _column(batch, CALLS), _column(batch, FAILED)
