@@ -13,11 +13,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import msgspec
-
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.errors import ConfigError, SandboxUnavailable
-from rocstar.sandbox import check
+from rocstar.errors import SandboxUnavailable
 from rocstar.sandbox.call import DaemonSettings, Isolation, Limits, SandboxDown
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.notebook import NotebookTool
@@ -43,14 +40,8 @@ class SandboxThread:
     ) -> None:
         """url: a sandbox service, whose token is in ROCSTAR_SANDBOX_TOKEN; empty for a daemon of this process with
         `slots` programs and `notebooks` alive at once (one for each attempt of a batch). limits: of each program or
-        cell. shown_chars: of a result that the model reads. min_isolation: see docs/sandbox.md. Raises ConfigError."""
+        cell. shown_chars: of a result that the model reads. min_isolation: see docs/sandbox.md."""
         self.limits = limits or Limits()
-        try:
-            problem = check.of_limits(msgspec.convert(msgspec.structs.asdict(self.limits), Limits))
-        except msgspec.ValidationError as error:
-            problem = str(error)
-        if problem:
-            raise ConfigError(f"no program can have the limits of this sandbox: {problem}")
         self._url = url
         self._daemon = DaemonSettings(slots=slots, session_slots=notebooks, min_isolation=Isolation(min_isolation))
         self._shown_chars = shown_chars

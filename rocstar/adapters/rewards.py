@@ -84,20 +84,13 @@ def graded(
     """Extraction and comparison of whole texts in one call, from any thread: only a box is an answer, and none inside a
     tool call. A row without a reference is UNDECIDED. Raises DataError and VerifierUnavailable."""
     find = strict_answer if strict else boxed_answer
-    references = [_reference(gold) for gold in golds]
+    if wrong := [gold for gold in golds if not isinstance(gold, str | Number | None)]:
+        raise DataError(f"the reference {wrong[0]!r:.80} is a {type(wrong[0]).__name__}; give a text or a number")
+    references = ["" if gold is None or gold != gold else str(gold).strip() for gold in golds]  # NaN: pandas' None
     rows = zip(texts, references, strict=True)
     pairs = [Pair(gold=gold, predicted=find(HERMES.strip(text))) for text, gold in rows if gold]
     grades = iter((grader or shared_grader(os.getpid())).grade_now(pairs))
     return [next(grades) if gold else NO_REFERENCE for gold in references]
-
-
-def _reference(gold: object) -> str:
-    """As text; empty where the row has none, which is NaN in a table of pandas. Raises DataError."""
-    if gold is None or (isinstance(gold, str | Number) and gold != gold):
-        return ""
-    if not isinstance(gold, str | Number):
-        raise DataError(f"the reference {gold!r:.80} of a row is a {type(gold).__name__}; give a text or a number")
-    return str(gold).strip()
 
 
 @functools.cache

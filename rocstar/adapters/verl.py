@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from verl import DataProto
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -49,6 +50,10 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
         if unknown := config.keys() - limits.keys() - SETTINGS:
             known = ", ".join((*sorted(SETTINGS), *Limits.__struct_fields__))
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
+        try:
+            msgspec.convert(limits, Limits)
+        except msgspec.ValidationError as error:  # else each call of the model would be told so
+            raise ConfigError(f"a limit of the Python tool is of another type: {error}") from None
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
         self._sandbox = SandboxThread(config.get("url", ""), limits=Limits(**limits), **given)
         function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}

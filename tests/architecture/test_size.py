@@ -14,10 +14,10 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2087, 17),
+    "adapters": (2101, 17),
     "agents": (1139, 6),
     "analysis": (1942, 11),
-    "answers": (3423, 18),
+    "answers": (3433, 18),
     "cli": (3368, 23),
     "cluster": (858, 8),
     "config": (2175, 11),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_009}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_052}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
