@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 from rocstar.answers.cases import completion_text
@@ -22,6 +23,7 @@ from rocstar.errors import DataError
 from rocstar.types import Verdict
 
 Message = Mapping[str, Any]
+NO_REFERENCE = Grade(Verdict.UNDECIDED, "no_reference", None)
 
 
 class TrlReward:
@@ -63,7 +65,7 @@ def compute_scores(
 ) -> list[dict[str, Any]]:
     """verl's batch signature (`reward_manager=batch`): the same keys for every sample, as it wants them. `acc` is what
     it averages in validation. Raises VerifierUnavailable."""
-    grades = graded(solution_strs, [str(truth) for truth in ground_truths])
+    grades = graded(solution_strs, ground_truths)
     return [
         {
             "score": _reward(grade),
@@ -80,10 +82,15 @@ def graded(
     texts: Sequence[str], golds: Sequence[Any], *, strict: bool = False, grader: Grader | None = None
 ) -> list[Grade]:
     """Extraction and comparison of whole texts in one call, from any thread: only a box is an answer, and none inside a
-    tool call. Raises VerifierUnavailable."""
+    tool call. A row without a reference is UNDECIDED. Raises DataError and VerifierUnavailable."""
     find = strict_answer if strict else boxed_answer
-    pairs = [Pair(gold=str(gold), predicted=find(HERMES.strip(text))) for text, gold in zip(texts, golds, strict=True)]
-    return (grader or shared_grader(os.getpid())).grade_now(pairs)
+    if wrong := [gold for gold in golds if not isinstance(gold, str | Number | None)]:
+        raise DataError(f"the reference {wrong[0]!r:.80} is a {type(wrong[0]).__name__}; give a text or a number")
+    references = ["" if gold is None or gold != gold else str(gold).strip() for gold in golds]  # NaN: pandas' None
+    rows = zip(texts, references, strict=True)
+    pairs = [Pair(gold=gold, predicted=find(HERMES.strip(text))) for text, gold in rows if gold]
+    grades = iter((grader or shared_grader(os.getpid())).grade_now(pairs))
+    return [next(grades) if gold else NO_REFERENCE for gold in references]
 
 
 @functools.cache

@@ -4,8 +4,8 @@
     GRPOTrainer(..., tools=[python_tool(sandbox)])              # each call a program of its own
     RocTrainer(..., environment_factory=python_environments(sandbox), keep=8, args=GRPOConfig(num_generations=16))
 
-An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=` are
-not passed on by TRL, so every attempt that calls has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
+An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=` TRL
+passes on no failures, so every attempt has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
 """
 
 from __future__ import annotations

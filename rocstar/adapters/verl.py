@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from verl import DataProto
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -49,6 +50,10 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
         if unknown := config.keys() - limits.keys() - SETTINGS:
             known = ", ".join((*sorted(SETTINGS), *Limits.__struct_fields__))
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
+        try:
+            msgspec.convert(limits, Limits)
+        except msgspec.ValidationError as error:  # else each call of the model would be told so
+            raise ConfigError(f"a limit of the Python tool is of another type: {error}") from None
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
         self._sandbox = SandboxThread(config.get("url", ""), limits=Limits(**limits), **given)
         function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
@@ -104,6 +109,8 @@ def roc_filter(
     scores = next((batch.batch[name] for name in ("token_level_rewards", "rm_scores") if name in batch.batch), None)
     if scores is None or "uid" not in batch.non_tensor_batch:
         raise ConfigError("RoC needs `uid` and `token_level_rewards` or `rm_scores`; filter after rewards are computed")
+    if penalties is not None and len(penalties) != len(batch):
+        raise ConfigError(f"there are {len(penalties)} penalties for a batch of {len(batch)} rows; give one for each")
     rewards = scores.sum(dim=-1).tolist()
     outages, undecided = _column(batch, OUTAGES), _column(batch, "undecided")
     calls, failed = _column(batch, CALLS), _column(batch, FAILED)

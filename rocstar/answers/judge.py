@@ -61,6 +61,7 @@ BOUND = re.compile(
     r"|(?:^|[^.\d])\d*\s*(?:\\[lcd]?dots(?![A-Za-z])|\.{3})"
 )
 _ABROAD = re.compile(rf"\\(?:text\w*|math\w+|mbox)\s*\{{[^{{}}]*(?:{ABROAD})")
+_END_LETTERS = re.compile(r"(?<=[\d\s})])[A-Za-z]+$")
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,
@@ -97,7 +98,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     lossy = lossy or bool(_ABROAD.search(gold)) != bool(_ABROAD.search(predicted))
     if lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
-    if "math_verify_any_names" not in graders and _differ_in_case(gold, predicted):
+    if "math_verify_any_names" not in graders and _differ_in_letters(gold, predicted):
         graders = [name for name in graders if name != "math_verify"] or graders
     for name in graders:
         verdict, method = GRADERS[name](gold, predicted)
@@ -108,10 +109,13 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     return last
 
 
-def _differ_in_case(gold: str, predicted: str) -> bool:
-    """Whether the texts differ in case, as x and X, which math-verify ignores."""
+def _differ_in_letters(gold: str, predicted: str) -> bool:
+    """Whether the texts differ in letters that math-verify ignores: in case, as x and X, or in those at their ends, as
+    5m and 5s, which it drops where they may be units."""
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
-    return ours != others and {name.lower() for name in ours} == {name.lower() for name in others}
+    ends = [_END_LETTERS.findall(undelimited(text)) for text in (gold, predicted)]
+    same_in_lower = {name.lower() for name in ours} == {name.lower() for name in others}
+    return ours != others and (same_in_lower or (all(ends) and ends[0] != ends[1]))
 
 
 def warm() -> None:

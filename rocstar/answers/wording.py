@@ -94,6 +94,11 @@ _EMPHASIS = re.compile(r"^(\*\*|`)(.*)\1\.?$", re.DOTALL)
 _POWER = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|cot|log|ln|exp)(?=\s*[({\d\\^]|\s+\w\b)")
+_OPERATOR = re.compile(
+    r"\\(?:operatorname|mathrm)\s*\{\s*((?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|csc|log|ln|exp)\s*\}"
+)
+_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
+_NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
@@ -192,7 +197,7 @@ def _clean_latex(text: str) -> str:
         return text
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), _NO_GAP.sub("", text)))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
-    text = _PRODUCT.sub(r"\1\\cdot ", text)
+    text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _PRODUCT.sub(r"\1\\cdot ", _ROW_GAP.sub("", text))))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))

@@ -1,6 +1,7 @@
 """Our rewards called as TRL and verl call theirs: keyword arguments, column lists, the module loaded by path."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +59,21 @@ def test_trl_strict_wants_the_answer_block() -> None:
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(DataError, match="'solution'"):
         TrlReward(answer="solution")(completions=["5"], answer=["5"])
+
+
+def test_a_row_without_a_reference_has_no_reward() -> None:
+    texts = [r"\boxed{None}", r"\boxed{nan}", "no box", r"\boxed{5}"]
+    assert TrlReward()(completions=texts, answer=[None, math.nan, None, 5]) == [None, None, None, 1.0]
+    scores = compute_scores(["math"] * 2, texts[::2], [None, None])
+    assert [(score["score"], score["undecided"]) for score in scores] == [(0.0, True)] * 2
+
+
+@pytest.mark.parametrize("reference", [["5", "6"], {"answer": "5"}])
+def test_a_reference_that_is_no_text_and_no_number_is_refused(reference: object) -> None:
+    with pytest.raises(DataError, match="text or a number"):
+        TrlReward()(completions=[r"\boxed{5}"], answer=[reference])
+    with pytest.raises(DataError, match="text or a number"):
+        compute_scores(["math"], [r"\boxed{5}"], [reference])
 
 
 async def test_it_works_inside_a_running_event_loop() -> None:

@@ -118,6 +118,16 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
         tools_from(tmp_path, wall_second=3)
 
 
+def test_a_limit_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got `str` - at `\$.wall_seconds`"):
+        tools_from(tmp_path, wall_seconds="5")
+
+
+def test_penalties_are_one_for_each_row() -> None:
+    with pytest.raises(ConfigError, match="1 penalties for a batch of 2 rows"):
+        roc_filter(batch_of([1.0, 0.0], ["p"] * 2), keep=2, seed=1, step=0, penalties=[1.0])
+
+
 def batch_of(rewards: list[float], uids: list[str], **columns: list[Any]) -> DataProto:
     scores = torch.zeros(len(rewards), 3)
     scores[:, 2] = torch.tensor(rewards)

@@ -210,7 +210,24 @@ LANGUAGES: dict[str, Judged] = {
         ("x_1 = 5", "x = 5", RIGHT),
     ],
 }
+SPELLINGS: Judged = [
+    *((gold, predicted, WRONG) for gold, predicted in (
+        ("5 m", "5 s"), ("$5m$", "$5s$"), ("5\\,m", "5\\,g"), ("2 h", "2 s"), ("2\\pi m", "2\\pi s"),
+        ("\\frac12 m", "\\frac12 s"), ("x m", "x s"),
+        ("5 m\\Omega", "5 M\\Omega"), ("3 \\mu m", "3 m"), ("\\operatorname{arctan} 1", "\\arcsin 1"),
+        ("\\log_e 2", "\\log_2 2"),
+    )),
+    *((gold, predicted, RIGHT) for gold, predicted in (
+        ("a + s", "s + a"), ("m^2 - s^2", "(m-s)(m+s)"), ("4.7 k\\Omega", "4700\\ \\Omega"), ("4700 \\Omega", "4.7 kΩ"),
+        ("4700\\text{ ohms}", "4.7\\,\\text{k}\\Omega"), ("5\\Omega", "5\\text{ ohm}"),
+        ("3 \\mu m", "0.003\\text{ mm}"), ("3\\mu\\mathrm{s}", "3000\\text{ ns}"), ("\\mu m g", "m g\\mu"),
+        ("\\log_e 2", "\\ln 2"), ("2\\log_e x", "2\\ln x"), ("\\operatorname{arctan} 1", "\\pi/4"),
+        ("\\mathrm{sin} x", "\\sin x"),
+        ("\\begin{bmatrix}1\\\\[2mm]2\\end{bmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
+    )),
+]  # fmt: skip
 LISTS: dict[str, Judged] = {
+    "letters that math-verify takes for units, and names in other spellings": SPELLINGS,
     "a second and a fourth judge": SECOND_AND_FOURTH,
     "wrong, of a third judge": [(*pair, WRONG) for pair in THIRD_WRONG],
     "right, of a third judge": [(*pair, RIGHT) for pair in THIRD_RIGHT],

@@ -110,7 +110,7 @@ class WebSocketConnection(Connection):
         self._protocol.receive_data(data)
         events = self._protocol.events_received()
         if (refused := self._protocol.handshake_exc) is not None:
-            raise SandboxDown(f"no sandbox answers there ({refused}); is ROCSTAR_SANDBOX_TOKEN set to its token?")
+            raise SandboxDown(f"no sandbox answers ({refused}); is its token given, `token=` or ROCSTAR_SANDBOX_TOKEN?")
         messages = [event for event in events if isinstance(event, Message) and event.opcode in DATA_OPCODES]
         return b"".join(message.data for message in messages), self.wrap(b"")
 
