@@ -51,11 +51,11 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
             known = ", ".join((*sorted(SETTINGS), *Limits.__struct_fields__))
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
         try:
-            msgspec.convert(limits, Limits)
+            checked = msgspec.convert(limits, Limits)
         except msgspec.ValidationError as error:  # else each call of the model would be told so
             raise ConfigError(f"a limit of the Python tool is of another type: {error}") from None
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
-        self._sandbox = SandboxThread(config.get("url", ""), limits=Limits(**limits), **given)
+        self._sandbox = SandboxThread(config.get("url", ""), limits=checked, **given)
         function = {"name": "python", "description": DESCRIPTION, "parameters": PARAMETERS}
         own = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
         super().__init__(config, tool_schema or own)

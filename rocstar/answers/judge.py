@@ -113,9 +113,12 @@ def _differ_in_letters(gold: str, predicted: str) -> bool:
     """Whether the texts differ in letters that math-verify ignores: in case, as x and X, or in those at their ends, as
     5m and 5s, which it drops where they may be units."""
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
+    if ours == others:
+        return False
+    if {name.lower() for name in ours} == {name.lower() for name in others}:
+        return True
     ends = [_END_LETTERS.findall(undelimited(text)) for text in (gold, predicted)]
-    same_in_lower = {name.lower() for name in ours} == {name.lower() for name in others}
-    return ours != others and (same_in_lower or (all(ends) and ends[0] != ends[1]))
+    return all(ends) and ends[0] != ends[1]
 
 
 def warm() -> None:

@@ -29,7 +29,7 @@ from rocstar.learning.policy import Policy
 from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
-from rocstar.record.folder import RunFolder, copy_metrics, read_json, share
+from rocstar.record.folder import RunFolder, copy_metrics, share
 from rocstar.record.journal import read_journal
 from rocstar.record.rollouts import (
     SHORT_COLUMNS,
@@ -46,6 +46,7 @@ from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
+from rocstar.support.weights import state_of
 from rocstar.types import Group, Outcome, Problem, Trajectory, seed_for
 
 COMPARED = {
@@ -258,7 +259,7 @@ class Replay:
         self.policy = Policy(loaded.model, loaded.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
         if checkpoint:
             self.policy.restore(checkpoint)
-            self.policy.version = read_json(checkpoint / "state.json")["policy_version"]
+            self.policy.version = state_of(checkpoint)["policy_version"]
         done = [stage for stage in recipe.stage[: recipe.stage.index(self.stage)] if stage.steps]
         before = done[-1] if done else None
         self.learner = rl_learner(

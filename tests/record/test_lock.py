@@ -16,7 +16,7 @@ from tests.record.examples import run
 from tests.tiny_run import PYTHON
 
 HOLD = """\
-import subprocess, sys, time
+import os, subprocess, sys, time
 from rocstar.record.folder import RunFolder
 with RunFolder(sys.argv[1]).locked():
 """
@@ -25,6 +25,7 @@ WAIT_WITH_CHILD = (
     "    child = subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3)\n"
     "    print(child.pid, flush=True); time.sleep(60)"
 )
+WAIT_WITH_FORK = "    child = os.fork() or time.sleep(60)\n    print(child, flush=True); time.sleep(60)"
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -43,22 +44,10 @@ def test_a_second_writer_is_told_who_holds_the_run_and_the_lock_of_a_dead_proces
         assert json.loads((folder.path / LOCK).read_text())["pid"] == os.getpid()
 
 
-def test_a_program_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", [WAIT_WITH_CHILD, WAIT_WITH_FORK], ids=["program", "fork"])
+def test_a_child_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Path, wait: str) -> None:
     folder = run(tmp_path)
-    holder, child = once_it_speaks(PYTHON, "-c", HOLD + WAIT_WITH_CHILD, str(folder.path), folder=tmp_path)
-    holder.kill()
-    holder.join()
-    try:
-        with folder.locked():
-            pass
-    finally:
-        os.kill(int(child), signal.SIGKILL)
-
-
-def test_a_fork_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    fork = "    child = os.fork() or time.sleep(60)\n    print(child, flush=True); time.sleep(60)"
-    holder, child = once_it_speaks(PYTHON, "-c", f"import os\n{HOLD}{fork}", str(folder.path), folder=tmp_path)
+    holder, child = once_it_speaks(PYTHON, "-c", HOLD + wait, str(folder.path), folder=tmp_path)
     holder.kill()
     holder.join()
     try:

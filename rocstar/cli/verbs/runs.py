@@ -296,7 +296,7 @@ def _line(row: Mapping[str, Any]) -> str:
     graded = row["reward"] not in (None, float(row["verdict"] == "right"))
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = row["fault"] or UNREAD_ANSWERS.get(row["method"], "no answer")
-    if answer == UNREAD_ANSWERS["function"] and row["text"]:
+    if row["method"] == "function" and row["text"] and not row["fault"]:
         answer += f", {row['text'][-1][-60:]!r} for {row['gold']!r}"
     if row["extracted"] is not None:
         answer = f"{row['extracted']!r} for {row['gold']!r}"[:80]
