@@ -171,6 +171,5 @@ class Book:
         for slot, (here, bases) in sorted(self._slots.items(), reverse=True):
             number, total, end = number + here, total + bases, (slot + 0.5) * self._width
             size = total + number * (end if end > self.step else self.step)  # a million calls of max() a step count
-            if size > peak:
-                peak = size
+            peak = size if size > peak else peak
         return self._prompts + peak

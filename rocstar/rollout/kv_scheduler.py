@@ -67,7 +67,7 @@ class KvScheduler:
         self._by_request.pop(resident.ask.request_id, None)  # of a turn that was given up before it began
         resident.ask, resident.response = ask, response
         self._by_request[ask.request_id] = resident
-        if not self._waiting():
+        if not (self._newcomers or self._again):
             self._changed.update(self._books)
         if resident.engine is None:
             self._newcomers[ask.session_id] = resident
@@ -123,7 +123,7 @@ class KvScheduler:
                 book.remove(resident)
                 self._changed.add(book.name)
                 resident.engine, self._again[session] = None, resident
-        if self._changed and self._waiting():
+        if self._changed and (self._newcomers or self._again):
             found += self._admit(engines, now)
         return found
 
@@ -148,7 +148,7 @@ class KvScheduler:
             book.add(resident)  # as long as it is now
             return book.fits()
         work = resident.reads + FEED_READS * resident.ask.tokens
-        if self._waiting() or BEHIND * (self._average + work * book.slowness()) >= book.finish():
+        if self._newcomers or self._again or BEHIND * (self._average + work * book.slowness()) >= book.finish():
             return True
         if self._moved > MOVED_SHARE * sum(each.last.produced_tokens for each in self._books.values()):
             return True
