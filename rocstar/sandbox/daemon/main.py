@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rocstar.sandbox import check, launch, wire
+from rocstar.sandbox import check, container, launch, wire
 from rocstar.sandbox.call import (
     Call,
     DaemonInfo,
@@ -86,8 +86,7 @@ def main() -> None:
     settings = msgspec.convert(values, DaemonSettings)
     connection = socket.socket(fileno=values["fd"])
     connection.setblocking(False)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each running program takes four
+    container.open_files()  # each running program takes four
     with ExitStack() as cleanup:
         lock_workdirs(Path(values["workdirs"]), cleanup)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
