@@ -615,3 +615,9 @@ class SftRow:
     """[T]."""
     loss_mask: tuple[bool, ...]
     """[T] true on tokens the assistant writes, end markers included."""
+
+
+def utf8(text: str) -> str:
+    """The text with a question mark for each lone surrogate: a model or a file name may contain these, and no
+    tokenizer, parquet or JSON file can hold them."""
+    return text.encode("utf-8", "replace").decode()
