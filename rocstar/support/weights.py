@@ -154,6 +154,15 @@ def foreign(names: Iterable[str]) -> list[str]:
     return [name for name in rest if not name.startswith(further)] if further else rest
 
 
+def refuse_misfits(source: object, wrong: str | None) -> None:
+    """wrong: what `misfits` says of a folder's weights. Raises ConfigError."""
+    if wrong:
+        raise ConfigError(
+            f"{source} does not hold the weights of the model that its config.json describes ({wrong}); correct "
+            "config.json or fetch the whole model again"
+        )
+
+
 def misfits(loading_info: Mapping[str, Iterable[Any]]) -> str | None:
     """Describes missing, mismatched and unknown tensors of a folder, by the loading info of transformers; None if
     none."""
