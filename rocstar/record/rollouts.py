@@ -238,6 +238,8 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
             yield opened
+    except MemoryError as error:  # one of pyarrow's too
+        raise MemoryError(f"{file} cannot be read for lack of memory") from error
     except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
