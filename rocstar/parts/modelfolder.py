@@ -35,7 +35,6 @@ from rocstar.support.weights import (
     foreign,
     hash_of,
     layout_of_folder,
-    misfits,
     refuse_changed,
     refuse_misfits,
     refuse_other_base,
@@ -264,10 +263,8 @@ def refuse_other_weights(folder: Path) -> None:
     head = "lm_head.weight" if "lm_head.weight" in there else "embed_tokens.weight"  # one may stand for both
     wanted |= {head: (shape.vocabulary, shape.hidden), "norm.weight": (shape.hidden,)}
     other = [(name,) for name, size in wanted.items() if there.get(name, size) != size]
-    refuse_misfits(
-        folder,
-        misfits({"missing_keys": wanted.keys() - there.keys(), "mismatched_keys": other, "unexpected_keys": ()}),
-    )
+    missing = wanted.keys() - there.keys()
+    refuse_misfits(folder, {"missing_keys": missing, "mismatched_keys": other, "unexpected_keys": ()})
 
 
 def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
