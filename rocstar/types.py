@@ -618,6 +618,5 @@ class SftRow:
 
 
 def utf8(text: str) -> str:
-    """The text with a question mark for each lone surrogate: a model or a file name may contain these, and no
-    tokenizer, parquet or JSON file can hold them."""
+    """With question marks for lone surrogates, which a model or a file name may hold, and no tokenizer or parquet."""
     return text.encode("utf-8", "replace").decode()

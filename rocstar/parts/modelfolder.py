@@ -260,8 +260,8 @@ def refuse_other_weights(folder: Path) -> None:
     inside |= dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (shape.hidden,))
     wanted = {f"layers.{n}.{name}": size for n in range(shape.layers) for name, size in inside.items()}
     there = {name.removeprefix("model."): size for name, size in stored.items()}
-    head = "lm_head.weight" if "lm_head.weight" in there else "embed_tokens.weight"  # one may stand for both
-    wanted |= {head: (shape.vocabulary, shape.hidden), "norm.weight": (shape.hidden,)}
+    ends = ("embed_tokens.weight", "lm_head.weight")  # one may stand for both
+    wanted |= {"norm.weight": (shape.hidden,)} | {n: (shape.vocabulary, shape.hidden) for n in ends if n in there}
     other = [(name,) for name, size in wanted.items() if there.get(name, size) != size]
     missing = wanted.keys() - there.keys()
     refuse_misfits(folder, {"missing_keys": missing, "mismatched_keys": other, "unexpected_keys": ()})

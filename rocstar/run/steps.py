@@ -70,10 +70,8 @@ class StageSteps:
             run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         over = self._why_over()
         if over and not self._learner.updates and any(r.get("learn/skipped") or r.get("skipped") for r in self._rows):
-            raise RunHalted(
-                f"stage {stage.name} learnt nothing: no update of it had a finite gradient; take a model with sound "
-                "weights, or correct your loss or reward, and begin again"
-            )
+            said = f"stage {stage.name} learnt nothing: no update of it had a finite gradient"
+            raise RunHalted(f"{said}; take a model with sound weights, or correct your loss or reward, and begin again")
         if over:
             steps, carried = progress.stage_step, progress.carried
             if carried.groups:
