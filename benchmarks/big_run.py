@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from frame import parser, read_rows, report, spent
+from pyarrow import parquet
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import read_table, write_table
+from rocstar.record.rollouts import ROW_GROUP_TOKENS, read_table
 
 
 def main() -> None:
@@ -50,7 +51,10 @@ def add_steps(run: RunFolder, attempts: int) -> int:
             if there >= attempts:
                 break
             step, stage_step = (last[key] + 1 + number for key in ("step", "stage_step"))
-            write_table(run.rollout_file(step), renamed(table, step, f"-{1 + number // len(tables)}"))
+            tokens = len(table["token_ids"].combine_chunks().flatten())
+            rows = max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens))  # in a row group, as a run writes it
+            further = renamed(table, step, f"-{1 + number // len(tables)}")
+            parquet.write_table(further, run.rollout_file(step), compression="zstd", row_group_size=rows)
             journal.append({**metrics[repeated], "step": step, "stage": last["stage"], "stage_step": stage_step})
             there += len(table)
     return there

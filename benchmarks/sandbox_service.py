@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import resource
 import statistics
 import sys
 import time
@@ -45,6 +44,7 @@ from frame import (
 
 from rocstar.sandbox.call import Call, Limits
 from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.container import open_files
 
 HOST, HOSTILE_HOST = "127.0.0.1", "127.0.0.2"
 HALF = b"POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(500_000)
@@ -234,8 +234,7 @@ def main() -> None:
     arguments.add_argument("--counts", default="1,16,256,2000", help="callers at once")
     arguments.add_argument("--seconds", type=float, default=8.0, help="of each count of callers")
     options = arguments.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    open_files()
     parts = options.parts.split(",")
     found: dict[str, Any] = {}
     if "http" in parts:

@@ -615,3 +615,8 @@ class SftRow:
     """[T]."""
     loss_mask: tuple[bool, ...]
     """[T] true on tokens the assistant writes, end markers included."""
+
+
+def utf8(text: str) -> str:
+    """With question marks for lone surrogates, which a model or a file name may hold, and no tokenizer or parquet."""
+    return text.encode("utf-8", "replace").decode()

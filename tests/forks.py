@@ -31,37 +31,37 @@ from typing import Any
 
 ADDRESS = "ROCSTAR_TESTS_FORKS"
 """Names, in the environment, the socket of the session's server."""
-STUB = """\
+BEGIN = """\
 #!{python} -IS
 import json, os, signal, socket, sys
+given, passed = sys.argv[1:], None
+"""
+ASK = """\
 with socket.socket(socket.AF_UNIX) as door:
     door.connect({address!r})
-    lines = door.makefile("rw")
     files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
-    request = dict(act={act!r}, given=sys.argv[1:], folder=os.getcwd(), files=files, environment=dict(os.environ))
-    print(json.dumps(request), file=lines, flush=True)
+    request = dict(act={act!r}, given=given, folder=os.getcwd(), files=files, environment=dict(os.environ))
+    socket.send_fds(door, [json.dumps(dict(request, passed=passed)).encode() + b"\\n"], passed or ())
+    lines = door.makefile()
     group = int(lines.readline())
+"""
+STUB = f"""\
+{BEGIN}{ASK}\
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.killpg(group, number))
     sys.exit(int(lines.readline()))
 """
-CHILD = """\
-#!{python} -IS
-import ctypes, json, os, signal, socket, sys
+CHILD = f"""\
+{BEGIN}\
+import ctypes
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
     sys.exit(1)
-*given, last = sys.argv[3:]
-passed = [int(last)] if last.isdigit() else []
-with socket.socket(socket.AF_UNIX) as door:
-    door.connect({address!r})
-    files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
-    request = dict(act={act!r}, given=[*given, last], folder=os.getcwd(), files=files, environment=dict(os.environ))
-    socket.send_fds(door, [json.dumps(dict(request, passed=passed)).encode() + b"\\n"], passed)
-    lines = door.makefile()
-    lines.readline()
+given = given[2:]
+passed = [int(given[-1])] if given[-1].isdigit() else []
+{ASK}\
     code = int(lines.readline())
 if code < 0:
     os.kill(os.getpid(), -code)

@@ -350,6 +350,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             exits.FAILED,
             "the disk is full; free some space, then continue with: rocstar train --resume tiny",
         ),
+        (MemoryError("x cannot be read"), exits.NOT_READY, "x cannot be read; end other programs, or raise the limit"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
         (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),

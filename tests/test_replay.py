@@ -15,7 +15,7 @@ from rocstar.cli import main as cli
 from rocstar.record import rollouts
 from rocstar.record.folder import RunFolder
 from rocstar.record.replays import replays_of
-from rocstar.record.rollouts import attempts_table, read_table, write_table
+from rocstar.record.rollouts import attempts_table, read_table, write_parquet
 from rocstar.run.replay import _other_columns
 from rocstar.support import exits
 from tests.record.examples import attempts_of, resampled
@@ -66,7 +66,7 @@ def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_
         place_of = table.column_names.index(name)
         field = table.schema.field(place_of)
         table = table.set_column(place_of, field, pyarrow.array(values, field.type))
-    write_table(run.rollout_file(LAST - 1), table)
+    write_parquet(run.rollout_file(LAST - 1), table)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     rows[-1]["learn/loss"] += 1e-12
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))

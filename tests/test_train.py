@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -232,6 +233,17 @@ def test_a_run_that_carries_attempts_over_while_engines_take_turns_loses_none_by
 NO_SERVER = '\n[[engine]]\nname = "v"\nkind = "vllm"\npython = "/bin/false"\n'
 
 
+def test_a_stage_whose_updates_were_all_skipped_is_no_success(start: tuple[str, ...], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(start[0].removeprefix("model.path="), tmp_path / "absurd")
+    weights = {name: tensor * 1e30 for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    ended = Command.start(workplace(tmp_path / "w"), "sft", "tiny.toml", f"model.path={model}", *start[1:]).wait()
+    assert ended.code == 1, ended.told
+    assert ended.told.count("stage cold learnt nothing: no update of it had a finite gradient; take a model") == 1
+
+
 def test_imitation_alone_starts_no_engine(start: tuple[str, ...], tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
@@ -351,6 +363,7 @@ def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> 
 
 REWARDS = '''
 import re
+import shutil
 
 def graded(completions, answer, **columns):
     """Half of the credit for any box, all of it for the right one; a wrong word costs something."""

@@ -13,23 +13,31 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body
 from rocstar.errors import DataError, Unavailable
-from rocstar.support.listen import body_of, event_of, key_in, models_of, object_in, quiet_server, refusal, while_wanted
+from rocstar.support.listen import (
+    Bounded,
+    body_of,
+    event_of,
+    key_in,
+    models_of,
+    object_in,
+    quiet_server,
+    refusal,
+    while_wanted,
+)
 
 BODY_BYTES = 32 << 20
 REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: data sent while we close it would be lost
-SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS, "http": "h11"}  # httptools limits no headers
+SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS}
 MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
 
 
@@ -63,20 +71,11 @@ class Gateway:
                 await asyncio.shield(self._serving)  # cancelling it here would leave the address listening
 
     async def listen(self, place: socket.socket) -> asyncio.Server:
-        """Answer there too, while an attempt is under way; connections beyond MOST_CONNECTIONS are closed, since each
+        """Answer there too, while an attempt is under way; connections beyond MOST_CONNECTIONS are refused, since each
         is a descriptor of the run. The caller closes the returned server."""
         config, state = self._server.config, ServerState()
-        answers = partial(Bounded, config=config, server_state=state, app_state={})
+        answers = partial(Bounded, MOST_CONNECTIONS, config=config, server_state=state, app_state={})
         return await asyncio.get_running_loop().create_server(answers, sock=place)
-
-
-class Bounded(H11Protocol):
-    """A connection of a sandboxed program."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
 
 
 def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rocstar.types import Status, ToolResult
+from rocstar.types import Status, ToolResult, utf8
 
 Truncate = Literal["left", "right", "middle"]
 Errors = Literal["short", "full"]
@@ -21,8 +21,7 @@ def feedback_text(result: ToolResult, *, max_chars: int, truncate: Truncate, err
     fits in `max_chars` is untouched; for longer text see `cut`. Source: paper §2.1 for the cases, layout ours.
     """
     text = _error_text(result, errors) if result.is_error else _joined(result.stdout, result.value or "")
-    encodable = text.encode("utf-8", "replace").decode("utf-8")  # no tokenizer accepts lone surrogates
-    return cut(encodable.rstrip("\n"), max_chars, truncate)
+    return cut(utf8(text).rstrip("\n"), max_chars, truncate)
 
 
 def cut(text: str, max_chars: int, truncate: Truncate) -> str:

@@ -27,7 +27,7 @@ from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.torch_table import Work
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.support.weights import misfits
+from rocstar.support.weights import refuse_misfits
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 PATIENCE_SECONDS = 1.0  # without decoding, before the cache of a session goes to a waiting request
@@ -221,10 +221,9 @@ async def opened(settings: EngineSettings) -> TorchEngine:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with their names
         )
-    except (OSError, ValueError, SafetensorError) as error:
+        refuse_misfits(settings.folder, loading_info)
+    except (ConfigError, OSError, ValueError, SafetensorError) as error:
         raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
-    if wrong := misfits(loading_info):
-        raise EngineUnavailable(f"the weights in {settings.folder} are not those of its config.json: {wrong}")
     model = model.to(settings.device)  # with GPUs, the first visible one
     engine = TorchEngine(
         model,

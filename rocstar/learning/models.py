@@ -13,7 +13,7 @@ import torch
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
 from rocstar.support.layers import refuse_quantised
-from rocstar.support.weights import misfits
+from rocstar.support.weights import refuse_misfits
 
 UNLOADED = "can't be loaded as a causal language model"
 NEEDS_CODE = (
@@ -89,11 +89,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value that transformers does not check
         raise ConfigError(f"{source} {UNLOADED} ({error!r}); correct its config.json") from error
-    if wrong := misfits(loading_info):
-        raise ConfigError(
-            f"{source} does not hold the weights of the model that its config.json describes ({wrong}); correct "
-            "config.json or fetch the whole model again"
-        )
+    refuse_misfits(source, loading_info)
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
     if broken is not None:
         raise ConfigError(

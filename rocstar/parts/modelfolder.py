@@ -16,8 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert
+from rocstar.parts.shape import known_shape
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
 from rocstar.support.layers import (
@@ -34,12 +36,15 @@ from rocstar.support.weights import (
     hash_of,
     layout_of_folder,
     refuse_changed,
+    refuse_misfits,
     refuse_other_base,
 )
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
 LAYER = re.compile(r"(?:model\.|language_model\.|gpt_neox\.)*layers\.(\d{1,6})\.")
+ALIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose layers all have tensors of the same names and shapes."""
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
 TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
@@ -242,6 +247,24 @@ def _refuse_broken(folder: Path) -> None:
             f"{folder} holds weights of {held} layer{'s' * (held > 1)}, and its config.json says {layers} "
             "(num_hidden_layers); correct config.json or fetch the whole model again"
         )
+
+
+def refuse_other_weights(folder: Path) -> None:
+    """Raises ConfigError for tensors that are missing or of another shape than config.json says, as far as headers
+    show, in a model whose layers are all alike; others show it when they are loaded."""
+    stored, shape = layout_of_folder(folder), known_shape(ModelSection(), folder)
+    if _config(folder).get("model_type") not in ALIKE or not stored or shape is None:
+        return
+    inside = {name[layer.end() :]: size for name, size in stored.items() if (layer := LAYER.match(name))}
+    inside |= {f"{name}.weight": size for name, size in shape.linear.items()}
+    inside |= dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (shape.hidden,))
+    wanted = {f"layers.{n}.{name}": size for n in range(shape.layers) for name, size in inside.items()}
+    there = {name.removeprefix("model."): size for name, size in stored.items()}
+    ends = ("embed_tokens.weight", "lm_head.weight")  # one may stand for both
+    wanted |= {"norm.weight": (shape.hidden,)} | {n: (shape.vocabulary, shape.hidden) for n in ends if n in there}
+    other = [(name,) for name, size in wanted.items() if there.get(name, size) != size]
+    missing = wanted.keys() - there.keys()
+    refuse_misfits(folder, {"missing_keys": missing, "mismatched_keys": other, "unexpected_keys": ()})
 
 
 def refuse_targets(folder: Path, targets: Sequence[str]) -> None:

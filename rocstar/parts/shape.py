@@ -47,17 +47,19 @@ class Shape:
         """Parameters that each token is multiplied with: all but the embedding that is only looked up."""
         return self.parameters - (0 if self.tied else self.hidden * self.vocabulary)
 
-    def adapters(self, rank: int, targets: Sequence[str]) -> int:
-        """Parameters of adapters of this rank; targets: names of linear layers, none for all."""
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of the matrices of a layer."""
         hidden, inner, queries = self.hidden, self.intermediate, self.heads * self.head_width
         keys = self.kv_heads * self.head_width
-        ends = {
-            "q_proj": hidden + queries,
-            "k_proj": hidden + keys,
-            "v_proj": hidden + keys,
-            "o_proj": queries + hidden,
-        }
-        ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+        attention = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
+        mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        rooms = {"self_attn": attention, "mlp": mlp}
+        return {f"{room}.{name}_proj": size for room, inside in rooms.items() for name, size in inside.items()}
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Parameters of adapters of this rank; targets: names of linear layers, none for all."""
+        ends = {name.rpartition(".")[2]: sum(size) for name, size in self.linear.items()}
         return self.layers * rank * sum(ends.get(name, 0) for name in targets or ends)
 
     def trained(self, model: ModelSection) -> int:

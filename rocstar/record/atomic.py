@@ -52,7 +52,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     their owner only). If the block fails nothing changes. Raises OSError."""
     fresh, old = (path.with_name(f".{path.name}{ending}") for ending in (NEW, OLD))
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    fresh.mkdir()
     try:
         yield fresh
         _settle(fresh)

@@ -15,7 +15,7 @@ import msgspec
 
 from rocstar.errors import DataError
 from rocstar.record.call_errors import LIMITS, error_of_output
-from rocstar.types import Status
+from rocstar.types import Status, utf8
 
 RESULTS = ("tool", "function", "ipython")
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
@@ -115,7 +115,7 @@ def parsed(text: bytes | str) -> Any:
         found = json.loads(text)
     except ValueError as error:
         raise DataError(f"all: it is no JSON ({error})") from None
-    return json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+    return json.loads(utf8(json.dumps(found, ensure_ascii=False)))
 
 
 def written(value: Any) -> str:

@@ -38,6 +38,7 @@ from rocstar.types import (
     Turn,
     Verdict,
     VersionSpan,
+    utf8,
 )
 
 if TYPE_CHECKING:
@@ -178,20 +179,13 @@ def attempts_schema() -> Any:
     return pyarrow.schema(kinds, {"schema_version": str(VERSION)})
 
 
-def write_table(path: Path, table: Any) -> None:
-    """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can
-    be read without all the others. Raises OSError."""
-    tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
-    write_parquet(path, table, max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens)))
-
-
-def write_parquet(path: Path, table: Any, group_rows: int | None = None) -> None:
-    """Any table, atomically. group_rows: of a row group; None: as pyarrow chooses. Raises OSError."""
+def write_parquet(path: Path, table: Any) -> None:
+    """Any table, atomically. Raises OSError."""
     import pyarrow
     from pyarrow import parquet
 
     buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(table, buffer, compression="zstd", row_group_size=group_rows)
+    parquet.write_table(table, buffer, compression="zstd")
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 
@@ -244,6 +238,8 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
             yield opened
+    except MemoryError as error:  # one of pyarrow's too
+        raise MemoryError(f"{file} cannot be read for lack of memory") from error
     except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
@@ -464,8 +460,3 @@ def _turn(turn: Turn, text: str) -> dict[str, Any]:
 
 def _fields(noun: ToolCall | ToolResult | FormatFacts) -> Any:
     return plain({field.name: getattr(noun, field.name) for field in fields(noun)})
-
-
-def utf8(text: str) -> str:
-    """`text` without lone surrogates, which parquet cannot hold, and which a model or a file name may contain."""
-    return text.encode("utf-8", "replace").decode()

@@ -169,9 +169,11 @@ def _of_step(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Path
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Raises DataError with the name of a file that does not hold attempts."""
+    """Raises DataError with the name of a file that does not hold attempts, MemoryError."""
     try:
         yield
+    except duckdb.OutOfMemoryException:
+        raise MemoryError(f"{file} cannot be read for lack of memory") from None
     except (duckdb.Error, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rocstar.config.sections import Stage
+from rocstar.errors import RunHalted
 from rocstar.record.journal import read_journal
 from rocstar.rollout.carry import Carried
 from rocstar.run.alarms import Alarm, new_alarms
@@ -68,6 +69,9 @@ class StageSteps:
             run.tracker.event("warning", step=progress.step, **asdict(alarm))
             run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         over = self._why_over()
+        if over and not self._learner.updates and any(r.get("learn/skipped") or r.get("skipped") for r in self._rows):
+            said = f"stage {stage.name} learnt nothing: no update of it had a finite gradient"
+            raise RunHalted(f"{said}; take a model with sound weights, or correct your loss or reward, and begin again")
         if over:
             steps, carried = progress.stage_step, progress.carried
             if carried.groups:

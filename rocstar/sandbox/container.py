@@ -1,10 +1,11 @@
-"""What the container, the job or the machine of this process permits: its share of the CPU and its memory,
+"""What the container, the job or the machine of this process permits: its share of the CPU, its memory and open files,
 and how often the kernel refused or killed processes there. Read from the control groups of this process, versions 1
 and 2, and from /proc; a missing file means no such limit. Not here: our own groups (`walls.cgroups`)."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def cpus() -> float:
     """Logical CPUs that this process may keep busy: those that it may run on, bounded by the quotas of its control
     groups. At least a hundredth, the least that the kernel grants."""
     return min([float(len(os.sched_getaffinity(0))), *cpu_shares()])
+
+
+def open_files() -> int:
+    """How many this process may have: its hard limit, to which it is raised here."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def cpu_shares(root: Path = GROUPS, own: Path = OWN) -> Iterator[float]:

@@ -29,7 +29,6 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
 from rocstar.record.atomic import plain
-from rocstar.record.rollouts import utf8
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
@@ -49,7 +48,7 @@ from rocstar.support.listen import (
     url_of,
     while_wanted,
 )
-from rocstar.types import Stop, Trajectory
+from rocstar.types import Stop, Trajectory, utf8
 
 BODY_BYTES = 8 << 20
 END_SECONDS = 1  # for answers under way, once the server is asked to end

@@ -11,7 +11,7 @@ from rocstar.data.sft.check import check_roles
 from rocstar.data.sft.format import Chat, Message, Role, chat_message
 from rocstar.errors import DataError
 from rocstar.support.listen import object_in
-from rocstar.types import Sampling
+from rocstar.types import Sampling, utf8
 
 LEAST_TEMPERATURE = 1e-4
 
@@ -76,7 +76,7 @@ class ChatRequest(BaseModel):
 def read_request(body: bytes, seed: int) -> ChatRequest:
     """`seed`: the default. Raises DataError, which explains the change needed."""
     try:
-        whole = json.dumps(object_in(body), ensure_ascii=False).encode("utf-8", "replace")  # no lone surrogates
+        whole = utf8(json.dumps(object_in(body), ensure_ascii=False)).encode()
         given = {field: value for field, value in object_in(whole).items() if value is not None}
         if "max_completion_tokens" in given:  # the newer name
             given["max_tokens"] = given.pop("max_completion_tokens")

@@ -91,6 +91,9 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         limits = "raise the limit of this user (ulimit -u) or of the container (pids.max)"
         return NOT_READY, f"no further thread or process can be started here; {limits}"
+    if isinstance(error, MemoryError):
+        remedy = "end other programs, or raise the limit of memory, and try again"
+        return NOT_READY, f"{str(error) or 'the memory is full'}; {remedy}"
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None

@@ -12,18 +12,23 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import uvicorn
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rocstar.errors import ConfigError, DataError
+from rocstar.sandbox.container import open_files
 from rocstar.sandbox.service.core import is_loopback as is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 T = TypeVar("T")
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n\r\ntoo many connections are open"
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -39,11 +44,24 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Bounded(H11Protocol):
+    """A connection (httptools limits no headers). More than `most` are refused, since each is an open file."""
+
+    def __init__(self, most: int, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.most = most
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.write(FULL)
+            transport.close()
+
+
 def quiet_server(app: Any, **more: Any) -> Any:
     """A uvicorn.Server that logs nothing but errors, and leaves signals to others. more: of its Config."""
-    import uvicorn
-
-    server: Any = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **more))
+    http: Any = partial(Bounded, open_files() // 2)  # the rest for files, and connections on their way out
+    server: Any = uvicorn.Server(uvicorn.Config(app, http=http, log_level="error", access_log=False, **more))
     server.capture_signals = nullcontext
     return server
 

@@ -154,13 +154,16 @@ def foreign(names: Iterable[str]) -> list[str]:
     return [name for name in rest if not name.startswith(further)] if further else rest
 
 
-def misfits(loading_info: Mapping[str, Iterable[Any]]) -> str | None:
-    """Describes missing, mismatched and unknown tensors of a folder, by the loading info of transformers; None if
-    none."""
+def refuse_misfits(source: object, loading_info: Mapping[str, Iterable[Any]]) -> None:
+    """Raises ConfigError for missing, mismatched and unknown tensors of a folder, by the loading info of transformers,
+    or one of its form."""
     found = {
         "missing": sorted(loading_info["missing_keys"]),
         "of another shape": sorted(name for name, *_ in loading_info["mismatched_keys"]),
         "unknown to such a model": foreign(loading_info["unexpected_keys"]),
     }
-    sentences = [f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items() if names]
-    return "; ".join(sentences) or None
+    if wrong := [f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items() if names]:
+        raise ConfigError(
+            f"{source} does not hold the weights of the model that its config.json describes ({'; '.join(wrong)}); "
+            "correct config.json or fetch the whole model again"
+        )

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rocstar.errors import first_line
-from rocstar.types import Status, ToolCall, ToolResult
+from rocstar.types import Status, ToolCall, ToolResult, utf8
 
 
 def bad_call(call: ToolCall, reason: str) -> ToolResult:
     """The call was not run. `reason`: one sentence for the model, which may quote lone surrogates that it wrote."""
-    return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason.encode(errors="replace").decode())
+    return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=utf8(reason))
 
 
 def ran_here(

@@ -32,8 +32,8 @@ from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.messages import as_text, mark_of, parsed, text_in, turns_of, written
-from rocstar.record.rollouts import attempts_schema, utf8
-from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id
+from rocstar.record.rollouts import attempts_schema
+from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id, utf8
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
 

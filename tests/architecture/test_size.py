@@ -15,39 +15,39 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2101, 17),
-    "agents": (1139, 6),
+    "agents": (1138, 6),
     "analysis": (1942, 11),
     "answers": (3436, 18),
     "cli": (3371, 23),
     "cluster": (858, 8),
     "config": (2175, 11),
-    "data": (4501, 24),
-    "dialogue": (1566, 10),
-    "engines": (4574, 24),
+    "data": (4502, 24),
+    "dialogue": (1565, 10),
+    "engines": (4573, 24),
     "errors": (53, 1),
     "evaluation": (3544, 21),
     "faults": (656, 4),
     "forecast": (2011, 9),
-    "learning": (3346, 19),
-    "parts": (1718, 9),
+    "learning": (3342, 19),
+    "parts": (1743, 9),
     "protocols": (290, 1),
-    "record": (3030, 17),
+    "record": (3023, 17),
     "rollout": (1851, 12),
-    "run": (4671, 24),
-    "sandbox": (8651, 47),
-    "serving": (765, 6),
-    "support": (2090, 17),
+    "run": (4676, 24),
+    "sandbox": (8658, 47),
+    "serving": (764, 6),
+    "support": (2114, 17),
     "tools": (957, 7),
     "train": (209, 1),
-    "types": (617, 1),
+    "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4185
+CLASSES, FUNCTIONS = 587, 4188
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_127}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 50_254}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -75,6 +75,14 @@ def test_a_cut_file_is_refused_by_name(files: list[Path], tmp_path: Path) -> Non
         list(select([files[0], cut], {}))
 
 
+def test_a_file_for_which_memory_is_short_is_not_called_broken(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(table.SETTINGS, "memory_limit", "1KB")
+    with pytest.raises(MemoryError, match=r"step=000003.parquet cannot be read for lack of memory"):
+        list(select(files, {}))
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

@@ -12,6 +12,7 @@ from tests.clumsy.workplace import (
     in_integers,
     model_config,
     recipe,
+    renamed_tensor,
     replaced,
     rows,
     sharded,
@@ -295,6 +296,25 @@ MODELS = [
         "quantised weights",
         "quantised by gptq ... take the unquantised model",
         model_config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    ),
+    *(
+        pretrained(
+            f"another {key} than the weights have",
+            f"does not hold the weights ... describes (tensors of another shape: {tensors}); correct config.json",
+            model_config(**{key: 24}),
+        )
+        for key, tensors in (
+            ("intermediate_size", "3, such as layers.0.mlp.down_proj.weight"),
+            ("head_dim", "4, such as layers.0.self_attn.k_proj.weight"),
+        )
+    ),
+    *(
+        pretrained(
+            f"weights without {name}",
+            f"does not hold the weights ... (tensors missing: 1, such as {name}); correct config.json or fetch",
+            renamed_tensor(f'"model.{name}"'),
+        )
+        for name in ("norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight")
     ),
     pretrained("weights that are integers", "holds integers for ... take the unquantised model", in_integers()),
     pretrained(

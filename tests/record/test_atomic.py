@@ -54,6 +54,12 @@ def test_everything_in_a_folder_is_on_the_disk_before_it_takes_its_place(
     assert [name.rstrip("/") for name in synced] == [*(name.rstrip("/") for name in inside), str(tmp_path)]
 
 
+def test_a_run_folder_that_was_moved_away_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "moved" / "step"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "step") as fresh:
         (fresh / "a").write_text("old")

@@ -29,8 +29,8 @@ from rocstar.record.rollouts import (
     segments_of,
     trajectory_of,
     write_attempts,
+    write_parquet,
     write_rollouts,
-    write_table,
 )
 from rocstar.record.table import select
 from rocstar.types import ToolCall, Turn, Verdict
@@ -241,7 +241,7 @@ def test_a_file_of_the_first_version_gives_the_rows_that_are_written_today(tmp_p
 
 
 def test_a_file_older_than_the_facts_gives_facts_of_the_same_penalty(tmp_path: Path) -> None:
-    write_table(tmp_path / "old.parquet", read_table(VERSION_1).drop_columns(["format_facts", "old_logprobs"]))
+    write_parquet(tmp_path / "old.parquet", read_table(VERSION_1).drop_columns(["format_facts", "old_logprobs"]))
     rows = list(attempt_rows(tmp_path / "old.parquet"))
     assert rows[0]["format_facts"] == {"answer_tags": 2, "reason_after_answer": False, "boxed": True}
     assert rows[3]["format_facts"] is None
@@ -250,7 +250,7 @@ def test_a_file_older_than_the_facts_gives_facts_of_the_same_penalty(tmp_path: P
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     import pyarrow
 
-    write_table(tmp_path / "other.parquet", pyarrow.table({"token_ids": [[1]]}))
+    write_parquet(tmp_path / "other.parquet", pyarrow.table({"token_ids": [[1]]}))
     with pytest.raises(DataError, match=r"other.parquet is not a file of attempts: it has no column advantage, "):
         list(attempt_rows(tmp_path / "other.parquet"))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from rocstar.sandbox.call import Limits, SessionLost
 from rocstar.sandbox.client import SandboxClient
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import Http, RunningService, running
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
 
 @asynccontextmanager
@@ -28,9 +30,7 @@ async def test_a_session_whose_daemon_died_is_gone() -> None:
     async with connected(service.url) as client:
         session = client.open_session()
         await session.run("x = 1")
-        children = psutil.Process(service.process.pid).children()
-        (daemon,) = [child for child in children if "daemon.main" in " ".join(child.cmdline())]
-        daemon.kill()
+        daemon_of(service).kill()
         assert await asyncio.to_thread(eventually, lambda: http.post("/v1/run", {"code": "1"})[0] == 200)
         with pytest.raises(SessionLost):
             await session.run("x")
@@ -43,6 +43,25 @@ async def test_a_session_whose_daemon_died_is_gone() -> None:
     service.process.terminate()
     said = service.process.communicate()[1]
     assert "rocstar: the sandbox daemon was lost: " in said and "is up again: 2 slots" in said
+
+
+def daemon_of(service: RunningService) -> psutil.Process:
+    children = psutil.Process(service.process.pid).children()
+    (daemon,) = [child for child in children if "daemon.main" in " ".join(child.cmdline())]
+    return daemon
+
+
+def test_a_call_whose_daemons_died_is_answered_as_an_outage() -> None:
+    service = RunningService()
+    http = Http(service.url)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.send, "POST", "/v1/run", json.dumps(SLEEPER).encode())
+        for starts in (1, 2):  # a lost call is sent once more
+            assert eventually(lambda n=starts: http.status("nodes")[0]["starts"] == n and http.status("running") == 1)
+            daemon_of(service).kill()
+        status, response, headers = answer.result()
+    assert (status, response["outcome"], headers["retry-after"]) == (503, "internal", "1")
+    assert service.stop() == 0
 
 
 async def test_a_session_without_cells_for_too_long_is_forgotten_but_not_while_one_runs() -> None:

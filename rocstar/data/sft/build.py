@@ -34,6 +34,7 @@ from rocstar.dialogue.tokenizer_files import found_file
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 from rocstar.support.weights import hash_of
+from rocstar.types import utf8
 
 ROWS, REFUSED, DATASHEET = "rows.jsonl", "refused.jsonl", "datasheet.json"
 SCHEMA_VERSION = 1
@@ -259,7 +260,7 @@ def _keep_or_refuse(draft: Draft, store: RowStore, refused: IO[str], counts: Sou
         why = Refused(Refusal.DUPLICATE, "messages", f"the same row {why.id} came before")
     counts.refused[why.reason] += 1
     # Half surrogates, a possible reason of refusal, cannot be written as UTF-8.
-    refused.write(dumped(draft.refusal(why)).encode("utf-8", "replace").decode() + "\n")
+    refused.write(utf8(dumped(draft.refusal(why))) + "\n")
 
 
 def _shares(recipe: MixRecipe, store: RowStore) -> dict[str, Share]:

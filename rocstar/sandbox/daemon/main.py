@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rocstar.sandbox import check, launch, wire
+from rocstar.sandbox import check, container, launch, wire
 from rocstar.sandbox.call import (
     Call,
     DaemonInfo,
@@ -86,8 +86,6 @@ def main() -> None:
     settings = msgspec.convert(values, DaemonSettings)
     connection = socket.socket(fileno=values["fd"])
     connection.setblocking(False)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each running program takes four
     with ExitStack() as cleanup:
         lock_workdirs(Path(values["workdirs"]), cleanup)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
@@ -132,7 +130,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
 
 def refuse_low_limits() -> None:
     """Raises SandboxDown where the limits of this process are below those that a program gets."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = container.open_files()  # each running program takes four
     if hard != resource.RLIM_INFINITY and hard < MOST_FILES:
         problem = f"a program may open {MOST_FILES} files, and a process here {hard}"
         raise SandboxDown(f"{problem}; raise the hard limit of open files to 4096 (ulimit -Hn)")

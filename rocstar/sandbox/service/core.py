@@ -339,9 +339,10 @@ class Service:
         return [results[index] for index in range(len(items))]
 
     def retry_headers(self, outcome: Outcome) -> Mapping[str, str]:
-        """When to retry, whole seconds: the queue's duration if each slot runs ten programs a second."""
+        """When to retry, whole seconds: the queue's duration if each slot runs ten programs a second; soon after a
+        failure of ours, which another daemon may not share."""
         if outcome is not ServiceOutcome.OVERLOADED:
-            return {}
+            return {"retry-after": "1"} if outcome is ServiceOutcome.INTERNAL else {}
         seconds = 1 + self.usage().waiting // (10 * self.client.info().slots)
         return {"retry-after": str(min(seconds, MAX_RETRY_SECONDS))}
 

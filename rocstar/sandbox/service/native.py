@@ -1,7 +1,7 @@
 """The native API: one call, and the frames of clients and gateways.
 
-Status is 200 for every program that was run; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
-with a Retry-After.
+Status is 200 for every program that was run; `rejected` is 400, `internal` (safe to send again) and `overloaded` are
+503 with a Retry-After.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MESSAGE_BYTES = 2**20  # of a WebSocket message, which may contain several frame
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call in a frame
 USAGE_SECONDS = 0.25  # between two readings of the service's load
 
-STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
+STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 503, ServiceOutcome.OVERLOADED: 503}
 
 
 class HttpReply(responses.Response):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from rocstar.sandbox import container
 from rocstar.sandbox.service.app import Application, Metrics
 from rocstar.sandbox.service.core import SMALL_BYTES, BadRequest, Hold, Service, encode
 from rocstar.sandbox.service.native import MESSAGE_BYTES
@@ -67,8 +68,7 @@ class Server(uvicorn.Server):
 
     def serve_until_stopped(self) -> None:
         """Serve until SIGTERM or Ctrl-C."""
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
+        container.open_files()  # a connection is one
         for number in (signal.SIGTERM, signal.SIGINT):  # before the loop runs, where an exception could be lost
             signal.signal(number, self.stop)
         self.run([self.listener])
