@@ -505,3 +505,5 @@ def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path
 def test_a_text_that_settings_cannot_keep_is_refused(folder: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="not UTF-8 text"):
         load_recipe(folder / "child.toml", [f"{key}=a\udcff"])
+    with pytest.raises(ConfigError, match="holds a NUL character"):
+        load_recipe(folder / "child.toml", [rf'{key}="a\u0000"'])
