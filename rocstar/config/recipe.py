@@ -69,8 +69,8 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
 
 
 def _writable(recipe: Recipe) -> Recipe:
-    """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because the
-    run's settings could not be read back, or with a NUL, which no path or command can hold."""
+    """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because
+    the run's settings could not be read back, or with a NUL, which no path or command can hold."""
     for key, value in flat(recipe.resolved()):
         text = json.dumps(value, ensure_ascii=False)
         fault = "is not UTF-8 text" if re.search("[\ud800-\udfff]", text) else None
