@@ -53,7 +53,9 @@ def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> 
 def test_a_recipe_is_read_as_it_was_written_whatever_the_locale(tmp_path: Path) -> None:
     folder = run(tmp_path)
     write_atomic(folder.path / "config.toml", "# §".encode())
-    program = "import sys; from rocstar.record.folder import RunFolder; print(ascii(RunFolder(sys.argv[1]).recipe_text()))"
+    program = (
+        "import sys; from rocstar.record.folder import RunFolder; print(ascii(RunFolder(sys.argv[1]).recipe_text()))"
+    )
     strict = (sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning", "-c", program)
     assert subprocess.check_output([*strict, str(folder.path)], text=True) == "'# \\xa7'\n"
 
