@@ -285,7 +285,7 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
     if numbers and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if numbers and isinstance(value, float | Decimal) and math.isfinite(value):
-        whole = abs(value) < EXACT and value == int(value)
+        whole = -EXACT < value < EXACT and value == int(value)
         return str(int(value) if whole else value)
     expected = "a text or a number" if numbers else "a text"
     found = "an empty text" if isinstance(value, str) else as_written(value)
