@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rocstar
-from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, failure, install_command
+from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -92,3 +93,13 @@ def test_a_thread_that_cannot_be_started_is_told_with_the_limits_to_raise() -> N
     told = failure(RuntimeError("can't start new thread"))
     assert told is not None and told[0] == NOT_READY and "ulimit -u" in told[1]
     assert failure(RuntimeError("another")) is None
+
+
+def test_python_without_docstrings_is_refused_before_transformers_fails(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
+    program = "from rocstar.cli.main import main; main()"
+    command = [sys.executable, "-OO", "-c", program, "train", str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == USAGE, done.stderr
+    assert done.stderr.startswith("rocstar: PYTHONOPTIMIZE=2 (-OO) drops docstrings")
+    assert not [*tmp_path.iterdir()]

@@ -494,6 +494,14 @@ def test_limits_of_programs_are_those_that_a_sandbox_takes() -> None:
                 changed(Recipe(), [f"sandbox.{field}={beyond}"], {})
 
 
+@pytest.mark.parametrize(
+    "change", ["rollout.top_k=9223372036854775808", "learning.epochs=1e19", "learning.clip_high=1e300"]
+)
+def test_what_no_array_holds_is_refused_before_anything_starts(change: str) -> None:
+    with pytest.raises(ConfigError, match=change.partition("=")[0]):
+        changed(Recipe(), [change.replace("1e19", "1" + "0" * 19)], {})
+
+
 def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path) -> None:
     agent = "rollout.agent=python my_agent.py"
     listed = load_recipe("parent.toml", [agent, 'rollout.agent_reads=["tools", "data"]'])
@@ -505,3 +513,5 @@ def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path
 def test_a_text_that_settings_cannot_keep_is_refused(folder: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="not UTF-8 text"):
         load_recipe(folder / "child.toml", [f"{key}=a\udcff"])
+    with pytest.raises(ConfigError, match="holds a NUL character"):
+        load_recipe(folder / "child.toml", [rf'{key}="a\u0000"'])

@@ -50,7 +50,7 @@ class Generator(DrawnTask):
         for own in options.config.keys() & {"seed", "size"}:
             raise ConfigError(f"data.options.config.{own} is the run's to say; set run.seed or data.pool instead")
         file = inspect.getfile(DATASETS[options.name][0])
-        if not options.trusted and UNSAFE.search(Path(file).read_text()):
+        if not options.trusted and UNSAFE.search(Path(file).read_text(encoding="utf-8")):
             raise ConfigError(
                 f"data.options.name = {options.name!r}: its scorer evaluates the model's text as Python, or makes a "
                 "number of any size of it, in this process; set data.options.trusted=true to allow that"

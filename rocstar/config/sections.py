@@ -240,7 +240,7 @@ class StageRolloutSection(Section):
     """Sampling temperature, at least 0.01."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the likeliest tokens that together have this probability; 1: from all."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=2**20)
     """Sample from the likeliest tokens, this many; 0: from all."""
     max_parallel_calls: Count = 4
     """Tool calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
@@ -407,12 +407,12 @@ class LearningSection(Section):
     """Gradients of a larger norm are scaled down to this norm."""
     updates_per_step: Count = 1
     """Optimizer updates for the attempts of one step; 1 is fully on-policy (the release)."""
-    epochs: Count = 1
+    epochs: int = Field(default=1, ge=1, le=1000)
     """Times that the attempts of one step are learnt from, each time in `updates_per_step` updates; ratios are to the
     log-probabilities before the first of them (mu of the GRPO paper, arXiv 2402.03300)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
     """The probability ratio is clipped below 1 minus this."""
-    clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
+    clip_high: float = Field(default=0.28, gt=0, le=1e6)  # §2.2.1
     """The probability ratio is clipped above 1 plus this."""
     dual_clip: float = Field(default=3.0, ge=0)
     """For attempts with a negative advantage: a token whose ratio is above this has no gradient either, where clip_high

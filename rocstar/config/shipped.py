@@ -55,24 +55,24 @@ def copy(names: list[str], to: Path) -> list[Path]:
 def _with_those_it_extends(file: Path) -> Iterator[Path]:
     file = file.resolve()
     yield file
-    above = tomllib.loads(file.read_text()).get("extends")
+    above = tomllib.loads(file.read_text(encoding="utf-8")).get("extends")
     if above is not None:
         yield from _with_those_it_extends(file.parent / above)
 
 
 def _modules_beside(recipe: Path) -> Iterator[Path]:
     """Python files in a recipe's folder that it names as in `"published:Gsm8k"`, and those that they import."""
-    found, names = set[Path](), set(MODULE.findall(recipe.read_text()))
+    found, names = set[Path](), set(MODULE.findall(recipe.read_text(encoding="utf-8")))
     while names:
         files = {file for name in names if (file := recipe.parent.resolve() / f"{name}.py").is_file()} - found
         found |= files
-        names = {name for file in files for name in IMPORTED.findall(file.read_text())}
+        names = {name for file in files for name in IMPORTED.findall(file.read_text(encoding="utf-8"))}
     yield from found
 
 
 def _purpose(file: Path) -> str:
     head = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# "):
             break
         head.append(line.removeprefix("# "))

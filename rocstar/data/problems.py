@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ STORIES = ("Body", "body")
 
 PICTURES = ("images", "image", "videos", "audios")
 """Columns that TRL and verl give to a model besides the text."""
+EXACT = 2**53  # a float beyond it, such as 1e23, is seldom the whole number that was meant
 SHOWN_CHARS = 40  # of a wrong value, in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _GSM8K_MARK = "####"
@@ -280,8 +282,10 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
                 f"{place}: {as_written(lone[0])} is half a character, which no file can hold; correct the text."
             )
         return value.strip()
-    if numbers and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        whole = isinstance(value, float) and value.is_integer()
+    if numbers and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if numbers and isinstance(value, float | Decimal) and math.isfinite(value):
+        whole = -EXACT < value < EXACT and value == int(value)
         return str(int(value) if whole else value)
     expected = "a text or a number" if numbers else "a text"
     found = "an empty text" if isinstance(value, str) else as_written(value)

@@ -6,6 +6,7 @@ A row is any value in the file, with its number counted from 1: the line of a te
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -88,6 +89,8 @@ def output_folder(path: Path, setting: str) -> Path:
 
 def _opened(file: Path) -> io.BufferedReader:
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise DataError(f"{file} is a pipe or a device, which can be read only once; give a file.")
         return file.open("rb")
     except FileNotFoundError:
         raise DataError(_missing(file)) from None
@@ -135,8 +138,9 @@ def _caused(sentence: str, cause: Exception) -> DataError:
 
 
 def _json_list(file: Path) -> Iterator[tuple[int, Any]]:
-    """One JSON list, or lines of JSON if the file does not begin with a bracket."""
-    if not next(_lines(file), b"").startswith(b"["):
+    """One JSON list, or lines of JSON if the first character is no bracket."""
+    begun = (line.removeprefix(codecs.BOM_UTF8).strip() for line in _lines(file))
+    if not next(filter(None, begun), b"").startswith(b"["):
         yield from _json_lines(file)
         return
     try:
@@ -157,6 +161,8 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
                 if len(cells) == 1 and (found := re.search("[;\t|]", cells[0])):
                     problem = f"cells are separated by {found[0]!r}; write the file with commas."
                     raise DataError(f"{file}, line 1: {problem}")
+                if twice := next((name for name in header if header.count(name) > 1), None):
+                    raise DataError(f"{file}, line 1: several columns are called {twice!r}; rename all but one.")
             elif len(cells) == len(header):
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:

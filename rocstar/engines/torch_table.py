@@ -178,8 +178,8 @@ class SequenceTable:
                 return
             full = full or not self._fits(sequence)
             if sequence.row is not None or not full:
-                self.waiting.remove(sequence)
                 self._start(sequence)
+                self.waiting.remove(sequence)  # not before: where a start fails, its request still has to be found
 
     def end(self, sequence: Sequence) -> Work:
         """End its request, with what is written so far; its pages stay."""

@@ -221,7 +221,7 @@ def _cache(settings: VllmSettings) -> dict[str, int]:
             f"capacity_tokens {settings.capacity_tokens} must hold max_tokens {settings.max_tokens}, in blocks of "
             f"{block}"
         )
-    config = json.loads((settings.model / "config.json").read_text())
+    config = json.loads((settings.model / "config.json").read_bytes())
     needed = kv_bytes(config, (blocks + 1) * block, settings.dtype, settings.tensor_parallel)
     return {"block-size": block, "kv-cache-memory-bytes": needed}
 

@@ -184,7 +184,7 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     """The run's recorded steps up to `last`, `steps` of them. Raises ConfigError, and DataError where there are not so
     many."""
     folder = RunFolder.find(name, runs)
-    settings = json.loads(folder.resolved.read_text())
+    settings = json.loads(folder.resolved.read_bytes())
     rows = [list(rows_of_step(folder, number, LENGTHS)) for number in _chosen(folder, last, steps)]
     longest = max(row["response_tokens"] for attempts in rows for row in attempts)
     engines = sum(entry.get("count", 1) for entry in settings.get("engine", [])) or 1

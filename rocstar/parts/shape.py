@@ -118,7 +118,7 @@ def shape_of(model: ModelSection) -> Shape:
         )
     file = Path(model.path) / "config.json"
     if file.is_file():
-        return _from_config(json.loads(file.read_text()), file)
+        return _from_config(json.loads(file.read_bytes()), file)
     if model.path in PUBLISHED:
         return PUBLISHED[model.path]
     raise ConfigError(

@@ -141,7 +141,7 @@ class RunFolder:
     def recipe_text(self) -> str:
         """The text of config.toml; empty for a recipe built in Python."""
         file = self.path / "config.toml"
-        return file.read_text() if file.is_file() else ""
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
 
     def asks_to_end(self, stage: str) -> bool:
         """Whether the user has asked this stage to end."""

@@ -56,7 +56,7 @@ def git_state() -> dict[str, Any] | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=GIT_SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -13,7 +13,7 @@ from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.subject import LocalModel, find_subject, settings_in_force
 from rocstar.protocols import Engine, Environment, ForwardingEngine, Reply, ToolSpec
 from rocstar.rollout.collect import Roller
@@ -68,10 +68,16 @@ Event = str | Ran | Trajectory
 """Text that the policy wrote outside of calls, a call that was run, or the whole answer at its end."""
 
 
-def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
-    """A conversation up to where the assistant is to write, as tokens. Its roles must have been checked."""
-    template = roller.conversation.template
-    return encoded(pieces(messages, template, specs), roller.codec, template.reserved).token_ids
+def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec], most: int) -> tuple[int, ...]:
+    """A conversation up to where the assistant is to write, as tokens. Its roles must have been checked. Raises
+    DataError for a text that must have more than `most` tokens, because encoding it would keep others waiting."""
+    template, codec = roller.conversation.template, roller.codec
+    parts = [*pieces(messages, template, specs)]
+    if (least := codec.least_tokens("".join(s.text for part in parts for s in part.segments))) > most:
+        raise DataError(
+            f"the conversation has at least {least} tokens, which is more than the context length of {most}; shorten it"
+        )
+    return encoded(parts, codec, template.reserved).token_ids
 
 
 def problem_of(question: str) -> Problem:

@@ -140,7 +140,7 @@ def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:
     """The conversation as tokens. A custom environment of the recipe renders its question itself."""
     roller, messages = agent.roller, asked.messages.messages
     if roller.environment is ToolEnvironment:
-        return history_ids(asked.messages, roller, agent.specs)
+        return history_ids(asked.messages, roller, agent.specs, agent.positions)
     if len(messages) > 1:
         raise DataError("this agent has an environment of its own, which takes one question and no system message")
     return environment_for(roller, asked.question, asked.sampling.seed).opening()

@@ -108,7 +108,10 @@ def is_disk_full(error: Exception) -> bool:
 
 
 def need(extra: str) -> None:
-    """Check before work begins that an extra is installed. Raises ModuleNotFoundError for its first missing module."""
+    """Check before work begins that an extra is installed. Raises ModuleNotFoundError for its first missing module, and
+    ConfigError where Python drops docstrings."""
+    if extra == "train" and sys.flags.optimize > 1:
+        raise ConfigError("PYTHONOPTIMIZE=2 (-OO) drops docstrings, which transformers reads; unset it")
     for module in (name for name, bringing in EXTRA_OF.items() if bringing == extra):
         if find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)

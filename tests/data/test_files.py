@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ STORY = {"Body": "Two and one.", "Question": "How many?", "Answer": 3.0}
         ({"question": "Why?", "target": "8"}, (), "Why?", "8"),
         ({"question": "Why?", "is": 8}, ("question", "is"), "Why?", "8"),
         ({"question": "Why?", "answer": "8", "label": "easy", "prompt": "Say."}, (), "Why?", "8"),
+        ({"question": "Why?", "answer": 10**400}, (), "Why?", "1" + "0" * 400),
+        ({"question": "Why?", "answer": 1e23}, (), "Why?", "1e+23"),  # not 99999999999999991611392
         ({"question": "q", "answer": "16 - 3 = <<16-3=13>>13\n#### 1,013"}, (), "q", "1,013"),
         (STORY, ("Question", "Answer"), "How many?", "3"),  # a column that is named as the question is the whole of it
         ({"context": "It rains.", "ask": "Why?", "answer": "7"}, (["context", "ask"],), "It rains. Why?", "7"),
@@ -139,6 +142,7 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: l
         ("a.csv", b'question,answer\na,"b\n', "not CSV"),
         ("a.csv", b"question;answer\n2,5 + 1?;3,5\n", "line 1: cells are separated by ';'"),
         ("a.jsonl", rb'{"question": "\ud83d?", "answer": "1"}', 'field "question": "\\ud83d" is half a character'),
+        ("a.csv", b"question,answer,answer\na,1,2\n", "line 1: several columns are called 'answer'"),
         ("a.txt", b"question", "not a kind of file we read"),
         ("a.parquet", b"PAR1", "not a parquet file"),
         ("b.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:-4], "not a whole gzip file"),
@@ -156,6 +160,22 @@ def test_a_file_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, mon
     assert f"{tmp_path}/tran.jsonl does not exist; check the path" in message_of(tmp_path / "tran.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
     assert "cannot be read" in message_of(tmp_path / "folder.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")  # is read several times, by several processes
+    assert "is a pipe or a device" in message_of(tmp_path / "pipe.jsonl")
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\n ", b"\xef\xbb\xbf \r\n"])
+def test_a_json_list_may_begin_with_a_byte_order_mark_and_blanks(tmp_path: Path, before: bytes) -> None:
+    path = write(tmp_path / "a.json", before + json.dumps(ROWS, indent=1).encode())
+    assert [problem.answer for problem in load_problems(path)] == ["2", "4"]
+
+
+def test_a_decimal_of_a_parquet_file_is_a_number(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"question": "a", "answer": Decimal("12.50")}, {"question": "b", "answer": Decimal("8.00")}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert [problem.answer for problem in load_problems(tmp_path / "a.parquet")] == ["12.50", "8"]
 
 
 def test_csv_cells_may_hold_commas_quotes_and_line_breaks(tmp_path: Path) -> None:

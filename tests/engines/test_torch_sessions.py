@@ -81,6 +81,16 @@ async def test_a_loop_that_ends_in_the_middle_leaves_an_engine_that_goes_on(engi
     await until(lambda: not engine.load().used_tokens)
 
 
+async def test_a_request_that_cannot_begin_fails_and_the_engine_goes_on(engine: TorchEngine) -> None:
+    beyond = Sampling(max_new_tokens=8, seed=0, top_k=2**70)  # fits into no array
+    with pytest.raises(OverflowError):
+        await asyncio.wait_for(engine.generate([1, 2], beyond, request_id="a", session_id="a"), 60)
+    assert len((await asyncio.wait_for(ask(engine, [1, 2], "b", "b"), 60)).token_ids) == 8
+    assert engine.load().used_tokens > 0
+    await engine.close_session("b")
+    await until(lambda: engine.load().used_tokens == 0)
+
+
 async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

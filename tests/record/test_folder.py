@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,16 @@ def test_names_are_never_reused(tmp_path: Path) -> None:
 def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name"):
         run(tmp_path, name)
+
+
+def test_a_recipe_is_read_as_it_was_written_whatever_the_locale(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    write_atomic(folder.path / "config.toml", "# §".encode())
+    program = (
+        "import sys; from rocstar.record.folder import RunFolder; print(ascii(RunFolder(sys.argv[1]).recipe_text()))"
+    )
+    strict = (sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning", "-c", program)
+    assert subprocess.check_output([*strict, str(folder.path)], text=True) == "'# \\xa7'\n"
 
 
 def test_a_run_is_found_by_path_name_prefix_and_last(tmp_path: Path) -> None:

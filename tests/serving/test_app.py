@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rocstar.dialogue.codec import Codec
 from rocstar.serving import app
 from rocstar.serving.agent import Ran
 from rocstar.serving.app import Agent, app_of, shown
@@ -126,6 +127,16 @@ async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(change: dict[str, 
     response = await ask(agent_over(Piecewise([ANSWER])), {**ASKED, **change})
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
+
+
+async def test_a_text_without_room_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Codec, "encode_segments", None)  # keeps all others waiting, minutes for some megabytes
+    call = {"function": {"name": "python", "arguments": {"code": "x" * 10**6}}}
+    called = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    for messages in ([{"role": "user", "content": "x" * 10**6}], [*ASKED["messages"], *called]):
+        response = await ask(agent_over(Piecewise([ANSWER])), {**ASKED, "messages": messages})
+        assert response.status_code == 400
+        assert "tokens, which is more than the context length of 1000; shorten it" in response.text
 
 
 async def test_what_clients_send_without_asking_for_anything_is_taken() -> None:

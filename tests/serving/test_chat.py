@@ -40,6 +40,8 @@ def test_a_dash_reads_the_question_from_the_standard_input(
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    assert cli.run(["chat", str(model), "-p", "caf\udce9"]) == exits.OK  # a byte of Latin-1
+    assert asked.pop() == "caf\ufffd"
     for written, code in (("What is\n1 + 1?\n", exits.OK), (" \n", exits.USAGE)):
         (tmp_path / "typed").write_text(written)
         with (tmp_path / "typed").open() as stdin:

@@ -24,6 +24,7 @@ def chat(spec: ChatSpec) -> None:
     model_named(spec.model, spec.runs)
     if spec.prompt == "-":
         spec = replace(spec, prompt=sys.stdin.buffer.read().decode("utf-8", "replace"))
+    spec = replace(spec, prompt=_decoded(spec.prompt), system=_decoded(spec.system))
     if spec.prompt is not None and not spec.prompt.strip():
         raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
     typed = Typed()
@@ -33,6 +34,11 @@ def chat(spec: ChatSpec) -> None:
         from rocstar.serving.chat import chat as carry_out
 
         carry_out(spec, typed.question)
+
+
+def _decoded(typed: str | None) -> str | None:
+    """A text of the command line, with question marks for bytes that are no text, as in questions that are read."""
+    return typed and typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Typed:
