@@ -20,16 +20,16 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3436, 18),
     "cli": (3371, 23),
     "cluster": (858, 8),
-    "config": (2175, 11),
+    "config": (2178, 11),
     "data": (4501, 24),
-    "dialogue": (1566, 10),
+    "dialogue": (1575, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
     "evaluation": (3544, 21),
     "faults": (656, 4),
     "forecast": (2011, 9),
-    "learning": (3346, 19),
-    "parts": (1718, 9),
+    "learning": (3347, 19),
+    "parts": (1730, 9),
     "protocols": (290, 1),
     "record": (3030, 17),
     "rollout": (1851, 12),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_127}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_291}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
