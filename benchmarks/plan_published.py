@@ -185,9 +185,9 @@ def planned(row: Row, assumed: Assumptions) -> Any:
 
 
 def calibrated() -> Assumptions:
-    """The searched values whose largest error among the rows to calibrate on is least, then whose mean is."""
+    """The searched values whose mean error among the rows to calibrate on is least."""
     mine = [row for row in ROWS if row.half == "calibrate"]
-    found: list[tuple[float, float, Assumptions]] = []
+    found: list[tuple[float, Assumptions]] = []
     for writing in itertools.product(*WRITING.values()):
         first = replace(Assumptions(), **dict(zip(WRITING, writing, strict=True)))
         stages = [planned(row, first) for row in mine]
@@ -197,8 +197,8 @@ def calibrated() -> Assumptions:
                 abs(math.log(seconds(row, stage, first, assumed) / row.seconds))
                 for row, stage in zip(mine, stages, strict=True)
             ]
-            found.append((round(max(errors), 2), sum(errors), assumed))
-    return min(found, key=lambda each: each[:2])[2]
+            found.append((sum(errors), assumed))
+    return min(found, key=lambda each: each[0])[1]
 
 
 def seconds(row: Row, stage: Any, first: Assumptions, assumed: Assumptions) -> float:

@@ -288,12 +288,15 @@ class StageRolloutSection(Section):
         return self.max_turns > 1
 
 
+TemplateName = Literal["paper", "model", "compact"]
+
+
 class RolloutSection(StageRolloutSection):
-    template: Literal["paper", "model", "compact"] = "paper"
+    template: Annotated[TemplateName | str, built_in_or_own(TemplateName)] = "paper"
     """Chat template. paper: that of the paper's Fig. 3; model: that of `model.path`; compact: no system text and no
-    list of tools."""
+    list of tools; package.module:name: a function of your own that makes one."""
     template_options: dict[str, Any] = {}
-    """For the template model: variables of the chat template, such as enable_thinking = false (TRL's
+    """For the template model, or your own: variables of the chat template, such as enable_thinking = false (TRL's
     chat_template_kwargs)."""
     preamble: str | None = None
     """Text before each question; unset: the template's own, which asks for the answer in a box."""
@@ -787,8 +790,8 @@ class Recipe(Section):
     stage: list[Stage] = []
 
     def complaints(self) -> Iterator[str]:
-        if self.rollout.template == "model" and self.stage and self.model.path is None:
-            yield "rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'"
+        if (name := self.rollout.template) not in ("paper", "compact") and self.stage and self.model.path is None:
+            yield f"rollout.template {name!r} is that of a pretrained model; set model.path or use 'paper'"
         if self.model.lora_rank and self.stage and self.model.path is None:
             yield (
                 f"model.lora_rank {self.model.lora_rank} trains adapters of a model that stays as it is, and random "

@@ -82,7 +82,7 @@ RULES = (
     Rule("rollout.agent_seconds rollout.agents_at_once", "rollout.agent", lambda it: it is None),
     Rule("rollout.agent_walls rollout.agent_reads", "rollout.agent", lambda it: it is None or is_function(it)),
     Rule("rollout.agent_reads", "rollout.agent_walls", lambda it: not it),
-    Rule("rollout.template_options", "rollout.template", lambda it: it != "model"),
+    Rule("rollout.template_options", "rollout.template", lambda it: it in ("paper", "compact")),
     Rule("rollout.max_parallel_calls", "rollout.agent", lambda it: it is not None),
     Rule("sft.muon_learning_rate", "sft.optimizer", lambda it: it != "muon"),
     Rule("evaluate.right_above", "evaluate.verifier", lambda it: not is_reference(it)),

@@ -201,12 +201,17 @@ class ModelTemplate:
 
 
 def load_model_template(
-    folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None, options: Mapping[str, Any] = EMPTY
+    folder: Path,
+    tools: Sequence[ToolSpec],
+    *,
+    preamble: str | None = None,
+    options: Mapping[str, Any] = EMPTY,
+    syntaxes: Sequence[CallSyntax] = (),
 ) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. options: variables of the template. A template without support for
-    tools is extended (`with_tools`). Raises ConfigError if it writes calls in an unsupported syntax, or rewrites text
-    before a reply."""
+    in a `\\boxed{}`, which is where it is read. options: variables of the template. syntaxes: of calls, beside ours. A
+    template without support for tools is extended (`with_tools`). Raises ConfigError if it writes calls in an
+    unsupported syntax, or rewrites text before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools), options=options)
     stop = _stop(source, folder)
     template = ModelTemplate(
@@ -225,7 +230,7 @@ def load_model_template(
                 f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
                 "(rollout.max_turns = 1)."
             )
-        template = replace(template, calls=_call_syntax(template.source, folder))
+        template = replace(template, calls=_call_syntax(template.source, folder, syntaxes))
         _check_history(template, tools, folder)
     return replace(template, reserved=_reserved(template))
 
@@ -242,18 +247,17 @@ def _stop(source: ChatSource, folder: Path) -> str:
     return found[0]
 
 
-def _call_syntax(source: ChatSource, folder: Path) -> CallSyntax:
+def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> CallSyntax:
     arguments = {"code": "1"}
     function = {"name": "probe", "arguments": arguments}
     calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     text = source.render([_USER, calling], (), header=False)
-    known: tuple[CallSyntax, ...] = (HERMES, LLAMA, XML)
-    for syntax in known:
+    for syntax in (*own, HERMES, LLAMA, XML):
         if text_of(syntax.render("probe", arguments)) in text:
             return syntax
     raise ConfigError(
         f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is neither Qwen's nor Llama 3's "
-        "syntax; use rollout.template 'paper'."
+        "syntax; use rollout.template 'paper' or one of your own (package.module:name)."
     )
 
 
@@ -264,10 +268,15 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
         for width in (1, 2):
             opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
-            calls = "\n".join(text_of(template.calls.render("python", {"code": "1"})) for _ in range(width))
-            completion = thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
-            written = opening + (completion + reply) * 2
-            if not any(written == text for text in _rendered(template, thought, completion, width)):
+            call = text_of(template.calls.render("python", {"code": "1"}))
+            for between in ("\n", ""):
+                completion = (
+                    thought + between * bool(thought and not thought.endswith("\n")) + between.join([call] * width)
+                )
+                written = opening + (completion + reply) * 2
+                if written in _rendered(template, thought, completion, width):
+                    break
+            else:
                 raise ConfigError(
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
                     f"{completion[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."

@@ -97,7 +97,7 @@ class Assumptions:
     """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""
     bandwidth_share: float = 0.6
     """Share of the memory's bandwidth that decoding reaches."""
-    learning_share: float = 0.4
+    learning_share: float = 0.45
     """Share of peak operations that learning reaches."""
     prefill_share: float = 0.5
     """Share of peak operations that feeding a prompt reaches."""
@@ -115,7 +115,7 @@ class Assumptions:
     """CPU of one program in the sandbox, numpy loaded."""
     demonstration_tokens: float = 600.0
     """Tokens of one row of SFT."""
-    step_overhead_seconds: float = 10.0
+    step_overhead_seconds: float = 20.0
     """Seconds of a step beyond rollouts, learning and weights: verifying, preparing, recording."""
 
 

@@ -97,7 +97,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
             "checkpoint"
         )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
+    ties = model._tied_weights_keys and model.config.tie_word_embeddings  # some classes tie nothing
+    if ties and head is not None and head.weight is not embedding.weight:
         # Transformers goes on with both; a checkpoint would hold one of them.
         raise ConfigError(
             f"{source} holds an output head that differs from its embedding, and its config.json ties them "

@@ -332,9 +332,9 @@ class Policy:
             return state  # merged while the engine copies them, so that no second model is held
         for name, value in state.items():
             if name not in left_out:
-                whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
-                whole = whole.cpu() if self._adapts else whole  # the GPU may have no room for a second model
+                whole = full(value.detach())
                 if not self.ranks.rank:
+                    whole = whole.cpu() if self._adapts or self.ranks.mesh else whole  # a GPU may have no room for all
                     tensors[name] = whole if dtype is None else whole.to(dtype if whole.ndim > 1 else vectors or dtype)
         return tensors
 

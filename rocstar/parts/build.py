@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace as with_fields
 
@@ -38,9 +38,12 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.plugins import check_call, load, own_code
+from rocstar.support.plugins import check_call, is_reference, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import Completion, Problem, Sampling, ToolResult
+
+TEMPLATE = ("stop", "reserved", "calls", "jinja", "opening", "reply", "next_question", "chat")
+"""What a template has."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,16 @@ class AttemptParts:
         rollout = self.recipe.rollout
         specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
         preamble = "" if rollout.agent and rollout.preamble is None else rollout.preamble  # an agent writes its own
-        return template_for(rollout.template, model, specs, preamble=preamble, options=rollout.template_options)
+        given: dict[str, Any] = {"preamble": preamble, "options": rollout.template_options}
+        if not is_reference(rollout.template):
+            return template_for(rollout.template, model, specs, **given)
+        own = load(rollout.template, folders=self.recipe.run.modules, setting="rollout.template")
+        said = f"rollout.template = {rollout.template!r}"
+        with own_code(said, own):
+            made: Template = own(model, specs, **given)
+        if lacks := next((member for member in TEMPLATE if not hasattr(made, member)), None):
+            raise ConfigError(f"{said} made no template: {type(made).__name__} has no {lacks}")
+        return made
 
     def conversation(
         self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None

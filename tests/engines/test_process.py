@@ -102,6 +102,14 @@ async def test_its_death_is_told_to_who_waits_and_to_who_asks_until_it_is_begun_
         await taking
 
 
+async def test_an_engine_sees_the_gpu_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    made = ProcessEngine(EngineSettings(folder="none", rows=4, positions=64, vocab_size=64, gpus=("6",)), module=PLAIN)
+    await made.restart(None)
+    assert psutil.Process(made.pid).environ()["CUDA_VISIBLE_DEVICES"] == "6"
+    await made.close()
+
+
 async def test_an_engine_that_cannot_be_made_says_why() -> None:
     made = plain(rows=2000)
     with pytest.raises(ConfigError, match=r"2000 rows do not fit; lower rollout.engine_rows"):

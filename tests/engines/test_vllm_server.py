@@ -140,6 +140,16 @@ async def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path, stub: Pa
     await gone(server)
 
 
+async def test_a_server_sees_the_gpus_that_it_was_given_whatever_the_user_had_set(
+    tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under CUDA_VISIBLE_DEVICES=4,5,6,7 the first server went to GPU 0."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    server = await VllmServer.start(settings(tmp_path, stub, gpus=("5", "6")))
+    assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] == "5,6"
+    await server.close()
+
+
 async def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path, stub: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -68,7 +68,7 @@ def test_every_recipe_fits_or_is_refused_in_words(name: str) -> None:
     """As it stands, and in its own proportion on so many GPUs; 16: two machines."""
     recipe = load_recipe(RECIPES / name)
     shape = shape_for(recipe)
-    for gpus, memory in product([1, 2, 8, 16], [24, 141]):
+    for gpus, memory in product([1, 2, 4, 8, 16], [24, 80, 141]):
         for share in (False, True):
             try:
                 asked = shared_out(recipe, gpus) if share else recipe

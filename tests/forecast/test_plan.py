@@ -112,7 +112,7 @@ def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more:
 def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
     made = plan("paper/stage3.toml", "mi300x", 64)
     assert not made.refusals
-    assert 2 < made.hours / 24 < 14  # the paper: about a week
+    assert 0.6 * 7 < made.hours / 24 < 1.4 * 7  # the paper: about a week
     assert made.stages[1].calls == pytest.approx(45_000, rel=0.05)
 
 

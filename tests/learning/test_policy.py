@@ -178,6 +178,18 @@ def test_the_gradient_of_a_gathered_head_goes_where_offloaded_weights_are(
     assert made.model.get_output_embeddings().weight.grad.device.type == "meta"
 
 
+def test_ranks_that_keep_no_weights_copy_none_to_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copied every whole tensor, and left it. A GPU is played by meta tensors, which cannot be copied."""
+    monkeypatch.setattr(policies, "full", lambda tensor, device=None: tensor.to(device or tensor.device))
+    mine = policy_of(causal_lm("Qwen2"))
+    mine.model.to("meta")
+    mine.ranks = cast(Ranks, SimpleNamespace(mesh=object(), rank=1))
+    assert mine._tensors(torch.bfloat16) == {}
+    mine.ranks = cast(Ranks, SimpleNamespace(mesh=object(), rank=0))
+    with pytest.raises(NotImplementedError, match="copy out of meta"):
+        mine._tensors(torch.bfloat16)
+
+
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     made = model()
     with torch.no_grad():
