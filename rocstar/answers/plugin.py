@@ -320,6 +320,16 @@ async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS
     return found
 
 
+def failure_on_answer(reward: Reward, problem: Problem) -> str:
+    """Why the function gives no reward for a problem's own answer in a box; empty if it gives one."""
+    said = replace(Transcript.of_text(f"<answer>\\boxed{{{problem.answer}}}</answer>"), ids=())
+    try:
+        asyncio.run(RewardCalls(reward).reward_of(problem, said, "it"))
+    except (ConfigError, VerifierUnavailable) as error:
+        return str(error)
+    return ""
+
+
 def _problem_of(case: Case) -> Problem:
     """The problem of a case, whose columns are those of its row."""
     row = case.columns

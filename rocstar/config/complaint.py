@@ -136,6 +136,8 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
     """Where a misplaced key belongs: to entries of another kind, to the whole run, or, if it is the name of an entry,
     after the entry's kind."""
     if not place.entry:
+        if place.keys[0] in top.model_fields:  # a stage may be called as a section is
+            return None
         kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
         kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)
         return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind else None
@@ -148,13 +150,15 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
 
 
 def _nearest(place: FaultPlace) -> str:
-    """Suggest the same key in another section, else a neighbour or any other key of nearly that name."""
+    """Suggest the same key in another section, unless it is the end of a neighbour's (`sft.learning_rate`), else a
+    neighbour or any other key of nearly that name."""
     given, last = ".".join(place.keys), place.keys[-1]
     every = {".".join(path): path for path in all_keys(place.model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)
-    if namesakes:
-        return f"did you mean {namesakes[0]}?"
     neighbours = {path[-1]: name for name, path in every.items() if path[:-1] == place.keys[:-1]}
+    if namesakes:
+        longer = [name for key, name in neighbours.items() if key.endswith(f"_{last}")]
+        return f"did you mean {(longer or namesakes)[0]}?"
     for candidates in (neighbours, {path[-1]: name for name, path in every.items()}):
         if close := difflib.get_close_matches(last, candidates, 1):
             return f"did you mean {candidates[close[0]]}?"

@@ -90,7 +90,11 @@ def read_text(path: Path) -> str:
 
 
 def _not_found(path: Path) -> str:
-    there = [*sorted(Path("recipes").rglob("*.toml")), *sorted(path.parent.glob("*.toml"))]
+    there = [
+        *sorted(Path("recipes").rglob("*.toml")),
+        *sorted(path.parent.glob("*/*.toml")),
+        *sorted(path.parent.glob("*.toml")),
+    ]
     recipes = {file.name: str(file) for file in there}
     candidate = path.with_name(path.name.removesuffix(".toml") + ".toml")  # a bare `quickstart` is meant as its file
     ours = candidate.as_posix().removeprefix("recipes/")
