@@ -441,7 +441,9 @@ def test_a_key_that_one_stage_reads_is_read(folder: Path) -> None:
 
 def test_a_stage_named_as_a_section_does_not_hide_its_keys(folder: Path) -> None:
     (folder / "own.toml").write_text("[[stage]]\nname = 'sft'\nkind = 'sft'\nsteps = 1\n")
-    assert "did you mean sft.adamw_learning_rate?" in complaint("own.toml", "sft.learning_rate=1e-3")
+    assert "did you mean sft.muon_learning_rate or sft.adamw_learning_rate?" in complaint(
+        "own.toml", "sft.learning_rate=1e-3"
+    )
     assert "did you mean sft.batch_rows?" in complaint("own.toml", "sft.batch_row=1")
 
 

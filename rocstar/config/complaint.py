@@ -158,7 +158,7 @@ def _nearest(place: FaultPlace) -> str:
     neighbours = {path[-1]: name for name, path in every.items() if path[:-1] == place.keys[:-1]}
     if namesakes:
         longer = [name for key, name in neighbours.items() if key.endswith(f"_{last}")]
-        return f"did you mean {(longer or namesakes)[0]}?"
+        return f"did you mean {' or '.join(longer) or namesakes[0]}?"
     for candidates in (neighbours, {path[-1]: name for name, path in every.items()}):
         if close := difflib.get_close_matches(last, candidates, 1):
             return f"did you mean {candidates[close[0]]}?"
