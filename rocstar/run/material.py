@@ -500,6 +500,12 @@ def _layouts(
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
             found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
             notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
+            if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
+                notes.append(
+                    f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "
+                    f"chats and not as attempts are, under rollout.template {recipe.rollout.template!r}; take that key "
+                    "out of rows that show how to solve the problems"
+                )
     return found, notes
 
 
