@@ -107,7 +107,8 @@ def test_demonstrations_that_are_not_written_as_attempts_are_told(tmp_path: Path
     def notes(*rows: dict[str, Any]) -> Any:
         cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", *rows)}}
         train = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
-        return material(cold, RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0}).notes
+        data = {"source": "files", "train_files": [train]}
+        return material(cold, RL, data=data, evaluate={"problems": 0}, model={"max_positions": 1024}).notes
 
     assert notes({"messages": MESSAGES}, {"messages": MESSAGES, "tools": []}) == []
     (told,) = notes({"messages": MESSAGES, "tools": []})
