@@ -221,8 +221,8 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
         f"and {failed:.0%} of the tool calls fail, so hardly a group teaches anything",
         action="where many are cut, raise rollout.max_response_tokens; read some (rocstar runs rollouts RUN --wrong "
         "--full): where the answers are good, the prompt does not ask for the form that evaluate.verifier reads, "
-        "the references have another, or your own reward function errs (rocstar reward test); where they are not, take easier problems or a longer cold start (more steps of "
-        "an sft stage)",
+        "the references have another, or your own reward function errs (rocstar reward test); where they are not, take "
+        "easier problems or a longer cold start (more steps of an sft stage)",
     )
 
 
