@@ -136,11 +136,9 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
     """Where a misplaced key belongs: to entries of another kind, to the whole run, or, if it is the name of an entry,
     after the entry's kind."""
     if not place.entry:
-        if place.keys[0] in top.model_fields:  # a stage may be called as a section is
-            return None
         kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
         kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)
-        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind else None
+        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind and place.keys[0] not in top.model_fields else None
     given = ".".join(place.keys)
     kind, annotation = place.entry[0], annotation_at(top, table, place.entry[:1])
     others = [tag for model in members(annotation) if place.keys in set(all_keys(model)) for tag in _tags([model])]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from rocstar.answers.plugin import failure_on_answer, load_reward
+from rocstar.answers.plugin import failures_on_answer
 from rocstar.config.sections import (
     BY_EPOCHS,
     STALE_CAP,
@@ -181,7 +181,9 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         benchmarks=benchmarks,
         notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *of_stages],
     )
-    material = replace(material, notes=[*material.notes, *_unrewarded(material)])
+    for problem in material.questions[:1] if is_reference(recipe.evaluate.verifier) else ():
+        failures = failures_on_answer(recipe.evaluate.verifier, recipe.run.modules, problem)
+        material = replace(material, notes=[*material.notes, *failures])
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # loads torch, only for this question
 
@@ -397,18 +399,6 @@ def _unasked(material: Material) -> Iterator[str]:
             f"evaluate.verifier {verifier!r} looks: unless the model writes it of itself, every attempt is wrong; take "
             "rollout.template 'paper' or 'model', set rollout.preamble, or begin with an sft stage"
         )
-
-
-def _unrewarded(material: Material) -> Iterator[str]:
-    """Warns if the user's reward function fails on the first problem's own answer: a cold start and an evaluation come
-    before the run would tell."""
-    evaluate, folders = material.recipe.evaluate, material.recipe.run.modules
-    for problem in material.questions[:1] if is_reference(evaluate.verifier) else ():
-        if error := failure_on_answer(load_reward(evaluate.verifier, folders), problem):
-            yield (
-                f"warning: for the first problem's own answer, in a box, {error} Attempts without a reward halt the "
-                f"run; try it on all problems: rocstar reward test {evaluate.verifier} --data FILE"
-            )
 
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
