@@ -198,7 +198,8 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
         name="all cut",
         evidence=f"every attempt is cut by the token limit, because {why}, and none is right",
         action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
-        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
+        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens; if attempts of "
+        "earlier steps ended, branch from one (rocstar train --branch RUN@STEP) with a lower learning.learning_rate",
     )
 
 
