@@ -53,6 +53,7 @@ def refused(run: RunFolder, *settings: str, step: int = 6) -> str:
         ("rollout.template=model", "takes no 'rollout.template=model'; leave that out (only stage.NAME.KEY of"),
         ("learning.loss=gspo", "; give it to a stage, as stage.two.learning.loss=gspo, or leave that out"),
         ("learning.learning_rate=1e-5", "stage.NAME.KEY of stages that go on"),
+        ("sft.batch_rows=8", "takes no 'sft.batch_rows=8'; leave that out"),  # its only stage is over
         ("stage.cold.steps=9", "stage cold was over at step 6"),
         ("stage.one.steps=4", "has made its 4 steps at step 6"),
         ("stage.one.learning.learning_rate=1e-5", "give it more steps with stage.one.steps=NUMBER"),

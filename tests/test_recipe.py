@@ -439,6 +439,14 @@ def test_a_key_that_one_stage_reads_is_read(folder: Path) -> None:
     assert load_recipe("parent.toml", ["learning.gate_right=2", "learning.loss=own:loss"])
 
 
+def test_a_stage_named_as_a_section_does_not_hide_its_keys(folder: Path) -> None:
+    (folder / "own.toml").write_text("[[stage]]\nname = 'sft'\nkind = 'sft'\nsteps = 1\n")
+    assert "did you mean sft.muon_learning_rate or sft.adamw_learning_rate?" in complaint(
+        "own.toml", "sft.learning_rate=1e-3"
+    )
+    assert "did you mean sft.batch_rows?" in complaint("own.toml", "sft.batch_row=1")
+
+
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:
     assert complaint("parnt") == "there is no recipe parnt; did you mean parent.toml?"
     for typed in ("first", "recipes/first.toml"):  # one of ours, and not here
@@ -447,6 +455,9 @@ def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:
     (folder / "recipes" / "quickstart.toml").write_text("")
     assert "did you mean recipes/quickstart.toml?" in complaint("quickstart.tml")
     assert "give the path of a TOML recipe" in complaint("zzzzzz/qqqqq.toml")
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "base.toml").write_text("")  # where `recipes copy theirs/base` puts it
+    assert "did you mean theirs/base.toml?" in complaint("base.toml")
     assert "cannot be read" in complaint(folder)
     (folder / "latin.toml").write_bytes(b"# caf\xe9\n")
     assert "not UTF-8" in complaint("latin.toml")

@@ -142,7 +142,7 @@ def _errors(report: Mapping[str, Any]) -> str:
         shown = [*shown, {"error": f"{len(rest)} other classes", **_sum(rest)}]
     right = report["right_share_after_error"]
     ended = "  ".join(f"{name} {share(value)}" for name, value in right.items() if value is not None)
-    said = f"\nattempt ended right after: {ended}" if ended else ""
+    said = f"\nfailed calls whose attempt was right in the end, by what came after: {ended}" if ended else ""
     return table(columns, [*shown, {"error": "all", **_sum(rows)}]) + said
 
 

@@ -16,7 +16,7 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
@@ -318,6 +318,18 @@ async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS
         spent = 1000 * (time.perf_counter() - started)
         found.append(Scored(case=case, reward=given, error=error, milliseconds=spent))
     return found
+
+
+def failures_on_answer(name: str, folders: Sequence[Path | str], problem: Problem) -> Iterator[str]:
+    """Warns if the function fails on a problem's own answer; a run would tell after cold start and evaluation."""
+    said = replace(Transcript.of_text(f"<answer>\\boxed{{{problem.answer}}}</answer>"), ids=())
+    try:
+        asyncio.run(RewardCalls(load_reward(name, folders)).reward_of(problem, said, "it"))
+    except (ConfigError, VerifierUnavailable) as error:
+        yield (
+            f"warning: for the first problem's own answer, in a box, {error} Attempts without a reward halt the run; "
+            f"try it on all problems: rocstar reward test {name} --data FILE"
+        )
 
 
 def _problem_of(case: Case) -> Problem:

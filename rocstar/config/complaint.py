@@ -138,7 +138,7 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
     if not place.entry:
         kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
         kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)
-        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind else None
+        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind and place.keys[0] not in top.model_fields else None
     given = ".".join(place.keys)
     kind, annotation = place.entry[0], annotation_at(top, table, place.entry[:1])
     others = [tag for model in members(annotation) if place.keys in set(all_keys(model)) for tag in _tags([model])]
@@ -148,13 +148,15 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
 
 
 def _nearest(place: FaultPlace) -> str:
-    """Suggest the same key in another section, else a neighbour or any other key of nearly that name."""
+    """Suggest the same key in another section, unless it is the end of a neighbour's (`sft.learning_rate`), else a
+    neighbour or any other key of nearly that name."""
     given, last = ".".join(place.keys), place.keys[-1]
     every = {".".join(path): path for path in all_keys(place.model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)
-    if namesakes:
-        return f"did you mean {namesakes[0]}?"
     neighbours = {path[-1]: name for name, path in every.items() if path[:-1] == place.keys[:-1]}
+    if namesakes:
+        longer = [name for key, name in neighbours.items() if key.endswith(f"_{last}")]
+        return f"did you mean {' or '.join(longer) or namesakes[0]}?"
     for candidates in (neighbours, {path[-1]: name for name, path in every.items()}):
         if close := difflib.get_close_matches(last, candidates, 1):
             return f"did you mean {candidates[close[0]]}?"

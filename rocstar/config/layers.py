@@ -90,8 +90,8 @@ def read_text(path: Path) -> str:
 
 
 def _not_found(path: Path) -> str:
-    there = [*sorted(Path("recipes").rglob("*.toml")), *sorted(path.parent.glob("*.toml"))]
-    recipes = {file.name: str(file) for file in there}
+    there = Path("recipes").rglob("*.toml"), path.parent.glob("*/*.toml"), path.parent.glob("*.toml")
+    recipes = {file.name: str(file) for some in there for file in sorted(some)}
     candidate = path.with_name(path.name.removesuffix(".toml") + ".toml")  # a bare `quickstart` is meant as its file
     ours = candidate.as_posix().removeprefix("recipes/")
     if candidate.name not in recipes and (recipes_folder() / ours).is_file():

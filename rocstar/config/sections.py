@@ -222,7 +222,7 @@ class SftSection(Section):
     """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a
     pass of its own."""
     rows_file: Place | None = None
-    """JSONL of OpenAI-style messages to learn from; unset: the source's own demonstrations."""
+    """JSONL of OpenAI-style messages to learn from (docs/sft-data.md); unset: the source's own demonstrations."""
 
 
 class StageRolloutSection(Section):

@@ -87,8 +87,8 @@ LEVELS = (
         name="truncation",
         least=0.3,
         says="{:.0%} of the attempts were cut by the token limit",
-        action="raise rollout.max_response_tokens; until then rollout.truncated says how they count, unless an agent "
-        "gave an answer back",
+        action="raise rollout.max_response_tokens; until then they count as rollout.truncated says (by default as "
+        "wrong), but for those in which an agent gave an answer back",
     ),
     Level(
         metric="tool/none_share",
@@ -198,7 +198,8 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
         name="all cut",
         evidence=f"every attempt is cut by the token limit, because {why}, and none is right",
         action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
-        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
+        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens; if attempts of "
+        "earlier steps ended, branch from one (rocstar train --branch RUN@STEP) with a lower learning.learning_rate",
     )
 
 
@@ -220,9 +221,9 @@ def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
         evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, {cut:.0%} are cut by the token limit, "
         f"and {failed:.0%} of the tool calls fail, so hardly a group teaches anything",
         action="where many are cut, raise rollout.max_response_tokens; read some (rocstar runs rollouts RUN --wrong "
-        "--full): where the answers are good, the prompt does not ask for the form that evaluate.verifier reads, or "
-        "the references have another; where they are not, take easier problems or a longer cold start (more steps of "
-        "an sft stage)",
+        "--full): where the answers are good, the prompt does not ask for the form that evaluate.verifier reads, "
+        "the references have another, or your own reward function errs (rocstar reward test); where they are not, take "
+        "easier problems or a longer cold start (more steps of an sft stage)",
     )
 
 

@@ -56,7 +56,9 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     for given in settings:
         if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
             section, _, key = given.partition("=")[0].partition(".")
-            names = [stage.name for stage in was.stage if hasattr(getattr(stage, section, None), key)]
+            over = 0 if step is None else state_of(run.checkpoint(step))["stage"]
+            left = was.stage[was.stage.index([stage for stage in was.stage if stage.steps][over]) :]
+            names = [stage.name for stage in left if hasattr(getattr(stage, section, None), key)]
             better = f"give it to a stage, as stage.{names[-1]}.{given}, or " if names else ""
             raise ConfigError(
                 f"{flag} goes on with the settings of {run.name} and takes no {given!r}; {better}leave that out (only "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from rocstar.answers.plugin import failures_on_answer
 from rocstar.config.sections import (
     BY_EPOCHS,
     STALE_CAP,
@@ -180,6 +181,9 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         benchmarks=benchmarks,
         notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *of_stages],
     )
+    for problem in material.questions[:1] if is_reference(recipe.evaluate.verifier) else ():
+        failures = failures_on_answer(recipe.evaluate.verifier, recipe.run.modules, problem)
+        material = replace(material, notes=[*material.notes, *failures])
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # loads torch, only for this question
 
@@ -486,6 +490,12 @@ def _layouts(
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
             found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
             notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
+            if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
+                notes.append(
+                    f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "
+                    f"chats and not as attempts are, under rollout.template {recipe.rollout.template!r}; take that key "
+                    "out of rows that show how to solve the problems"
+                )
     return found, notes
 
 

@@ -5,7 +5,7 @@ is a record being written. All other work can be repeated and ends at once. A se
 
 Python runs a handler only when the main thread returns from a C call. An exchange with a learner rank that is stopped,
 not dead, does not return for half an hour. So a thread also receives signals (`support/signals.py`), and ends the ranks
-if the main thread does not handle a signal that should stop the run."""
+if the main thread does not handle the second one."""
 
 from __future__ import annotations
 
@@ -112,10 +112,12 @@ class Stopper:
         if self._came == 1 and self.finishes:
             self._note("finishing this update, then saving; press Ctrl-C again to stop at once")
         elif not self._is_taken():
-            self._note("waiting for the computation under way; press Ctrl-C again to stop at once")
-            self._broken_off = True
-            os.kill(os.getpid(), number)  # two signals handled as one have only requested a save
-            self.break_off()
+            if self._came == 1:  # one pass of a real model on a CPU takes longer
+                self._note("waiting for the computation under way; press Ctrl-C again to stop at once")
+            else:
+                self._broken_off = True
+                os.kill(os.getpid(), number)  # two signals handled as one have only requested a save
+                self.break_off()
         self._seen = self._taken
         if self._came > 1 and not self._over.wait(END_SECONDS):
             end_at_once()

@@ -17,10 +17,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2101, 17),
     "agents": (1138, 6),
     "analysis": (1942, 11),
-    "answers": (3436, 18),
+    "answers": (3448, 18),
     "cli": (3377, 23),
     "cluster": (858, 8),
-    "config": (2178, 11),
+    "config": (2180, 11),
     "data": (4512, 24),
     "dialogue": (1574, 10),
     "engines": (4573, 24),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (3023, 17),
     "rollout": (1850, 12),
-    "run": (4676, 24),
+    "run": (4691, 24),
     "sandbox": (8658, 47),
     "serving": (770, 6),
     "support": (2117, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4189
+CLASSES, FUNCTIONS = 587, 4190
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 50_506}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 50_574}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

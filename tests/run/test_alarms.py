@@ -67,6 +67,7 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     assert not {"truncation", "no tool"} & set(names(stage(cut)))
     (alarm,) = alarms([{**HEALTHY, **cut}])
     assert alarm.evidence.startswith("every attempt is cut by the token limit, because none ends its first turn")
+    assert "a lower learning.learning_rate" in alarm.action, "one update at 500 times the right one does this"
     (alarm,) = alarms([{**HEALTHY, **cut, "tool/none_share": 0.4}])
     assert "because some call the tool until the limit" in alarm.evidence
     assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []

@@ -101,6 +101,42 @@ def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> N
     assert made.notes == [f"stage rl: 1 of the 4 rows in data.train_files is left out, {why}"]
 
 
+def test_demonstrations_that_are_not_written_as_attempts_are_told(tmp_path: Path) -> None:
+    """As in rows for TRL, whose trainer wants `tools` in each."""
+
+    def notes(*rows: dict[str, Any]) -> Any:
+        cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", *rows)}}
+        train = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+        data = {"source": "files", "train_files": [train]}
+        return material(cold, RL, data=data, evaluate={"problems": 0}, model={"max_positions": 1024}).notes
+
+    assert notes({"messages": MESSAGES}, {"messages": MESSAGES, "tools": []}) == []
+    (told,) = notes({"messages": MESSAGES, "tools": []})
+    assert told.startswith(
+        "stage cold: its demonstrations have `tools` of their own, so they are written as plain chats"
+    )
+
+
+def test_a_reward_function_that_fails_on_the_right_answer_is_told_before_anything_starts(tmp_path: Path) -> None:
+    """At 058688ea one that took a list of messages for a text was told after the cold start and an evaluation."""
+    (tmp_path / "own_reward.py").write_text(
+        "def right(completions, answer, **_):\n    return [float(completions[0][-1].strip() == answer)]\n"
+    )
+    shown = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    own = {"run": {"modules": [str(tmp_path)]}, "evaluate": {"problems": 0, "verifier": "own_reward.py:right"}}
+
+    def notes(prompt: Any) -> Any:
+        rows = write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
+        return material(shown, RL, data={"source": "files", "train_files": [rows]}, **own).notes
+
+    assert notes("1+1?") == []
+    (told,) = notes(MESSAGES[:1])
+    raised = "raised AttributeError: 'dict' object has no attribute 'strip' (own_reward.py, line 2)."
+    assert told.startswith(
+        f"warning: for the first problem's own answer, in a box, your reward function own_reward.py:right {raised}"
+    )
+
+
 def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocstar.support.exits.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError) as caught:

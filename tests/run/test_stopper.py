@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import threading
@@ -45,6 +46,24 @@ def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
     with stopper.installed(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
+
+
+def test_one_is_no_second_though_a_long_computation_keeps_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass of a real model takes longer than the patience; at 058688ea the run was then ended while it saved."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "END_SECONDS", 0.0)
+    notes, ended = list[str](), list[str]()
+    monkeypatch.setattr(module, "end_at_once", lambda: ended.append("process"))
+    stopper = Stopper(notes.append)
+    stopper.break_off = lambda: ended.append("ranks")
+    with stopper.installed(), pytest.raises(KeyboardInterrupt):
+        try:
+            interrupt_after(0.1)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # a call of C that lets other threads run
+            time.sleep(5)
+        finally:
+            time.sleep(0.3)  # what saving takes
+    assert not ended and notes == ["waiting for the computation under way; press Ctrl-C again to stop at once"]
 
 
 def test_attempts_under_way_are_cancelled_and_seen_out() -> None:
