@@ -85,7 +85,9 @@ _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*\\frac\{\d+\}\{\d+\}\s*\))")  # no mixed number
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
-_GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})")
+_GLUED = re.compile(
+    r"([A-Za-z]|[\d}](?=\\mathrm\{[dghms]\}))(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})"
+)
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
@@ -97,6 +99,7 @@ _FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|c
 _OPERATOR = re.compile(
     r"\\(?:operatorname|mathrm)\s*\{\s*((?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|csc|log|ln|exp)\s*\}"
 )
+_TWICE = re.compile(r"(?<!\\)\\(?=\\(?:left|right|[dtc]?frac|sqrt|text)(?![A-Za-z]))")  # escaped once too often
 _ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
@@ -195,7 +198,8 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
-    text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), _NO_GAP.sub("", text)))
+    text = _NO_GAP.sub("", _TWICE.sub("", text))
+    text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _PRODUCT.sub(r"\1\\cdot ", _ROW_GAP.sub("", text))))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))

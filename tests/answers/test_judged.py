@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001
 """The grader on the pairs of answers_judged.jsonl, which three of us judged by hand, on those that further judges found
 and on answers in other languages than English. Of the judged pairs `dev` was looked at when rules were made, `held` was
-not, and `fresh` was run once before its disagreements were looked at; `dev2`, `held2` and `dev3`, `held3` are halves of
+not, and `fresh` was run once before its disagreements were looked at; `dev2`, `held2` to `dev4`, `held4` are halves of
 later sets."""
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def cases_of(half: str) -> list[Case]:
     return [case for case in cases if case.columns["half"] == half]
 
 
-@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2", "dev3", "held3"])
+@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2", "dev3", "held3", "dev4", "held4"])
 def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> None:
     cases = cases_of(half)
     verdicts = [grade.verdict for grade in grader.grade_now([pair_of(case) for case in cases])]
