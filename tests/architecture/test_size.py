@@ -14,14 +14,14 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2101, 17),
+    "adapters": (2110, 17),
     "agents": (1139, 6),
     "analysis": (1942, 11),
-    "answers": (3436, 18),
+    "answers": (3484, 18),
     "cli": (3371, 23),
     "cluster": (858, 8),
     "config": (2175, 11),
-    "data": (4501, 24),
+    "data": (4508, 24),
     "dialogue": (1566, 10),
     "engines": (4574, 24),
     "errors": (53, 1),
@@ -33,8 +33,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (3030, 17),
     "rollout": (1851, 12),
-    "run": (4671, 24),
-    "sandbox": (8651, 47),
+    "run": (4692, 24),
+    "sandbox": (8674, 47),
     "serving": (765, 6),
     "support": (2090, 17),
     "tools": (957, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (617, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 587, 4185
+CLASSES, FUNCTIONS = 587, 4192
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_127}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 50_176}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
