@@ -62,6 +62,7 @@ BOUND = re.compile(
 )
 _ABROAD = re.compile(rf"\\(?:text\w*|math\w+|mbox)\s*\{{[^{{}}]*(?:{ABROAD})")
 _ENDLESS = re.compile(r"[,+]\s*(?:\\[lcv]?dots(?![A-Za-z])|\.{3})")
+_BASED = re.compile(r"(?<![A-Za-z])(\d[\dA-F]*)\s*_\s*\{?\s*\(?\s*(\d+)")
 _VARIABLE = re.compile(r"[\d})]([A-Za-z])$")
 _END_LETTERS = re.compile(r"(?<=[\d\s})])[A-Za-z]+$")
 GRADERS: dict[str, Callable[..., Found]] = {
@@ -113,9 +114,12 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
 
 
 def _differ_in_letters(gold: str, predicted: str) -> bool:
-    """Whether the texts differ in letters that math-verify ignores: in case, as x and X, or in those at their ends, as
-    5m and 5s, which it drops where they may be units. A reference `5m` is a product: of 59,000 published references
-    not one has a unit like that."""
+    """Whether the texts differ in bases or letters that math-verify ignores: in case, as x and X, or in those at their
+    ends, as 5m and 5s, which it drops where they may be units. A reference `5m` is a product: of 59,000 published
+    references not one has a unit like that."""
+    bases = [sorted(_BASED.findall(text)) for text in (gold, predicted)]
+    if all(bases) and bases[0] != bases[1]:
+        return True
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
     if ours == others:
         return False

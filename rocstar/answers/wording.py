@@ -118,6 +118,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|m
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
+_TURNED = re.compile(rf"^(?!\s*{_NAME}\s*=)([^=<>,;]+?)\s*=\s*([A-Za-z](?:_\w)?)\s*$")
 _LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
@@ -302,8 +303,9 @@ def without_point(gold: str, predicted: str) -> str:
 
 
 def without_names(gold: str, predicted: str) -> tuple[str, str]:
-    """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays, so do both of `x = 5`
-    and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
+    """`x = 5` and `5 = x` -> `5`, `f(x) = 5` -> `5`; an equation of more than a name and a value stays, so do both of
+    `x = 5` and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
+    gold, predicted = _TURNED.sub(r"\2 = \1", gold), _TURNED.sub(r"\2 = \1", predicted)
     ours, others = (_LETTER.match(text) for text in (gold, predicted))
     if ours and others and bool(ours[2]) == bool(others[2]) and ours.groups() != others.groups():
         return gold, predicted
