@@ -215,14 +215,16 @@ SPELLINGS: Judged = [
         ("5 m", "5 s"), ("$5m$", "$5s$"), ("5\\,m", "5\\,g"), ("2 h", "2 s"), ("2\\pi m", "2\\pi s"),
         ("\\frac12 m", "\\frac12 s"), ("x m", "x s"),
         ("5 m\\Omega", "5 M\\Omega"), ("3 \\mu m", "3 m"), ("\\operatorname{arctan} 1", "\\arcsin 1"),
-        ("\\log_e 2", "\\log_2 2"),
+        ("\\log_e 2", "\\log_2 2"), ("m = 1", "1 = n"), ("m = 1", "2 = m"),
+        ("51_{(10)} = 201_{(5)}", "51_{10} = 202_5"), ("10_2 + 11_2", "10_2 + 11_3"),
     )),
     *((gold, predicted, RIGHT) for gold, predicted in (
         ("a + s", "s + a"), ("m^2 - s^2", "(m-s)(m+s)"), ("4.7 k\\Omega", "4700\\ \\Omega"), ("4700 \\Omega", "4.7 kΩ"),
         ("4700\\text{ ohms}", "4.7\\,\\text{k}\\Omega"), ("5\\Omega", "5\\text{ ohm}"),
         ("3 \\mu m", "0.003\\text{ mm}"), ("3\\mu\\mathrm{s}", "3000\\text{ ns}"), ("\\mu m g", "m g\\mu"),
         ("\\log_e 2", "\\ln 2"), ("2\\log_e x", "2\\ln x"), ("\\operatorname{arctan} 1", "\\pi/4"),
-        ("\\mathrm{sin} x", "\\sin x"),
+        ("\\mathrm{sin} x", "\\sin x"), ("m = 1", "1 = m"), ("d = \\frac{1 + n}{2}", "\\frac{n + 1}{2} = d"),
+        ("51_{(10)} = 201_{(5)}", "51_{10} = 201_5"), ("(\\frac15, 2)", "\\\\left( \\\\frac{1}{5}, 2 \\\\right)"),
         ("\\begin{bmatrix}1\\\\[2mm]2\\end{bmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
     )),
 ]  # fmt: skip
