@@ -113,7 +113,9 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     given = parse_number(predicted, letters=expected.unit != "")
     if given is not None:
         return _compare(expected, given)
-    if not expected.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(_clean(predicted)):
+    words = _clean(predicted)
+    same = words.lower() == _UNWRAPPED.sub(r"\1", _clean(gold)).lower()  # two lines
+    if not (same or expected.comma) and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(words):
         return Verdict.WRONG, "not_a_number"
     return None
 

@@ -67,6 +67,7 @@ _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
+_ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f\u00ba]+|[\u2080-\u208b]+")
 _MICRO = re.compile("(\\d\\s*)\u00b5([A-Za-z]+)")
 _CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
@@ -161,7 +162,7 @@ def clean(text: str) -> str:
     if text.isascii() and text.isdigit():
         return text
     if not text.isascii() or not text.isprintable():
-        text = _MICRO.sub(r"\1\\text{u\2}", unicodedata.normalize("NFC", text))
+        text = _MICRO.sub(r"\1\\text{u\2}", _ROOT.sub(r"\\sqrt{\1}", unicodedata.normalize("NFC", text)))
         text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
@@ -210,7 +211,7 @@ def _clean_latex(text: str) -> str:
 
 def plain_text(text: str) -> str:
     """An answer without the LaTeX that changes only its looks: delimiters, wrappers of words, repeated spaces."""
-    text = _WRAPPER.sub(r"\1", text.strip().strip("$")).replace("\\ ", " ").replace("~", " ")
+    text = _WRAPPER.sub(r"\1", _inside(text.strip()).strip("$")).replace("\\ ", " ").replace("~", " ")
     text = _SPACES.sub(" ", _NOON.sub(lambda found: f"{found[1]} {found[2].lower()}m", text))
     return text.strip().removesuffix(".").strip()
 
@@ -272,13 +273,16 @@ def without_foreign_words(gold: str, predicted: str) -> tuple[str, str]:
 
 def bare(text: str) -> str:
     """Without math delimiters around it, a full stop after it, and `x \\in` before it."""
-    text = text.strip()
+    return _MEMBER.sub("", _inside(text.strip()).rstrip(".").strip())
+
+
+def _inside(text: str) -> str:
+    """Without the marks of a formula around the whole."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and inner and opening not in inner:
-            text = inner.strip()
-            break
-    return _MEMBER.sub("", text.rstrip(".").strip())
+            return inner.strip()
+    return text
 
 
 def undelimited(text: str) -> str:

@@ -228,7 +228,27 @@ SPELLINGS: Judged = [
         ("\\begin{bmatrix}1\\\\[2mm]2\\end{bmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
     )),
 ]  # fmt: skip
+OTHER_SPELLINGS: Judged = [
+    *((gold, predicted, WRONG) for gold, predicted in (
+        ("x^2 - 12x + 100 = 0", "x^2 - 13x + 100 = 0"), ("x^2+y^2=4", "x^2+y^2=5"), ("x^2+1=0", "x^2+2=0"),
+        ("x^2+1=0", "y^2+1=0"), ("x^4+x^2+1=0", "x^4+1=0"), ("\\sqrt{10}", "√11"), ("\\sqrt{1}", "√10"),
+        ("6:03", "\\[6:30\\]"), ("\\text{even}", "\\(\\text{odd}\\)"), ("1.2.3", "\\(1.2.4\\)"),
+        ("\\text{two lines}", "three lines"), ("\\text{five students}", "students"),
+        ("\\text{two lines}", "one line"), ("\\text{two lines}", "not two lines"),
+    )),
+    *((gold, predicted, RIGHT) for gold, predicted in (
+        ("x^2-12x+100=0", "2x^2-24x+200=0"), ("x^2-12x=-100", "x^2 - 12x + 100 = 0"), ("x^2 = 4", "x^2 - 4 = 0"),
+        ("2x - 3y = 6", "y = \\frac{2x-6}{3}"), ("y = 2x+1", "2x - y + 1 = 0"), ("xy = 1", "y = 1/x"),
+        ("5+\\sqrt{356}", "5 + √356"), ("\\sqrt{10}", "√10"), ("3\\sqrt{15}", "3√15"), ("\\sqrt{x+1}", "√(x+1)"),
+        ("\\sqrt{10}/2", "√10/2"), ("\\sqrt{2}", "√2"), ("\\sqrt{2}+1", "√2 + 1"), ("\\sqrt{12}", "√ 12"),
+        ("\\frac{\\sqrt{13}}{2}", "√13/2"), ("09:38", "\\[ 09:38 \\]"), ("6:03", "\\( 6:03 \\)"),
+        ("2026-04-03", "\\(2026-04-03\\)"), ("09:38", "$09:38$"), ("\\text{even}", "\\[ \\text{even} \\]"),
+        ("\\text{two lines}", "two lines"), ("two lines", "Two lines"), ("\\text{five students}", "five students"),
+        ("\\text{two}", "two"), ("2", "two"), ("\\text{two lines}", "two"),
+    )),
+]  # fmt: skip
 LISTS: dict[str, Judged] = {
+    "references of published sets in spellings made by rules": OTHER_SPELLINGS,
     "letters that math-verify takes for units, and names in other spellings": SPELLINGS,
     "a second and a fourth judge": SECOND_AND_FOURTH,
     "wrong, of a third judge": [(*pair, WRONG) for pair in THIRD_WRONG],
