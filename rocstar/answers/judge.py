@@ -39,9 +39,9 @@ def grade_math_verify(gold: str, predicted: str, *, any_names: bool = False) -> 
 
 
 def _read(text: str) -> list[Any]:
-    """Parse a text that must be LaTeX as a whole: otherwise the library takes the last formula, then the last number,
-    so that `3 or $5$` and `1 + \\foo{ 5` would pass for 5."""
-    formula = f"${named_primes(undelimited(text))}$"
+    """Parse a text that must be LaTeX as a whole: otherwise the library takes the last formula, line or number, so that
+    `3 or $5$`, `1 + \\foo{ 5` and a 5 on a line of its own would pass for 5."""
+    formula = f"${' '.join(named_primes(undelimited(text)).split())}$"
     parsed: list[Any] = parse(formula, [LatexExtractionConfig()], parsing_timeout=None)
     return parsed
 

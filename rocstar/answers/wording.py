@@ -81,7 +81,7 @@ MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
 _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
-_NO_GAP = re.compile(r"(?<=[\d,.}])\\!\s*(?=\d)")
+_NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*\\frac\{\d+\}\{\d+\}\s*\))")  # no mixed number
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
