@@ -180,7 +180,7 @@ def http(rounds: int) -> dict[str, Any]:
 
 
 async def disturb(connection: Connection, first: int, port: int) -> None:
-    """A hostile caller, for ever: an eighth sends half a body, an eighth reads nothing, the others send programs."""
+    """A hostile caller, forever: an eighth sends half a body, an eighth reads nothing, the others send programs."""
     kind = first % 8
     for number in itertools.count(first):
         row = hostile_programs.ROWS[number % len(hostile_programs.ROWS)]

@@ -131,7 +131,7 @@ def judge(response: Response | None, each: Task, level: str, tally: Tally) -> No
 
 
 async def killer(tally: Tally, rng: random.Random) -> None:
-    """Kills for ever, each kind at its own rate."""
+    """Kills forever, each kind at its own rate."""
     due = {kind: time.monotonic() + seconds * rng.random() for kind, seconds in KILL_SECONDS.items()}
     while True:
         kind = min(due, key=lambda kind: due[kind])
@@ -144,7 +144,7 @@ async def killer(tally: Tally, rng: random.Random) -> None:
 
 
 async def sampler(samples: list[Sample], client: SandboxClient) -> None:
-    """Looks at memory and descriptors for ever, and reaps what we adopted."""
+    """Looks at memory and descriptors forever, and reaps what we adopted."""
     while True:
         await asyncio.sleep(SAMPLE_SECONDS)
         found = ours()

@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.errors import SandboxUnavailable
+from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.sandbox.call import DaemonSettings, Isolation, Limits, SandboxDown
 from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.client.node import unfit
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
 from rocstar.types import ToolCall, ToolResult
@@ -40,8 +41,10 @@ class SandboxThread:
     ) -> None:
         """url: a sandbox service, whose token is in ROCSTAR_SANDBOX_TOKEN; empty for a daemon of this process with
         `slots` programs and `notebooks` alive at once (one for each attempt of a batch). limits: of each program or
-        cell. shown_chars: of a result that the model reads. min_isolation: see docs/sandbox.md."""
+        cell. shown_chars: of a result that the model reads. min_isolation: see docs/sandbox.md. Raises ConfigError."""
         self.limits = limits or Limits()
+        if reason := unfit(url, self.limits):
+            raise ConfigError(f"the Python tool can run nothing: {reason}")
         self._url = url
         self._daemon = DaemonSettings(slots=slots, session_slots=notebooks, min_isolation=Isolation(min_isolation))
         self._shown_chars = shown_chars

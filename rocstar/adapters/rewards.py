@@ -18,6 +18,7 @@ from typing import Any
 from rocstar.answers.cases import completion_text
 from rocstar.answers.extract import boxed_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
+from rocstar.data.problems import reference_of
 from rocstar.dialogue.calls import HERMES
 from rocstar.errors import DataError
 from rocstar.types import Verdict
@@ -86,7 +87,9 @@ def graded(
     find = strict_answer if strict else boxed_answer
     if wrong := [gold for gold in golds if not isinstance(gold, str | Number | None)]:
         raise DataError(f"the reference {wrong[0]!r:.80} is a {type(wrong[0]).__name__}; give a text or a number")
-    references = ["" if gold is None or gold != gold else str(gold).strip() for gold in golds]  # NaN: pandas' None
+    references = [
+        "" if gold is None or gold != gold else reference_of(str(gold)) for gold in golds
+    ]  # NaN: pandas' None
     rows = zip(texts, references, strict=True)
     pairs = [Pair(gold=gold, predicted=find(HERMES.strip(text))) for text, gold in rows if gold]
     grades = iter((grader or shared_grader(os.getpid())).grade_now(pairs))

@@ -45,14 +45,17 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
     """Runs programs in a sandbox service, or in a daemon of verl's own process where `url` is left out."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
-        """config: `url`, `slots`, `shown_chars`, and the fields of `sandbox.call.Limits`. Raises ConfigError."""
+        """config: `url`, `slots`, `shown_chars`, and the fields of `sandbox.call.Limits`; `wall_seconds` alone is the
+        limit of CPU, too. Raises ConfigError."""
         limits = {name: value for name, value in config.items() if name in Limits.__struct_fields__}
         if unknown := config.keys() - limits.keys() - SETTINGS:
             known = ", ".join((*sorted(SETTINGS), *Limits.__struct_fields__))
             raise ConfigError(f"the Python tool has no setting {', '.join(sorted(unknown))}; it has {known}")
         try:
             checked = msgspec.convert(limits, Limits)
-        except msgspec.ValidationError as error:  # else each call of the model would be told so
+            if "cpu_seconds" not in limits and "wall_seconds" in limits:
+                checked = msgspec.structs.replace(checked, cpu_seconds=checked.wall_seconds)
+        except msgspec.ValidationError as error:  # else each call of the model would get this as its result
             raise ConfigError(f"a limit of the Python tool is of another type: {error}") from None
         given = {name: config[name] for name in ("slots", "shown_chars") if name in config}
         self._sandbox = SandboxThread(config.get("url", ""), limits=checked, **given)

@@ -81,6 +81,13 @@ def is_linear(text: str) -> bool:
     return bool(found.is_polynomial() and found.diff(*found.free_symbols).is_number)
 
 
+def are_other_curves(gold: str, predicted: str) -> bool:
+    """Whether both are equations between polynomials and neither is a multiple of the other: math-verify solves them,
+    and takes two without a real solution for equal."""
+    found = [formula.args[0] for text in (gold, predicted) if (formula := read(text)) and _is_equation(formula)]
+    return len(found) == 2 and all(formula.is_polynomial() for formula in found) and _proportional(*found) is False
+
+
 @functools.lru_cache(256)
 def read(text: str) -> Any | None:
     """The formula or equation as a sympy object; None if it is neither. An equation is left minus right, inside

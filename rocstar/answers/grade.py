@@ -46,8 +46,8 @@ class Grade:
     verdict: Verdict
     """RIGHT, WRONG or UNDECIDED."""
     method: str
-    """The rule that decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
-    too_long, too_deep, too_big, unreadable, deadline, memory, gold_unparsed, unsure."""
+    """The rule that decided: integer, number, residue, unit, not_a_number, text, choice, value, prime, math_verify,
+    no_answer, too_long, too_deep, too_big, unreadable, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
 

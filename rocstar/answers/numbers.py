@@ -1,7 +1,7 @@
 """Compare answers that are plain numbers, exactly and in microseconds; everything else is left undecided.
 
-Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent; with thousands
-separators, dollar signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to
+Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent, residues; with
+thousands separators, dollar signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to
 `symbolic.py`: any arithmetic, so no tower of powers is ever evaluated here.
 """
 
@@ -44,7 +44,17 @@ _BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*
 _WHOLE = r"[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+|(?:\.\d{3}){2,})|[1-9]\d?(?:,\d\d)+,\d{3}|\d+"
 _UNSIGNED = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)"
 _DECIMAL = re.compile(rf"(?P<number>{_UNSIGNED})(?:[eE](?P<e>[+-]?\d{{1,4}}))?")
-_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<start>\d*)\\(?:overline|bar)\s*\{?(?P<cycle>\d+)\}?")
+# With a bar, a dot over the first and the last digit, brackets, or a cycle written three times before an ellipsis.
+_REPEATING = (
+    re.compile(r"(?P<whole>\d*)\.(?P<start>\d*)(?:\\(?:overline|bar|dot)\s*\{?(?P<cycle>\d+)\}?|\((?P<closed>\d+)\))"),
+    re.compile(r"(?P<whole>\d*)\.(?P<start>\d{0,20}?)(?P<cycle>\d{1,9}?)(?P=cycle){2,}\s*(?:\\[lc]?dots|\.{2,})\s*"),
+)
+_DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?")
+_RESIDUES = re.compile(
+    r"(?:(?P<name>[A-Za-z])\s*(?:\\equiv|=)\s*)?"
+    r"(?P<items>-?\d{1,9}(?:(?:\s|,|\bor\b|\band\b|\\text\{\s*(?:or|and)\s*\})+-?\d{1,9})*)\s*,?\s*\(?\s*"
+    r"(?:\\[pb]?mod|mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\})\s*\{?\s*(?P<modulus>[1-9]\d{0,8})\s*\}?\s*\)?"
+)
 _TEN_POWER = re.compile(
     rf"(?:(?P<number>{_UNSIGNED})\s*(?:\\times|\\cdot|\*)\s*)?"
     r"10\s*\^\s*(?:\{\s*(?P<e>[+-]?\d{1,4})\s*\}|(?P<e2>-?\d{1,4}))"
@@ -92,6 +102,8 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     against a fraction without an exact decimal, within APPROXIMATE. Source: ours, after math-verify's rules."""
     if not (gold.isascii() and predicted.isascii()):
         gold, predicted = without_foreign_words(gold, predicted)
+    if "mod" in gold or "mod" in predicted:
+        return _compare_residues(gold, predicted)
     expected = parse_number(gold)
     if expected is None and gold[-1:].isalpha():  # a letter is a unit if both end with it, or one has a unit
         given = parse_number(predicted, letters=predicted[-1:] == gold[-1])
@@ -101,7 +113,9 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     given = parse_number(predicted, letters=expected.unit != "")
     if given is not None:
         return _compare(expected, given)
-    if not expected.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(_clean(predicted)):
+    words = _clean(predicted)
+    same = words.lower() == _UNWRAPPED.sub(r"\1", _clean(gold)).lower()  # two lines
+    if not (same or expected.comma) and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(words):
         return Verdict.WRONG, "not_a_number"
     return None
 
@@ -237,12 +251,39 @@ def _mixed(body: str) -> Fraction | None:
 
 def _repeating(body: str) -> Fraction | None:
     r"""`0.1\overline{6}` is 1/6."""
-    found = _REPEATING.fullmatch(body)
+    body = _DOTTED.sub(r"\\overline{\1\2\3}", body)
+    found = next(filter(None, (pattern.fullmatch(body) for pattern in _REPEATING)), None)
     if found is None:
         return None
-    start, cycle = found["start"], found["cycle"]
+    start, cycle = found["start"], found["cycle"] or found["closed"]
     repeated = Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(start))
     return Fraction(f"{found['whole'] or 0}.{start or 0}") + repeated
+
+
+def _compare_residues(gold: str, predicted: str) -> tuple[Verdict, str] | None:
+    r"""`x \equiv 3 \pmod 7` against `10 \bmod 7`; a reference `3` against `3 \pmod 7`. None where a number without a
+    modulus fits a reference with one: it may be one solution of many."""
+    wanted, given = _residues(gold), _residues(predicted)
+    if wanted is None or given is None:
+        plain = parse_number(predicted if wanted else gold)
+        if plain is None or not (wanted or given):
+            return None
+        if wanted is None:
+            return (Verdict.RIGHT if given and given[1] == {plain.value} else Verdict.WRONG), "residue"
+        _, residues, modulus = wanted
+        return None if any((plain.value - one) % modulus == 0 for one in residues) else (Verdict.WRONG, "residue")
+    (name, residues, modulus), (other_name, others, other_modulus) = wanted, given
+    classes, other_classes = {one % modulus for one in residues}, {one % other_modulus for one in others}
+    if modulus != other_modulus and len(classes) * other_modulus == len(other_classes) * modulus:
+        return None  # as many numbers: 0 and 2 mod 4, or 0 mod 2
+    same = modulus == other_modulus and classes == other_classes and not _differ(name, other_name)
+    return (Verdict.RIGHT if same else Verdict.WRONG), "residue"
+
+
+def _residues(text: str) -> tuple[str, set[int], int] | None:
+    """(name, residues as written, modulus)."""
+    found = _RESIDUES.fullmatch(_clean(text))
+    return found and (found["name"] or "", set(map(int, re.findall(r"-?\d+", found["items"]))), int(found["modulus"]))
 
 
 def _decimal(written: str) -> Fraction:

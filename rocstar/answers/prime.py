@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rocstar.answers.closeness import are_numbers, equal_values, is_linear, is_rounded, read, value_of
+from rocstar.answers.closeness import are_numbers, are_other_curves, equal_values, is_linear, is_rounded, read, value_of
 from rocstar.answers.numbers import PERCENT, compare_numbers, parse_number
 from rocstar.answers.pieces import Pieces, are_opposed, as_interval, split_top, take_apart
 from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
@@ -50,7 +50,7 @@ def grade_prime(gold: str, predicted: str) -> tuple[Verdict, str]:
     found = same_answer(gold, predicted)
     if found is None:
         return Verdict.UNDECIDED, "gold_unparsed"
-    if not found and are_numbers(*without_names(gold, predicted)):
+    if not found and (are_numbers(*without_names(gold, predicted)) or are_other_curves(gold, predicted)):
         return Verdict.WRONG, "value"
     if not found and _have_units(gold) and _have_units(predicted):
         return Verdict.WRONG, "unit"

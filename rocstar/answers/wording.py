@@ -67,6 +67,7 @@ _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
+_ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f\u00ba]+|[\u2080-\u208b]+")
 _MICRO = re.compile("(\\d\\s*)\u00b5([A-Za-z]+)")
 _CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
@@ -80,12 +81,14 @@ MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
 _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
-_NO_GAP = re.compile(r"(?<=[\d,.}])\\!\s*(?=\d)")
+_NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*\\frac\{\d+\}\{\d+\}\s*\))")  # no mixed number
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
-_GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})")
+_GLUED = re.compile(
+    r"([A-Za-z]|[\d}](?=\\mathrm\{[dghms]\}))(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})"
+)
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
@@ -97,6 +100,7 @@ _FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|c
 _OPERATOR = re.compile(
     r"\\(?:operatorname|mathrm)\s*\{\s*((?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|csc|log|ln|exp)\s*\}"
 )
+_TWICE = re.compile(r"(?<!\\)\\(?=\\(?:left|right|[dtc]?frac|sqrt|text)(?![A-Za-z]))")  # escaped once too often
 _ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
@@ -115,6 +119,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|m
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
+_TURNED = re.compile(rf"^(?!\s*{_NAME}\s*=)([^=<>,;]+?)\s*=\s*([A-Za-z](?:_\w)?)\s*$")
 _LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
@@ -157,7 +162,7 @@ def clean(text: str) -> str:
     if text.isascii() and text.isdigit():
         return text
     if not text.isascii() or not text.isprintable():
-        text = _MICRO.sub(r"\1\\text{u\2}", unicodedata.normalize("NFC", text))
+        text = _MICRO.sub(r"\1\\text{u\2}", _ROOT.sub(r"\\sqrt{\1}", unicodedata.normalize("NFC", text)))
         text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
@@ -195,7 +200,8 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
-    text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), _NO_GAP.sub("", text)))
+    text = _NO_GAP.sub("", _TWICE.sub("", text))
+    text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _PRODUCT.sub(r"\1\\cdot ", _ROW_GAP.sub("", text))))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
@@ -205,7 +211,7 @@ def _clean_latex(text: str) -> str:
 
 def plain_text(text: str) -> str:
     """An answer without the LaTeX that changes only its looks: delimiters, wrappers of words, repeated spaces."""
-    text = _WRAPPER.sub(r"\1", text.strip().strip("$")).replace("\\ ", " ").replace("~", " ")
+    text = _WRAPPER.sub(r"\1", _inside(text.strip()).strip("$")).replace("\\ ", " ").replace("~", " ")
     text = _SPACES.sub(" ", _NOON.sub(lambda found: f"{found[1]} {found[2].lower()}m", text))
     return text.strip().removesuffix(".").strip()
 
@@ -267,13 +273,16 @@ def without_foreign_words(gold: str, predicted: str) -> tuple[str, str]:
 
 def bare(text: str) -> str:
     """Without math delimiters around it, a full stop after it, and `x \\in` before it."""
-    text = text.strip()
+    return _MEMBER.sub("", _inside(text.strip()).rstrip(".").strip())
+
+
+def _inside(text: str) -> str:
+    """Without the marks of a formula around the whole."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and inner and opening not in inner:
-            text = inner.strip()
-            break
-    return _MEMBER.sub("", text.rstrip(".").strip())
+            return inner.strip()
+    return text
 
 
 def undelimited(text: str) -> str:
@@ -298,8 +307,9 @@ def without_point(gold: str, predicted: str) -> str:
 
 
 def without_names(gold: str, predicted: str) -> tuple[str, str]:
-    """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays, so do both of `x = 5`
-    and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
+    """`x = 5` and `5 = x` -> `5`, `f(x) = 5` -> `5`; an equation of more than a name and a value stays, so do both of
+    `x = 5` and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
+    gold, predicted = _TURNED.sub(r"\2 = \1", gold), _TURNED.sub(r"\2 = \1", predicted)
     ours, others = (_LETTER.match(text) for text in (gold, predicted))
     if ours and others and bool(ours[2]) == bool(others[2]) and ours.groups() != others.groups():
         return gold, predicted

@@ -264,11 +264,18 @@ def _refuse_pictures(row: Row, where: str) -> None:
 
 def _answer_text(row: Row, name: str, where: str) -> str:
     """The reference answer as text; 8.0 is "8". Raises DataError."""
-    gold = _text(value_at(row, name, where), f'{where}, field "{name}"', numbers=True)
+    gold = reference_of(_text(value_at(row, name, where), f'{where}, field "{name}"', numbers=True))
+    if not gold:
+        raise DataError(f'{where}, field "{name}": nothing follows "{_GSM8K_MARK}".')
+    return gold
+
+
+def reference_of(solution: str) -> str:
+    """The answer that a reference ends with: what follows GSM8K's last `####`, else the last box, else the whole;
+    without `$` around it. Empty if nothing follows the mark."""
+    gold = solution.strip()
     if _GSM8K_MARK in gold:
         gold = gold.rpartition(_GSM8K_MARK)[2].strip()
-        if not gold:
-            raise DataError(f'{where}, field "{name}": nothing follows "{_GSM8K_MARK}".')
     elif _BOX in gold:
         gold = _last_box(gold) or gold
     bare = gold.removeprefix("$").removesuffix("$").strip()

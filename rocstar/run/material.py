@@ -50,6 +50,7 @@ from rocstar.run.tasks import (
     asked_again,
     heldout_problems,
     make_task,
+    not_drawn,
     require_demonstrations,
     training_problems,
 )
@@ -169,7 +170,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
     again = ((name, asked_again(asked, heldout)) for name, asked in problems.items())
-    of_stages = [f"stage {name}: {told}" for name, told in (*leaving, *again) if told]
+    tested = ((name, not_drawn(asked, task, recipe.evaluate.problems)) for name, asked in problems.items())
+    of_stages = [f"stage {name}: {note}" for name, note in (*leaving, *again, *tested) if note]
     material = Material(
         recipe=recipe,
         task=task,

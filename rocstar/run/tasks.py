@@ -68,7 +68,7 @@ class FileTask(Task):
         self._seed = seed
         self._count = heldout
         self.left_out: tuple[str, ...] = ()
-        """Rows that the last call of `problems` left out: held-out ones, and those with another answer later."""
+        """What the last call of `problems` left out: held-out problems, rows with another answer later, and repeats."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         """Problems in the order of the files."""
@@ -79,7 +79,9 @@ class FileTask(Task):
         there = {problem.id: problem for problem in rows}
         found = [problem for problem in there.values() if problem.id not in excluded]
         other = sum(_judged_by(there[row.id]) != _judged_by(row) for row in rows)
+        repeats = len(rows) - len(there) - other
         counts = (
+            (repeats, len(rows), "row", "left out, because a later one has the same question and answer"),
             (len(there) - len(found), len(there), "problem", "held out, and so not learnt from"),
             (other, len(rows), "row", "left out, because a later one has another answer to the same question"),
         )
@@ -92,10 +94,14 @@ class FileTask(Task):
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` of the test files, in a seeded order."""
-        rows = self._rows(self._data.test_files) if isinstance(self._data, DataSection) else []
-        problems = list({problem.id: problem for problem in rows}.values())
+        problems = self.tested()
         random.Random(seed_for(self._seed, "heldout")).shuffle(problems)
         return problems[: self._count]
+
+    def tested(self) -> list[Problem]:
+        """All problems of the test files, drawn or not."""
+        rows = self._rows(self._data.test_files) if isinstance(self._data, DataSection) else []
+        return list({problem.id: problem for problem in rows}.values())
 
     def _rows(self, paths: Sequence[str]) -> list[Problem]:
         columns, limit = self._data.columns, self._data.max_problems
@@ -171,6 +177,19 @@ def asked_again(problems: Sequence[Problem], heldout: Sequence[Problem]) -> str:
     return (
         f"{count} of the {plural(len(problems), 'problem')} to learn from {asks} a held-out question under another "
         "system text; leave such rows out, unless that text is a part of the question"
+    )
+
+
+def not_drawn(problems: Sequence[Problem], task: Task, drawn: int) -> str:
+    """A sentence about questions of the test files that are learnt from, since `evaluate.problems` drew others to hold
+    out; empty if there are none."""
+    ids = {problem.id for problem in task.tested()} if isinstance(task, FileTask) else set()
+    if not (count := sum(problem.id in ids for problem in problems)):
+        return ""
+    return (
+        f"{count} of the {plural(len(problems), 'problem')} to learn from {'is' if count == 1 else 'are'} in "
+        f"data.test_files, too, and not among the evaluate.problems = {drawn} that are held out; raise that number to "
+        "hold out all"
     )
 
 

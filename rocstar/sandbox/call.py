@@ -80,7 +80,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     wall_seconds: float = 5.0
     """Wall time from start to end of the program, seconds; queueing excluded."""
     cpu_seconds: float = 5.0
-    """CPU of any one process of the program, seconds, rounded up to a whole second."""
+    """CPU of any one process of the program, seconds, rounded up to a whole second. It does not follow `wall_seconds`:
+    a program that may compute for 30 s needs both."""
     memory_bytes: int = 512 * 2**20
     """Memory of the whole call, and address space that each process may add to the preloaded modules, bytes."""
     output_bytes: int = 64 * 1024

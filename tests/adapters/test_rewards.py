@@ -95,3 +95,11 @@ def test_verl_gets_the_same_keys_for_every_sample_of_a_batch() -> None:
 def test_a_grader_may_be_shared_with_others() -> None:
     grader = Grader(graders=("numbers",))
     assert TrlReward(grader=grader)(completions=[r"\boxed{x}", r"\boxed{2}"], answer=["x", "2"]) == [None, 1.0]
+
+
+def test_references_in_the_form_of_gsm8k_are_reduced_as_in_training() -> None:
+    completions = [r"\boxed{18}", r"\boxed{19}", r"\boxed{3}"]
+    golds = ["9 * 2 = <<9*2=18>>18\n#### 18", "#### 18", r"so $\boxed{3}$"]
+    assert TrlReward()(completions=completions, answer=golds) == [1.0, 0.0, 1.0]
+    assert [one["score"] for one in compute_scores(["gsm8k"] * 3, completions, golds)] == [1.0, 0.0, 1.0]
+    assert compute_scores(["gsm8k"], [r"\boxed{18}"], ["####"])[0]["method"] == "no_reference"

@@ -27,6 +27,7 @@ from rocstar.adapters import rewards
 from rocstar.adapters.roc import is_kept
 from rocstar.adapters.verl import CALLS, FAILED, OUTAGES, PythonTool, roc_filter
 from rocstar.errors import ConfigError, SandboxUnavailable
+from rocstar.sandbox.call import Limits
 from rocstar.types import Reason
 from tests.sandbox_service.support import running
 
@@ -121,6 +122,27 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
 def test_a_limit_of_another_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got `str` - at `\$.wall_seconds`"):
         tools_from(tmp_path, wall_seconds="5")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"wall_seconds": -1}, "limit wall_seconds must be from 0.01 to 1000000, got -1"),
+        ({"memory_bytes": 1}, "limit memory_bytes must be from "),
+        ({"url": "127.0.0.1:8700"}, "'127.0.0.1:8700' is no address of a sandbox"),
+        ({"url": "https://h:1"}, "'https://h:1' is no address of a sandbox"),
+        ({"url": "http://h:99999"}, "'http://h:99999' is no address of a sandbox"),
+    ],
+)
+def test_what_no_call_could_be_made_with_is_refused_at_once(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tools_from(tmp_path, **config)
+
+
+def test_a_program_may_compute_for_as_long_as_it_may_run(tmp_path: Path) -> None:
+    assert tools_from(tmp_path, wall_seconds=30)._sandbox.limits == Limits(wall_seconds=30, cpu_seconds=30)
+    assert tools_from(tmp_path, wall_seconds=30, cpu_seconds=2)._sandbox.limits.cpu_seconds == 2
+    assert tools_from(tmp_path)._sandbox.limits == Limits()
 
 
 def test_penalties_are_one_for_each_row() -> None:

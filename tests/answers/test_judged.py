@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001
 """The grader on the pairs of answers_judged.jsonl, which three of us judged by hand, on those that further judges found
 and on answers in other languages than English. Of the judged pairs `dev` was looked at when rules were made, `held` was
-not, and `fresh` was run once before its disagreements were looked at; `dev2`, `held2` and `dev3`, `held3` are halves of
+not, and `fresh` was run once before its disagreements were looked at; `dev2`, `held2` to `dev4`, `held4` are halves of
 later sets."""
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def cases_of(half: str) -> list[Case]:
     return [case for case in cases if case.columns["half"] == half]
 
 
-@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2", "dev3", "held3"])
+@pytest.mark.parametrize("half", ["dev", "held", "fresh", "dev2", "held2", "dev3", "held3", "dev4", "held4"])
 def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> None:
     cases = cases_of(half)
     verdicts = [grade.verdict for grade in grader.grade_now([pair_of(case) for case in cases])]
@@ -215,18 +215,41 @@ SPELLINGS: Judged = [
         ("5 m", "5 s"), ("$5m$", "$5s$"), ("5\\,m", "5\\,g"), ("2 h", "2 s"), ("2\\pi m", "2\\pi s"),
         ("\\frac12 m", "\\frac12 s"), ("x m", "x s"),
         ("5 m\\Omega", "5 M\\Omega"), ("3 \\mu m", "3 m"), ("\\operatorname{arctan} 1", "\\arcsin 1"),
-        ("\\log_e 2", "\\log_2 2"),
+        ("\\log_e 2", "\\log_2 2"), ("m = 1", "1 = n"), ("m = 1", "2 = m"),
+        ("51_{(10)} = 201_{(5)}", "51_{10} = 202_5"), ("10_2 + 11_2", "10_2 + 11_3"),
     )),
     *((gold, predicted, RIGHT) for gold, predicted in (
         ("a + s", "s + a"), ("m^2 - s^2", "(m-s)(m+s)"), ("4.7 k\\Omega", "4700\\ \\Omega"), ("4700 \\Omega", "4.7 kΩ"),
         ("4700\\text{ ohms}", "4.7\\,\\text{k}\\Omega"), ("5\\Omega", "5\\text{ ohm}"),
         ("3 \\mu m", "0.003\\text{ mm}"), ("3\\mu\\mathrm{s}", "3000\\text{ ns}"), ("\\mu m g", "m g\\mu"),
         ("\\log_e 2", "\\ln 2"), ("2\\log_e x", "2\\ln x"), ("\\operatorname{arctan} 1", "\\pi/4"),
-        ("\\mathrm{sin} x", "\\sin x"),
+        ("\\mathrm{sin} x", "\\sin x"), ("m = 1", "1 = m"), ("d = \\frac{1 + n}{2}", "\\frac{n + 1}{2} = d"),
+        ("51_{(10)} = 201_{(5)}", "51_{10} = 201_5"), ("(\\frac15, 2)", "\\\\left( \\\\frac{1}{5}, 2 \\\\right)"),
         ("\\begin{bmatrix}1\\\\[2mm]2\\end{bmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
     )),
 ]  # fmt: skip
+OTHER_SPELLINGS: Judged = [
+    *((gold, predicted, WRONG) for gold, predicted in (
+        ("\\frac18", "-\\[\n\\frac18\n\\]"), ("x + 1", "y -\n(x + 1)"), ("111, \\! 111, \\! 111", "111, \\! 111"),
+        ("x^2 - 12x + 100 = 0", "x^2 - 13x + 100 = 0"), ("x^2+y^2=4", "x^2+y^2=5"), ("x^2+1=0", "x^2+2=0"),
+        ("x^2+1=0", "y^2+1=0"), ("x^4+x^2+1=0", "x^4+1=0"), ("\\sqrt{10}", "√11"), ("\\sqrt{1}", "√10"),
+        ("6:03", "\\[6:30\\]"), ("\\text{even}", "\\(\\text{odd}\\)"), ("1.2.3", "\\(1.2.4\\)"),
+        ("\\text{two lines}", "three lines"), ("\\text{five students}", "students"),
+        ("\\text{two lines}", "one line"), ("\\text{two lines}", "not two lines"),
+    )),
+    *((gold, predicted, RIGHT) for gold, predicted in (
+        ("x^2-12x+100=0", "2x^2-24x+200=0"), ("x^2-12x=-100", "x^2 - 12x + 100 = 0"), ("x^2 = 4", "x^2 - 4 = 0"),
+        ("2x - 3y = 6", "y = \\frac{2x-6}{3}"), ("y = 2x+1", "2x - y + 1 = 0"), ("xy = 1", "y = 1/x"),
+        ("5+\\sqrt{356}", "5 + √356"), ("\\sqrt{10}", "√10"), ("3\\sqrt{15}", "3√15"), ("\\sqrt{x+1}", "√(x+1)"),
+        ("\\sqrt{10}/2", "√10/2"), ("\\sqrt{2}", "√2"), ("\\sqrt{2}+1", "√2 + 1"), ("\\sqrt{12}", "√ 12"),
+        ("\\frac{\\sqrt{13}}{2}", "√13/2"), ("09:38", "\\[ 09:38 \\]"), ("6:03", "\\( 6:03 \\)"),
+        ("2026-04-03", "\\(2026-04-03\\)"), ("09:38", "$09:38$"), ("\\text{even}", "\\[ \\text{even} \\]"),
+        ("\\text{two lines}", "two lines"), ("two lines", "Two lines"), ("\\text{five students}", "five students"),
+        ("\\text{two}", "two"), ("2", "two"), ("\\text{two lines}", "two"),
+    )),
+]  # fmt: skip
 LISTS: dict[str, Judged] = {
+    "references of published sets in spellings made by rules": OTHER_SPELLINGS,
     "letters that math-verify takes for units, and names in other spellings": SPELLINGS,
     "a second and a fourth judge": SECOND_AND_FOURTH,
     "wrong, of a third judge": [(*pair, WRONG) for pair in THIRD_WRONG],

@@ -1,4 +1,4 @@
-"""Sessions that come, go, wait for their tools and vanish: nobody waits for ever, and no page is lost."""
+"""Sessions that come, go, wait for their tools and vanish: nobody waits forever, and no page is lost."""
 
 from __future__ import annotations
 

@@ -97,8 +97,27 @@ def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> N
     cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     made = material(cold, RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0})
     assert [problem.answer for problem in made.problems["rl"]] == ["2", "4"]
-    why = "because a later one has another answer to the same question"
-    assert made.notes == [f"stage rl: 1 of the 4 rows in data.train_files is left out, {why}"]
+    why = "because a later one has", "another answer to the same question", "the same question and answer"
+    left = "stage rl: 1 of the 4 rows in data.train_files is left out,"
+    assert sorted(made.notes) == [f"{left} {why[0]} {why[1]}", f"{left} {why[0]} {why[2]}"]
+
+
+def test_test_questions_that_are_not_drawn_are_counted_where_they_are_learnt_from(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(5)]
+    data = {
+        "source": "files",
+        "train_files": [write(tmp_path / "a.jsonl", *rows)],
+        "test_files": [write(tmp_path / "b.jsonl", *rows[1:4], {"question": "9+1?", "answer": "10"})],
+    }
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    made = material(cold, RL, data=data, evaluate={"problems": 1})
+    drawn = {problem.question for problem in made.heldout}
+    learnt = [problem.question for problem in made.problems["rl"] if problem.question in ("1+1?", "2+1?", "3+1?")]
+    assert not drawn & set(learnt) and len(learnt) in (2, 3)
+    are = "are in data.test_files, too, and not among the evaluate.problems = 1 that are held out; raise that number"
+    assert made.notes[-1].startswith(
+        f"stage rl: {len(learnt)} of the {len(made.problems['rl'])} problems to learn from {are}"
+    )
 
 
 def test_demonstrations_that_are_not_written_as_attempts_are_told(tmp_path: Path) -> None:

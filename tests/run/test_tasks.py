@@ -42,7 +42,7 @@ def test_of_rows_without_a_reference_those_with_other_columns_are_told(tmp_path:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"question": "q", "level": n}) + "\n" for n in (1, 1, 2, 2)))
     task = made(DataSection(source="files", train_files=[str(tmp_path / "a.jsonl")], columns={"answer": ""}))
     assert [problem.metadata["level"] for problem in task.problems()] == [2]
-    assert task.left_out[0].startswith("2 of the 4 rows in data.train_files are left out")
+    assert task.left_out[1].startswith("2 of the 4 rows in data.train_files are left out")
 
 
 def test_options_of_a_source_that_has_none_are_refused() -> None:

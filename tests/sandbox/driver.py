@@ -19,7 +19,7 @@ from rocstar.sandbox.daemon.verdict import STARVED
 from rocstar.sandbox.wire import Frame, FrameKind
 
 STARVED_TRIES = 10  # a bound: nobody asks a machine without end that gives a program no CPU
-WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
+WAIT_SECONDS = 60.0  # a bound on what would otherwise be forever
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=10.0)
 
 needs_empty_folder = pytest.mark.skipif(

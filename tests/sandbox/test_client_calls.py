@@ -30,7 +30,7 @@ from rocstar.sandbox.client.node import ChildConnection, place_of
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
 
-WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
+WAIT_SECONDS = 60.0  # a bound on what would otherwise be forever
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ p, files = (sys.modules[f"rocstar.sandbox.slot.{name}"] for name in ("_fork", "f
 """
 HOSTILE = {
     "who does not wait": "p.pause = lambda control, message: os.write(control, message) and False",
-    "who waits for ever": "p.pause = lambda control, message: time.sleep(60)",
+    "who waits forever": "p.pause = lambda control, message: time.sleep(60)",
     "who dies": "p.pause = lambda control, message: os._exit(0)",
     "who packs rubbish": "files.pack = lambda folder, fd: os.write(fd, b'\\xff' * 99) and ''",
     "who packs paths outside": """

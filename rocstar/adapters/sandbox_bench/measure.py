@@ -190,7 +190,7 @@ async def _attacked(runs: Runs, found: Findings) -> None:
         got = killed or (reported.ends == "ok" and reported.stdout.strip() != "held")
         await _note(runs, found, name, not got)
     reported = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))
-    await _note(runs, found, "prints for ever", len(reported.stdout) < 2**26)
+    await _note(runs, found, "prints forever", len(reported.stdout) < 2**26)
     mark = f"rocstar-bench-{secrets.token_hex(8)}"
     await runs(KnownProgram("", LEAVES_A_PROCESS.replace("{mark}", mark), "ok"))
     await asyncio.sleep(1.0)

@@ -47,14 +47,14 @@ KNOWN = (
     KnownProgram("has a syntax error", "print((1)", "failed"),
     KnownProgram("exits with 3", "import sys\nsys.exit(3)", "failed"),
     KnownProgram("exits with a message", "import sys\nsys.exit('no')", "failed"),
-    KnownProgram("recurses for ever", "def f(): f()\nf()", "failed"),
+    KnownProgram("recurses forever", "def f(): f()\nf()", "failed"),
     KnownProgram("kills itself", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "failed"),
     KnownProgram("crashes", "import ctypes\nctypes.string_at(0)", "failed"),
     KnownProgram("divides by zero in a function", "def f(x): return 1 / x\nf(0)", "failed"),
-    KnownProgram("computes for ever", "while True: pass", "timeout", seconds=2.0),
-    KnownProgram("sleeps for ever", "import time\ntime.sleep(1000)", "timeout", seconds=2.0),
-    KnownProgram("catches everything for ever", CATCHES, "timeout", seconds=2.0),
-    KnownProgram("computes in a child for ever", WAITS, "timeout", seconds=2.0),
+    KnownProgram("computes forever", "while True: pass", "timeout", seconds=2.0),
+    KnownProgram("sleeps forever", "import time\ntime.sleep(1000)", "timeout", seconds=2.0),
+    KnownProgram("catches everything forever", CATCHES, "timeout", seconds=2.0),
+    KnownProgram("computes in a child forever", WAITS, "timeout", seconds=2.0),
 )
 
 TRIES = """

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rocstar.sandbox import launch, wire
-from rocstar.sandbox.call import DaemonInfo, DaemonSettings, Isolation, SandboxDown, Usage
+from rocstar.sandbox.call import DaemonInfo, DaemonSettings, Isolation, Limits, SandboxDown, Usage
+from rocstar.sandbox.check import of_limits
 from rocstar.sandbox.client.dispatch import NodeFacts
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.wire import Frame, FrameKind, FrameReader
@@ -132,20 +133,41 @@ def child(settings: DaemonSettings) -> Place:
 def place_of(address: str, token: Token, least: Isolation) -> Place:
     """The place at `unix:/path` or `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for
     another form, and for an unknown name."""
-    if address.startswith("unix:"):
+    if (parts := parts_of(address)) is None:
         path = address.removeprefix("unix:")
         return Place(address, partial(_connect, socket.AF_UNIX, path, Connection), least=least)
     from websockets.uri import parse_uri  # first, because websockets may not be installed
 
     try:
-        parts = urlsplit(address)
-        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
-            raise ValueError("write http://host:port or unix:/path")
         family, _, _, _, found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)[0]
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
     make = partial(WebSocketConnection, uri=parse_uri(f"ws://{parts.netloc}/v1/frames"), token=token)
     return Place(address, partial(_connect, family, found, make), least=least)
+
+
+def parts_of(address: str) -> SplitResult | None:
+    """Of `http://host:port`; None for `unix:/path`. Raises SandboxDown for another form."""
+    if address.startswith("unix:"):
+        return None
+    try:
+        parts = urlsplit(address)
+        wrong = parts.scheme != "http" or not parts.hostname or parts.port == 0
+        if wrong or parts.path.strip("/") or parts.query or parts.username:
+            raise ValueError("write http://host:port or unix:/path")
+    except ValueError as error:
+        raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
+    return parts
+
+
+def unfit(address: str, limits: Limits) -> str:
+    """Why no call with these limits can be made at this address (empty: a daemon of our own), else empty."""
+    try:
+        if address:
+            parts_of(address)
+    except SandboxDown as error:
+        return str(error)
+    return of_limits(limits)
 
 
 def _connect(family: int, address: Any, make: Callable[[socket.socket], Connection]) -> Connection:

@@ -15,7 +15,7 @@ const ATTRIBUTES = new Set(
 );
 const STYLES = /^(border|padding|textAlign|fontStyle|fontWeight)/;
 const LIMITS = { throwOnError: true, maxExpand: 300, maxSize: [5, 60] }; // em and points: nothing fills the screen
-const LONGEST = 2100; // characters of one formula; its end is not looked for beyond: hostile text would take for ever
+const LONGEST = 2100; // characters of one formula; its end is not looked for beyond: hostile text would take forever
 const DEEPEST = 60; // elements in each other
 const BOX = String.raw`\\boxed\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,200}\}){0,200}\}){0,200}\}){0,400}\}`;
 // $$ $$, \[ \], \( \), $ $ (on one line, as in pandoc: no space inside its ends, no digit after it: prices),
