@@ -51,8 +51,8 @@ def add_steps(run: RunFolder, attempts: int) -> int:
             if there >= attempts:
                 break
             step, stage_step = (last[key] + 1 + number for key in ("step", "stage_step"))
-            tokens = len(table["token_ids"].combine_chunks().flatten())
-            rows = max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens))  # in a row group, as a run writes it
+            tokens = 1 + len(table["token_ids"].combine_chunks().flatten())
+            rows = max(1, len(table) * ROW_GROUP_TOKENS // tokens)  # in a row group, as a run writes it
             further = renamed(table, step, f"-{1 + number // len(tables)}")
             parquet.write_table(further, run.rollout_file(step), compression="zstd", row_group_size=rows)
             journal.append({**metrics[repeated], "step": step, "stage": last["stage"], "stage_step": stage_step})

@@ -190,13 +190,10 @@ def calibrated() -> Assumptions:
     found: list[tuple[float, Assumptions]] = []
     for writing in itertools.product(*WRITING.values()):
         first = replace(Assumptions(), **dict(zip(WRITING, writing, strict=True)))
-        stages = [planned(row, first) for row in mine]
+        pairs = [(row, planned(row, first)) for row in mine]
         for rest in itertools.product(*REST.values()):
             assumed = replace(first, **dict(zip(REST, rest, strict=True)))
-            errors = [
-                abs(math.log(seconds(row, stage, first, assumed) / row.seconds))
-                for row, stage in zip(mine, stages, strict=True)
-            ]
+            errors = [abs(math.log(seconds(row, stage, first, assumed) / row.seconds)) for row, stage in pairs]
             found.append((sum(errors), assumed))
     return min(found, key=lambda each: each[0])[1]
 
