@@ -87,9 +87,8 @@ def graded(
     find = strict_answer if strict else boxed_answer
     if wrong := [gold for gold in golds if not isinstance(gold, str | Number | None)]:
         raise DataError(f"the reference {wrong[0]!r:.80} is a {type(wrong[0]).__name__}; give a text or a number")
-    references = [
-        "" if gold is None or gold != gold else reference_of(str(gold)) for gold in golds
-    ]  # NaN: pandas' None
+    # NaN is pandas' None.
+    references = ["" if gold is None or gold != gold else reference_of(str(gold)) for gold in golds]
     rows = zip(texts, references, strict=True)
     pairs = [Pair(gold=gold, predicted=find(HERMES.strip(text))) for text, gold in rows if gold]
     grades = iter((grader or shared_grader(os.getpid())).grade_now(pairs))
