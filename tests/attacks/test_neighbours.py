@@ -211,7 +211,10 @@ def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time() -> 
             ended.callback(process.wait)
             ended.callback(process.kill)
         for process in (daemon.process, *daemon.below(), *processes):  # what they start is there as well
-            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+            try:
+                os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+            except PermissionError as error:  # a container's root without CAP_SYS_NICE
+                pytest.skip(f"processes of other users cannot be bound to one CPU here: {error}")
         numbers = {code: daemon.submit(code, wall_seconds=2.0) for code in ends}
         assert {code: daemon.answer(number).outcome for code, number in numbers.items()} == ends
 
