@@ -384,7 +384,7 @@ def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
     recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and recipe.run.save_rollouts else 0.0
     kept = recipe.run.keep_checkpoints + len(recipe.stage)
     merged = 2.0 * shape.parameters * len(recipe.stage) * (recipe.model.lora_rank > 0)
-    checkpoint = CHECKPOINT_BYTES * shape.trained(recipe.model) + moments(recipe, shape)
+    checkpoint = CHECKPOINT_BYTES * shape.trained(recipe.model) + moments(recipe.stage, shape, recipe.model)
     return recorded + kept * checkpoint + merged
 
 

@@ -286,7 +286,7 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int, item: int) -> tuple[dict[
     left = _left(shape, item) + 3 * item * shape.hidden * adapts  # adapters each take an input of their own
     layers = FP32 * shape.hidden * shape.layers * recomputed + left * (1 if recomputed else shape.layers)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
-    optimizer = 0.0 if offload else moments(recipe, shape) / ranks
+    optimizer = 0.0 if offload else moments(recipe.stage, shape, recipe.model) / ranks
     parts = {
         "weights": kept + each * (1 + reference) + copies,
         "gradients": each,
