@@ -375,8 +375,8 @@ def test_moments_in_bf16_take_half_and_what_muon_keeps_does_not() -> None:
     quick = shape_of(load_recipe(RECIPES / "quickstart.toml").model)
     both = ["learning.moments_dtype=bfloat16", "sft.moments_dtype=bfloat16"]
     alone = ["learning.moments_dtype=bfloat16", "sft.moments_dtype=float32", "sft.optimizer=adamw"]
-    for given, bytes_each in ((both, 4), (alone, 8), ([*alone, "sft.optimizer=muon"], 0)):
-        asked = load_recipe(RECIPES / "quickstart.toml", given)
+    for chosen, bytes_each in ((both, 4), (alone, 8), ([*alone, "sft.optimizer=muon"], 0)):
+        asked = load_recipe(RECIPES / "quickstart.toml", chosen)
         found = moments(asked.stage, quick, asked.model)
         with_muon = 8 * quick.parameters - 4 * quick.matrices
         assert found == (bytes_each * quick.parameters or with_muon)
