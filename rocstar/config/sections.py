@@ -193,6 +193,9 @@ class DataSection(StageDataSection):
     """For files: held-out problems."""
 
 
+MomentsDtype = Literal["float32", "bfloat16"]
+
+
 class SftSection(Section):
     batch_rows: Count = 128  # §5.1
     """Rows (conversations) that one optimizer update learns from; all there are, if fewer. Every epoch shows each row
@@ -204,6 +207,8 @@ class SftSection(Section):
     """Peak learning rate of Muon."""
     adamw_learning_rate: Rate = 5e-6  # §5.1
     """Peak learning rate of AdamW."""
+    moments_dtype: MomentsDtype = "float32"
+    """The same as learning.moments_dtype; what Muon keeps is fp32."""
     weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)
@@ -402,6 +407,9 @@ class LearningSection(Section):
     """Decay of AdamW's mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of AdamW's mean of squared gradients."""
+    moments_dtype: MomentsDtype = "float32"
+    """Precision in which AdamW keeps its two moments (Megatron: exp_avg_dtype, exp_avg_sq_dtype). bfloat16: they take 4
+    bytes a parameter instead of 8, and are rounded stochastically."""
     weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)  # §5.1

@@ -21,6 +21,7 @@ from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike
 from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
+from rocstar.parts.memory import moments
 from rocstar.parts.placement import NOWHERE, Placement, place, refuse_wide
 from rocstar.parts.shape import Shape, shape_of
 from rocstar.support.screen import plural
@@ -31,8 +32,8 @@ EACH = 8
 DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
-CHECKPOINT_BYTES = 16.0
-"""Bytes of one parameter in a checkpoint, all in fp32: weights, optimizer state, and the model as a folder."""
+CHECKPOINT_BYTES = 8.0
+"""Bytes of one parameter in a checkpoint besides optimizer state: fp32 weights, and the model as a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +384,8 @@ def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
     recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and recipe.run.save_rollouts else 0.0
     kept = recipe.run.keep_checkpoints + len(recipe.stage)
     merged = 2.0 * shape.parameters * len(recipe.stage) * (recipe.model.lora_rank > 0)
-    return recorded + kept * CHECKPOINT_BYTES * shape.trained(recipe.model) + merged
+    checkpoint = CHECKPOINT_BYTES * shape.trained(recipe.model) + moments(recipe.stage, shape, recipe.model)
+    return recorded + kept * checkpoint + merged
 
 
 def _limit(stages: Sequence[StagePlan]) -> str:

@@ -3,7 +3,7 @@ writes and any other number reads (torch.distributed.checkpoint):
 
     learner/          .metadata and one .distcp file a rank
         weights.NAME            fp32; of what is trained
-        moments.NAME.KEY        what the optimizer keeps for a parameter
+        moments.NAME.KEY        what the optimizer keeps for a parameter, in the dtype that it keeps
         counters                int64: optimizer updates, policy version
 
 Optimizers live with the learners."""
@@ -423,9 +423,10 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
     for entry, shape in names_in(folder).items():
         name, _, key = entry.rpartition(".")
         if (parameter := parameters.get(name)) is not None:
-            alike = shape == tuple(parameter.shape)
-            saved[entry] = torch.zeros_like(parameter) if alike else torch.zeros(shape, device=parameter.device)
-            owners[id(parameter)].state[parameter][key] = saved[entry]
+            owner, alike = owners[id(parameter)], shape == tuple(parameter.shape)
+            dtype = getattr(owner, "moments_dtype", parameter.dtype)  # what is read is converted to it
+            like = torch.zeros_like(parameter, dtype=dtype) if alike else torch.zeros(shape, device=parameter.device)
+            owner.state[parameter][key] = saved[entry] = like
     load_state(folder, saved)
 
 

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import fcntl
 import functools
+import math
 import os
 import signal
 import socket
@@ -35,6 +36,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
@@ -436,6 +438,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a sharded tensor, other tensors unchanged; detached."""
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.detach()
+
+
+def first_index(tensor: torch.Tensor) -> int:
+    """Index in the whole tensor, flattened, of the first number of this rank's part."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    _, (row, *_) = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return row * math.prod(tensor.shape[1:])
 
 
 def reduced(whole: torch.Tensor, like: Any) -> Any:

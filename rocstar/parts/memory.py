@@ -93,7 +93,7 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
         always={
             "Python and its libraries": PROCESS_BYTES,
             "weights": weights,
-            "optimizer": max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0),
+            "optimizer": moments(recipe.stage, shape, recipe.model),
             "KL reference": trained * reference,
             "demonstrations": float(sum(sum(lengths) for lengths in load.rows.values())) * DEMONSTRATION_BYTES,
             "the engine's weights": own * engine,
@@ -167,8 +167,12 @@ def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> 
     return float(left + logits)
 
 
-def moments(stage: Stage, shape: Shape, model: ModelSection) -> float:
-    """Bytes of optimizer state: AdamW keeps two numbers for each parameter that learns, Muon one for those in its
-    matrices."""
-    muon = stage.learner.optimizer == "muon"
-    return FP32 * (2.0 * shape.trained(model) - muon * shape.matrices)
+def moments(stages: Sequence[Stage], shape: Shape, model: ModelSection) -> float:
+    """Bytes of optimizer state in the stage that has most: AdamW keeps two numbers for each parameter that learns, Muon
+    one in fp32 for those in its matrices."""
+    most = 0.0
+    for stage in stages:
+        both = 2.0 * (FP32 if stage.learner.moments_dtype == "float32" else 2)
+        muon = (both - FP32) * shape.matrices if stage.learner.optimizer == "muon" else 0.0
+        most = max(most, both * shape.trained(model) - muon)
+    return most

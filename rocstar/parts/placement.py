@@ -270,7 +270,7 @@ def refuse_wide(engines: Sequence[Engines], most: int) -> None:
 
 def _learner(recipe: Recipe, shape: Shape, ranks: int, item: int) -> tuple[dict[str, float], float, list[str]]:
     """One of `ranks` learners (FSDP2: weights, gradients and moments in equal parts), bytes of it between updates: fp32
-    weights and moments; and what would make it smaller. item: bytes of a number in forward passes."""
+    weights, and moments; and what would make it smaller. item: bytes of a number in forward passes."""
     offload = recipe.cluster.offload_optimizer
     sharded = ranks > 1 or offload  # the LM head and its gradient are then gathered, as embeddings and two layers are
     adapts, trained = recipe.model.lora_rank > 0, shape.trained(recipe.model)
@@ -286,8 +286,7 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int, item: int) -> tuple[dict[
     left = _left(shape, item) + 3 * item * shape.hidden * adapts  # adapters each take an input of their own
     layers = FP32 * shape.hidden * shape.layers * recomputed + left * (1 if recomputed else shape.layers)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
-    optimizer = max((moments(stage, shape, recipe.model) for stage in recipe.stage), default=0.0)
-    optimizer = 0.0 if offload else optimizer / ranks
+    optimizer = 0.0 if offload else moments(recipe.stage, shape, recipe.model) / ranks
     parts = {
         "weights": kept + each * (1 + reference) + copies,
         "gradients": each,
@@ -300,6 +299,7 @@ def _learner(recipe: Recipe, shape: Shape, ranks: int, item: int) -> tuple[dict[
         "more GPUs": not offload,
         "GPUs with more memory": True,
         "model.gradient_checkpointing": not recomputed,
+        'moments_dtype = "bfloat16"': not offload and any(s.learner.moments_dtype == "float32" for s in recipe.stage),
         "cluster.offload_optimizer": not offload,
         "model.lora_rank": not adapts,
         "smaller learning.tokens_per_microbatch": passes > recipe.longest_response,

@@ -26,6 +26,7 @@ from rocstar.errors import ConfigError
 from rocstar.forecast.plan import shared_out
 from rocstar.parts import placement
 from rocstar.parts.build import named_engines
+from rocstar.parts.memory import moments
 from rocstar.parts.placement import EMBEDDED, Machines, Placement, place, placed_here
 from rocstar.parts.shape import PUBLISHED, Shape, shape_of
 
@@ -313,7 +314,8 @@ def test_a_learner_is_told_to_take_only_what_it_does_not_have_and_what_helps() -
     none, most, long = (table.refusals[0].rpartition(": take ")[2] for table in tables)
     anyway, cap = "GPUs with more memory", "a lower rollout.max_response_tokens"
     assert asked[0].model.gradient_checkpointing
-    assert none == f"more GPUs, {anyway}, cluster.offload_optimizer, model.lora_rank or {cap}"
+    half = 'moments_dtype = "bfloat16"'
+    assert none == f"more GPUs, {anyway}, {half}, cluster.offload_optimizer, model.lora_rank or {cap}"
     assert most == f"{anyway} or {cap}", "what is offloaded is not on more GPUs either"
     assert long == f"{anyway} or smaller learning.tokens_per_microbatch"
 
@@ -359,6 +361,25 @@ def test_torchrun_says_how_many_learners_there_are(monkeypatch: pytest.MonkeyPat
     assert [len(table.learners), table["v-0"].gpus] == [4, ("4",)]
     alone = place(recipe(4), shape_of(recipe().model), machines(8), 80 * GB)
     assert table["learner-0"].bytes["moments"] == pytest.approx(alone["learner-0"].bytes["moments"] / 4)
+
+
+def test_moments_in_bf16_take_half_and_what_muon_keeps_does_not() -> None:
+    seven, shape = RECIPES / "7b-8gpu.toml", PUBLISHED["Qwen/Qwen2.5-7B-Instruct"]
+    tables = [
+        place(load_recipe(seven, [f"learning.moments_dtype={dtype}"]), shape, machines(8), 80 * GB)
+        for dtype in ("float32", "bfloat16")
+    ]
+    fine, coarse = (table["learner-0"] for table in tables)
+    assert fine.bytes["moments"] == 2 * coarse.bytes["moments"] == 8 * shape.parameters / 4
+    assert fine.asleep - coarse.asleep == fine.total - coarse.total == shape.parameters
+    quick = shape_of(load_recipe(RECIPES / "quickstart.toml").model)
+    both = ["learning.moments_dtype=bfloat16", "sft.moments_dtype=bfloat16"]
+    alone = ["learning.moments_dtype=bfloat16", "sft.moments_dtype=float32", "sft.optimizer=adamw"]
+    for chosen, bytes_each in ((both, 4), (alone, 8), ([*alone, "sft.optimizer=muon"], 0)):
+        asked = load_recipe(RECIPES / "quickstart.toml", chosen)
+        found = moments(asked.stage, quick, asked.model)
+        with_muon = 8 * quick.parameters - 4 * quick.matrices
+        assert found == (bytes_each * quick.parameters or with_muon)
 
 
 def test_a_gathered_head_and_what_is_offloaded_are_counted() -> None:

@@ -16,9 +16,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.errors import ContractBroken, RunHalted
+from rocstar.learning import optimizers
 from rocstar.learning.advantages import loss_weights, split
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
+from rocstar.learning.optimizers import Bf16AdamW, rl_optimizers, sft_optimizers, stochastically_rounded
+from rocstar.learning.policy import moments
 from rocstar.learning.step import learn_rows
 from rocstar.types import Batch, RowOrigin, gaps
 from tests.learning import examples
@@ -174,18 +176,105 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.5])
-def test_a_restored_learner_goes_on_to_the_same_bits_under_its_own_settings(tmp_path: Path, kl: float) -> None:
-    mine = learner(kl_coefficient=kl, warmup_steps=5, weight_decay=0.5)
+@pytest.mark.parametrize(("kl", "dtype"), [(0.0, "float32"), (0.5, "float32"), (0.0, "bfloat16")])
+def test_a_restored_learner_goes_on_to_the_same_bits_under_its_own_settings(
+    tmp_path: Path, kl: float, dtype: str
+) -> None:
+    settings = {"kl_coefficient": kl, "warmup_steps": 5, "moments_dtype": dtype}
+    mine = learner(**settings, weight_decay=0.5)
     scored = mine.score(rows())
     mine.update(Batch(rows=scored))
     mine.save(tmp_path)
-    other, changed = (learner(seed=1, kl_coefficient=kl, warmup_steps=5, weight_decay=w) for w in (0.5, 0.0))
+    other, changed = (learner(seed=1, **settings, weight_decay=w) for w in (0.5, 0.0))
     for each in (other, changed):
         each.restore(tmp_path)
     assert changed._optimizers[0].param_groups[0]["weight_decay"] == 0.0
     assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
     assert other._policy.version == 2 and same_weights(other._policy, mine._policy)
+
+
+def kept(mine: GrpoLearner) -> dict[str, torch.Tensor]:
+    return moments(mine._policy.model, mine._optimizers)
+
+
+@pytest.mark.parametrize(("was", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_moments_are_restored_in_the_dtype_of_this_learners_settings(tmp_path: Path, was: str, now: str) -> None:
+    mine, other = learner(moments_dtype=was), learner(seed=1, moments_dtype=now)
+    mine.update(Batch(rows=rows()))
+    mine.save(tmp_path)
+    other.restore(tmp_path)
+    saved, restored = kept(mine), kept(other)
+    assert saved.keys() == restored.keys()
+    for name, moment in restored.items():
+        dtype = torch.float32 if name.endswith("step") else getattr(torch, now)
+        torch.testing.assert_close(moment, saved[name].to(dtype), atol=0, rtol=0)
+    assert other.update(Batch(rows=rows())).metrics["skipped"] == 0
+    assert {moment.dtype for name, moment in kept(other).items() if "exp_avg" in name} == {getattr(torch, now)}
+
+
+def test_moments_in_bf16_take_half_the_memory_and_follow_those_in_fp32() -> None:
+    """Ten updates of a warm-up and one whose gradient is not finite, which leaves moments and weights alone."""
+    fine, coarse = (learner(moments_dtype=dtype, warmup_steps=5) for dtype in ("float32", "bfloat16"))
+    for seed in range(10):
+        batch = Batch(rows=rows(seed=seed))
+        assert coarse.update(batch).metrics["loss"] == pytest.approx(fine.update(batch).metrics["loss"], abs=1e-3)
+    before = {name: moment.clone() for name, moment in kept(coarse).items()}
+    coarse.update(Batch(rows=tuple(replace(row, advantage=float("nan")) for row in rows())))
+    assert all(torch.equal(moment, before[name]) for name, moment in kept(coarse).items())
+    halves, wholes = ([each for name, each in kept(one).items() if "exp_avg" in name] for one in (coarse, fine))
+    assert 2 * sum(each.nbytes for each in halves) == sum(each.nbytes for each in wholes)
+    for mine, other in zip(halves, wholes, strict=True):
+        assert (mine.float() - other).norm() < 0.01 * other.norm()
+
+
+def test_an_update_with_moments_in_bf16_is_that_of_adamw_by_hand() -> None:
+    """Numbers that bf16 holds exactly; then the weights follow from the moments before they are rounded."""
+    weights = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    (optimizer,) = rl_optimizers(
+        torch.nn.ParameterList([weights]),
+        LearningSection(learning_rate=0.5, beta1=0.5, beta2=0.75, moments_dtype="bfloat16"),
+    )
+    weights.grad = torch.tensor([2.0, -4.0])
+    optimizer.step()
+    state = optimizer.state[weights]
+    assert (state["exp_avg"].tolist(), state["exp_avg_sq"].tolist()) == ([1.0, -2.0], [1.0, 4.0])
+    assert weights.tolist() == pytest.approx([0.5, -1.5])  # 1 / .5 over the root of 1 / .25, and so on: one rate each
+    weights.grad = torch.tensor([1.0, 1.0])
+    optimizer.step()
+    # means (1 + 1) / 2 and (-2 + 1) / 2 over 1 - .5^2; of squares (3 + 1) / 4 and (12 + 1) / 4 over 1 - .75^2
+    steps = [1.0 / 0.75 / (1.0 / 0.4375) ** 0.5, -0.5 / 0.75 / (3.25 / 0.4375) ** 0.5]
+    assert weights.tolist() == pytest.approx([0.5 - 0.5 * steps[0], -1.5 - 0.5 * steps[1]])
+    assert (state["exp_avg"].tolist(), state["exp_avg_sq"].tolist()) == ([1.0, -0.5], [1.0, 3.25])
+
+
+def test_a_mean_of_squares_in_bf16_falls_as_it_does_in_fp32() -> None:
+    """Rounded to nearest it stood still: with beta2 = 0.999 an update takes 0.1% of it, and bf16 has steps of 0.4%."""
+    weights = torch.nn.Parameter(torch.zeros(512, 8))
+    optimizer = Bf16AdamW([weights], lr=0.0, betas=(0.9, 0.999), fused=True)
+    for step in range(501):
+        weights.grad = torch.full_like(weights, 1000.0 if not step else 0.0)
+        optimizer.step()
+    squares = optimizer.state[weights]["exp_avg_sq"].float()
+    assert float(squares.mean()) == pytest.approx(1000 * 0.999**500, rel=0.01)
+    assert 0.005 < float(squares.std() / squares.mean()) < 0.1, "each number is rounded by a chance of its own"
+    nearest = torch.tensor(1000.0, dtype=torch.bfloat16)
+    assert nearest * 0.999 == nearest
+
+
+def test_the_chance_of_rounding_is_that_of_the_place_in_the_whole_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, step = torch.rand(1000, generator=torch.Generator().manual_seed(0)) - 0.5, torch.tensor(7.0)
+    whole = stochastically_rounded(values, 2**32 - 500, step)
+    parts = [stochastically_rounded(values[at : at + 10], 2**32 - 500 + at, step) for at in range(0, 1000, 10)]
+    assert torch.equal(torch.cat(parts), whole) and torch.equal(whole.bfloat16().float(), whole)
+    assert ((whole - values).abs() < values.abs() / 128).all()
+    assert not torch.equal(stochastically_rounded(values, 2**32 - 500, step + 1), whole)
+    monkeypatch.setattr(optimizers, "CHUNK", 7)
+    one, other = learner(moments_dtype="bfloat16"), learner(moments_dtype="bfloat16")
+    one.update(Batch(rows=rows()))
+    monkeypatch.undo()
+    other.update(Batch(rows=rows()))
+    for name, moment in kept(one).items():
+        torch.testing.assert_close(moment, kept(other)[name], rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["rl", "adamw", "muon"])

@@ -25,7 +25,7 @@ from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
-from rocstar.learning.policy import Policy, Put, save_state, weights_of
+from rocstar.learning.policy import Policy, Put, moments, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
@@ -173,8 +173,10 @@ def ranks() -> Iterator[Ranks]:
         yield started
 
 
-def test_two_ranks_learn_what_one_does(ranks: Ranks, tmp_path: Path) -> None:
-    alone, both = learner(ALONE), learner(ranks)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_ranks_learn_what_one_does(ranks: Ranks, tmp_path: Path, dtype: str) -> None:
+    """In float32 and in bfloat16 as precision of the moments."""
+    alone, both = learner(ALONE, moments_dtype=dtype), learner(ranks, moments_dtype=dtype)
     whole = course(alone, range(6))
     scored = alone.score(rows())
     assert close(course(both, range(6)), whole)
@@ -244,6 +246,12 @@ def test_two_ranks_learn_adapters_as_one_does(ranks: Ranks, tmp_path: Path) -> N
 
 
 def test_a_dead_rank_ends_the_other_and_one_goes_on_from_their_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    """The same with moments in bf16, each of which is rounded by the same chance on any number of ranks."""
+    alone, coarse = (learner(where, moments_dtype="bfloat16") for where in (ALONE, ranks))
+    halves = course(alone, range(4))
+    for mine, other in zip(course(coarse, range(2)), halves, strict=False):
+        assert mine == pytest.approx(other, abs=1e-6)
+    coarse.save(tmp_path / "bf16")
     whole, both = course(learner(ALONE), range(4)), learner(ranks)
     course(both, range(2))
     both.save(tmp_path)
@@ -259,6 +267,13 @@ def test_a_dead_rank_ends_the_other_and_one_goes_on_from_their_checkpoint(ranks:
     later.restore(tmp_path)
     assert later._policy.version == 2
     assert close(course(later, range(2, 4)), whole[2:])
+    again = learner(ALONE, seed=5, moments_dtype="bfloat16")
+    again.restore(tmp_path / "bf16")
+    assert close(course(again, range(2, 4)), halves[2:])
+    here, there = (moments(one._policy.model, one._optimizers) for one in (alone, again))
+    same = torch.cat([(here[name] == each).flatten() for name, each in there.items() if "exp_avg" in name])
+    assert {each.dtype for name, each in there.items() if "exp_avg" in name} == {torch.bfloat16}
+    assert float(same.float().mean()) > 0.99, "a sum in another order tips few"
 
 
 def test_weights_that_are_broken_on_another_rank_are_told_as_such(

@@ -41,9 +41,10 @@ def test_a_few_rows_are_learned_by_heart(optimizer: str) -> None:
     assert mine._policy.version == 30
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, optimizer: str) -> None:
-    mine, other = learner(optimizer=optimizer, dropout=0.2), learner(optimizer=optimizer, dropout=0.2)
+def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, optimizer: str, dtype: str) -> None:
+    mine, other = (learner(optimizer=optimizer, dropout=0.2, moments_dtype=dtype) for _ in range(2))
     mine.update(sft_rows(), seed=0)
     mine.save(tmp_path)
     other.restore(tmp_path)
