@@ -100,8 +100,8 @@ _CALLS, _ENDS, _CALL, _END, _SEP = (
 )
 _BEGIN = rf"(?:{_CALLS}\s*)?{_CALL}"
 _BLOCK = re.compile(rf"{_BEGIN}(.*?)(?:({_END})(?:\s*{_ENDS})?|(?={_BEGIN})|\Z)", re.DOTALL)
-_FENCED = re.compile(rf"[^\n]*{_SEP}([^\n]*)\n```json\n(.*)\n```", re.DOTALL)
-_PLAIN = re.compile(rf"(.*?){_SEP}(.*)", re.DOTALL)
+_FENCED = re.compile(rf"function{_SEP}([^\n<]+)\n```json\n(.*)\n```", re.DOTALL)
+_PLAIN = re.compile(rf"([^\n<]+){_SEP}(.*)", re.DOTALL)
 
 
 def _deepseek(text: str, inner: re.Pattern[str]) -> Iterator[Found]:
