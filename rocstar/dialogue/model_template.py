@@ -94,7 +94,7 @@ class ChatSource:
 
 def _with_json(messages: Sequence[Any]) -> list[Any]:
     """The same messages, with the arguments of calls as JSON."""
-    found = json.loads(json.dumps(messages))
+    found: list[Any] = json.loads(json.dumps(messages))
     for call in (call for message in found for call in message.get("tool_calls", ())):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return found

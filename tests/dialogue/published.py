@@ -9,8 +9,8 @@ MISTRAL = """{{ bos_token }}{% set asked = messages | selectattr('role', 'equalt
 {{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}{{- '[INST]' + m.content + '[/INST]' }}
 {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
 {%- else %}{{- m.content }}{% for c in m.tool_calls or [] %}
-{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}{{- eos_token }}{% endif %}
-{%- endfor %}"""
+{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}
+{{- eos_token }}{% endif %}{% endfor %}"""
 """Ministral 3's, Devstral 2's."""
 
 MISTRAL_LIST = """{{ bos_token }}{% set ns = namespace(n=0) %}
@@ -19,15 +19,16 @@ MISTRAL_LIST = """{{ bos_token }}{% set ns = namespace(n=0) %}
 {%- if (m.role == 'user') != (ns.n % 2 == 0) %}{{- raise_exception('roles must alternate') }}{% endif %}
 {%- set ns.n = ns.n + 1 %}{% endif %}{% endfor %}
 {%- for m in messages %}{% if m.role == 'user' %}{% if tools and m == asked[-1] %}
-{{- '[AVAILABLE_TOOLS]BLANK' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}{{- '[INST]BLANK' + m.content + '[/INST]' }}
+{{- '[AVAILABLE_TOOLS]BLANK' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{{- '[INST]BLANK' + m.content + '[/INST]' }}
 {%- elif m.tool_calls %}{{- '[TOOL_CALLS]BLANK[' }}{% for c in m.tool_calls %}
 {%- set out = c.function | tojson %}{{- out[:-1] }}
 {%- if c.id is not defined or c.id | length != 9 %}{{- raise_exception('ids have 9 letters') }}{% endif %}
 {{- ', "id": "' + c.id + '"}' }}{{- ']' + eos_token if loop.last else ', ' }}{% endfor %}
 {%- elif m.role == 'assistant' %}{{- 'BLANK' + m.content | trim + eos_token }}
 {%- else %}{% if m.tool_call_id | length != 9 %}{{- raise_exception('ids have 9 letters') }}{% endif %}
-{{- '[TOOL_RESULTS]BLANK{"content": ' + m.content + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}{% endif %}
-{%- endfor %}"""
+{{- '[TOOL_RESULTS]BLANK{"content": ' + m.content + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- endif %}{% endfor %}"""
 """Mistral 7B Instruct v0.3's (with blanks) and Nemo's (without): text before calls has no place."""
 
 DEEPSEEK = """{% set ns = namespace(said='', shown=true) %}{{ bos_token }}

@@ -141,7 +141,7 @@ def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
     ours = {text: [list(one) for one in read(syntax, text)] for text in clean}
     whole = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
-    assert len(whole) > 150 and sum(map(len, whole.values())) > 300
+    assert len(whole) > 150 and sum(map(len, whole.values())) > 200
     assert whole == {text: theirs[text] for text in whole}
 
 
