@@ -44,6 +44,7 @@ TEMPLATES = {
     "deepseek v3.1": published.DEEPSEEK_31,
     "glm": published.GLM,
 }
+NONE = "42 [x] <a>"
 TWO = [("python", {"code": "print(6*7)"}), ("other", {"a": "1 < 2 {}", "b": "é\n"})]
 
 
@@ -62,7 +63,7 @@ def test_a_written_turn_is_read_back_and_stripped(name: str) -> None:
     assert read(syntax, text) == TWO and syntax.strip(text).strip() == "So."
     assert [call.id for call in syntax.parse(text + "</s>", 3)] == ["call_3", "call_4"]
     assert read(syntax, text_of(syntax.render(*TWO[1]))) == TWO[1:]
-    assert read(syntax, "The answer is 42.") == [] and syntax.strip("42 [x] <a>") == "42 [x] <a>"
+    assert read(syntax, "The answer is 42.") == [] and syntax.strip(NONE) == NONE
 
 
 def test_calls_in_a_syntax_without_marks_for_turns_stand_on_lines() -> None:
@@ -127,8 +128,8 @@ def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
 
 @pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
 def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
-    """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so is
-    what vLLM reads worse: line ends amid DeepSeek's JSON, and Mistral's mark amid a list."""
+    """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
+    is what vLLM reads worse: line ends amid DeepSeek's JSON, and Mistral's mark amid a list."""
     if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
         pytest.skip(
             "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
