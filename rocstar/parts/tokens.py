@@ -20,8 +20,6 @@ def add_tokens(name: str, folder: Path, tokens: Sequence[str]) -> Path:
     """Write the model of that name into `folder`, which must not exist, with these tokens as special ones. Each gets
     the next id, and the mean of the known tokens' rows in the embedding and in the output head, which grow where they
     have no row for it: it is as probable as an average token until it is learned. Raises ConfigError."""
-    import torch
-
     from rocstar.learning.models import load_model
 
     if folder.exists():
@@ -37,9 +35,8 @@ def add_tokens(name: str, folder: Path, tokens: Sequence[str]) -> Path:
     model.resize_token_embeddings(max(rows, Codec(tokenizer).vocab_size), mean_resizing=False)
     new, known = [tokenizer.token_to_id(token) for token in tokens], [number for number in known if number < rows]
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
-    with torch.no_grad():
-        for weight in {id(table.weight): table.weight for table in tables if table is not None}.values():
-            weight[new] = weight[known].mean(0)
+    for weight in {id(table.weight): table.weight.detach() for table in tables if table is not None}.values():
+        weight[new] = weight[known].mean(0)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch) / "model"

@@ -179,6 +179,11 @@ def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str
     assert made.token_ids.count(codec.token_id(template.stop)) == 3  # that in a tool's output is text
 
 
+def test_a_second_question_where_nothing_ends_an_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not end what the assistant wrote with <\|observation\|>"):
+        loaded("glm", tmp_path).next_question("And 7*8?")
+
+
 @pytest.mark.parametrize("name", published.PLAIN)
 def test_a_template_without_tools_of_its_own_is_taught_ours(name: str, tmp_path: Path) -> None:
     source, stop = published.PLAIN[name]
