@@ -212,7 +212,9 @@ class ModelTemplate:
         text = self.source.render(messages, self.schemas, header=True)
         end = text.find(self.stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
-            raise ConfigError(f"the model's chat template does not end what the assistant wrote with {self.stop}: {text[-60:]!r}.")
+            raise ConfigError(
+                f"the model's chat template does not end what the assistant wrote with {self.stop}: {text[-60:]!r}."
+            )
         return _segments(text[end + len(self.stop) :])
 
 

@@ -22,14 +22,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (858, 8),
     "config": (2178, 11),
     "data": (4512, 24),
-    "dialogue": (1802, 11),
+    "dialogue": (1804, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
     "evaluation": (3544, 21),
     "faults": (656, 4),
     "forecast": (2011, 9),
     "learning": (3343, 19),
-    "parts": (1806, 10),
+    "parts": (1803, 10),
     "protocols": (290, 1),
     "record": (3023, 17),
     "rollout": (1850, 12),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_505, "tests/**/*.py": 50_907}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_505, "tests/**/*.py": 50_912}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
