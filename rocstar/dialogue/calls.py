@@ -16,6 +16,7 @@ from rocstar.types import ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FAILED = "Failed to decode tool call: "
 TOO_DEEP = "nested too deeply"
+_DECODER = json.JSONDecoder()
 # Up to the first closing tag outside a JSON string. Two scans from different opening tags disagree on what is inside a
 # string, so one of them stops early: together they stay linear in the text.
 _TO_CLOSE = re.compile(rf'(?:[^"<\\]++|"(?:[^"\\\n]++|\\.)*+")*+(?={CLOSE})')
@@ -113,7 +114,7 @@ def _block(text: str, begin: int) -> Found:
     """The block whose opening tag is at `begin`."""
     start = begin + len(OPEN)
     if body := _TO_CLOSE.match(text, start):
-        found = _decoded(begin, body.end() + len(CLOSE), body[0])
+        found = decoded(begin, body.end() + len(CLOSE), body[0])
         if found.complaint is None:
             return found
     close = text.find(CLOSE, start)
@@ -121,16 +122,24 @@ def _block(text: str, begin: int) -> Found:
         return Found(begin, len(text), text[start:], complaint=f"no {CLOSE} after {OPEN}")
     following = text.find(OPEN, close)
     close = text.rfind(CLOSE, close, len(text) if following < 0 else following)
-    return _decoded(begin, close + len(CLOSE), text[start:close])
+    return decoded(begin, close + len(CLOSE), text[start:close])
 
 
-def _decoded(begin: int, end: int, raw: str) -> Found:
+def decoded(begin: int, end: int, raw: str) -> Found:
+    """The call of this JSON, which lies between `begin` and `end`."""
+    body, _, complaint = value_at(raw)
+    return Found(begin, end, raw, body, complaint)
+
+
+def value_at(text: str, start: int | None = None) -> tuple[Any, int, str | None]:
+    """The JSON value that begins at `start`, or is the whole text; its end; why there is none."""
     try:
-        return Found(begin, end, raw, json.loads(raw))
+        value, end = (json.loads(text), len(text)) if start is None else _DECODER.raw_decode(text, start)
     except RecursionError:
-        return Found(begin, end, raw, complaint=TOO_DEEP)
+        return None, len(text), TOO_DEEP
     except ValueError as error:  # not only JSONDecodeError: an integer of thousands of digits ends here too
-        return Found(begin, end, raw, complaint=str(error))
+        return None, len(text), str(error)
+    return value, end, None
 
 
 def call_from(found: Found, call_id: str, field: str) -> ToolCall:
@@ -160,7 +169,6 @@ MOST_FAILURES = 1000
 """Most invalid JSON objects in one text; each costs a scan of all the text before it. Ours."""
 _START = re.compile(rf'{re.escape(TAG)}[\s\[]*+|(?=\{{\s*+"(?:[^"\\\n]++|\\.)*+"\s*:)')
 _CALLING = re.compile(r'\{\s*"(?:(?:name|parameters|arguments)"\s*:|type"\s*:\s*"function")')
-_DECODER = json.JSONDecoder()
 
 
 class LlamaCalls:

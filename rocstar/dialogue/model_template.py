@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
+from rocstar.dialogue.marked_calls import ID, MARKED
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
@@ -34,6 +36,10 @@ from rocstar.errors import ConfigError, first_line
 from rocstar.protocols import ToolSpec
 
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
+INSTEAD = (
+    "use a template of your own (rollout.template = 'package.module:name', docs/plugins.md), or 'paper', whose markers "
+    "`rocstar model add-tokens` gives the model"
+)
 SEEN = "What is this?"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 OURS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
@@ -73,14 +79,25 @@ class ChatSource:
         return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place, self._options)
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any], *, header: bool) -> str:
-        """The conversation as text; `header` adds the text before the next completion. Raises ConfigError."""
+        """The conversation as text; `header` adds the text before the next completion. Arguments of calls are objects,
+        or JSON for a template that takes only that (DeepSeek's). Raises ConfigError."""
+        shown = {"tools": list(tools) or None, "add_generation_prompt": header, **self._tokens, **self._options}
         try:
-            shown = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": header}
-            return self._compiled.render(**shown, **self._tokens, **self._options)
+            return self._compiled.render(messages=messages, **shown)
         except RENDERING as error:
+            with suppress(*RENDERING):
+                return self._compiled.render(messages=_with_json(messages), **shown)
             raise ConfigError(
                 f"{self._place} can't render such a conversation: {first_line(error).rstrip('.')}."
             ) from None
+
+
+def _with_json(messages: Sequence[Any]) -> list[Any]:
+    """The same messages, with the arguments of calls as JSON."""
+    found: list[Any] = json.loads(json.dumps(messages))
+    for call in (call for message in found for call in message.get("tool_calls", ())):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return found
 
 
 def find_chat_source(
@@ -136,7 +153,7 @@ class _Generation(Extension):
 LEFT, RIGHT, PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKED = re.compile(f"{LEFT}([^{RIGHT}]*){RIGHT}")
 _CONTROL = re.compile(f"[{LEFT}{RIGHT}{PROBE}]")
-_TAG = re.compile(r"<\|[^<>|\s]+\|>|</?\w+>|\[/?[A-Z_]+\]")
+_TAG = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|</?\w+>|\[/?[A-Z_]+\]")
 _STOP = re.compile(r"<[^<>\s]+>|\S+")
 _USER = {"role": "user", "content": "Q"}
 
@@ -174,8 +191,7 @@ class ModelTemplate:
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
         answers = [
-            {"role": "tool", "name": "python", "tool_call_id": f"call_{n}", "content": _marked(text)}
-            for n, text in enumerate(tool_texts)
+            {"role": "tool", "name": "python", "tool_call_id": ID, "content": _marked(text)} for text in tool_texts
         ]
         try:
             return self._after([_USER, _calling(len(answers)), *answers])
@@ -196,7 +212,9 @@ class ModelTemplate:
         text = self.source.render(messages, self.schemas, header=True)
         end = text.find(self.stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
-            raise ConfigError(f"the model's chat template leaves out what the assistant wrote: {text[-60:]!r}.")
+            raise ConfigError(
+                f"the model's chat template does not end what the assistant wrote with {self.stop}: {text[-60:]!r}."
+            )
         return _segments(text[end + len(self.stop) :])
 
 
@@ -213,7 +231,7 @@ def load_model_template(
     template without support for tools is extended (`with_tools`). Raises ConfigError if it writes calls in an
     unsupported syntax, or rewrites text before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools), options=options)
-    stop = _stop(source, folder)
+    stop = _stop(source, folder, tools)
     template = ModelTemplate(
         source=source,
         schemas=tuple(tool_schema(spec) for spec in tools),
@@ -227,7 +245,7 @@ def load_model_template(
     if tools:
         if not _shows(template, tools):
             raise ConfigError(
-                f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
+                f"the chat template of {folder} does not show tools; {INSTEAD}, or no tools at all "
                 "(rollout.max_turns = 1)."
             )
         template = replace(template, calls=_call_syntax(template.source, folder, syntaxes))
@@ -239,9 +257,14 @@ def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
     return text_of(template.opening("Q", tools)) != text_of(template.opening("Q", ()))
 
 
-def _stop(source: ChatSource, folder: Path) -> str:
+def _stop(source: ChatSource, folder: Path, tools: Sequence[ToolSpec]) -> str:
+    """What follows an assistant turn; if nothing does (GLM), what begins the next one."""
     text = source.render([_USER, {"role": "assistant", "content": PROBE}], (), header=False)
     found = _STOP.search(text, text.rfind(PROBE) + 1) if PROBE in text else None
+    if not found and PROBE in text:
+        before, after = ([_USER, _calling(1)], _answers(1)) if tools else ([_USER], [_USER])
+        begun = len(source.render(before, (), header=False))
+        found = _STOP.search(source.render([*before, *after], (), header=False), begun)
     if not found:
         raise ConfigError(f"the chat template of {folder} writes nothing after an assistant turn that would end it.")
     return found[0]
@@ -250,37 +273,55 @@ def _stop(source: ChatSource, folder: Path) -> str:
 def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> CallSyntax:
     arguments = {"code": "1"}
     function = {"name": "probe", "arguments": arguments}
-    calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": function}]}
     text = source.render([_USER, calling], (), header=False)
-    for syntax in (*own, HERMES, LLAMA, XML):
+    for syntax in (*own, HERMES, LLAMA, XML, *MARKED):
         if text_of(syntax.render("probe", arguments)) in text:
             return syntax
     raise ConfigError(
-        f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is neither Qwen's nor Llama 3's "
-        "syntax; use rollout.template 'paper' or one of your own (package.module:name)."
+        f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is in no syntax that is "
+        f"read here (docs/dialogue.md); {INSTEAD}."
     )
 
 
 def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
     """Two rounds of calls, some of them parallel, with and without thoughts: opening, completions and replies joined
     must equal the template's rendering of the whole conversation."""
+    opening = text_of(template.opening("Q", tools))
     for thought in _thoughts(template, tools):
         for width in (1, 2):
-            opening = text_of(template.opening("Q", tools))
             reply = template.stop + text_of(template.reply(["1"] * width))
             call = text_of(template.calls.render("python", {"code": "1"}))
-            for between in ("\n", ""):
-                completion = (
-                    thought + between * bool(thought and not thought.endswith("\n")) + between.join([call] * width)
-                )
-                written = opening + (completion + reply) * 2
-                if written in _rendered(template, thought, completion, width):
+            tried = [
+                thought + between * bool(thought and not thought.endswith("\n")) + between.join([call] * width)
+                for between in ("\n", "")
+            ]
+            tried += _written(template, opening, thought, width)
+            for completion in tried:
+                texts = _rendered(template, thought, completion, width)
+                if opening + (completion + reply) * 2 in texts or (thought == "So." and _lacks_text(texts)):
                     break
             else:
                 raise ConfigError(
                     f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
-                    f"{completion[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
+                    f"{completion[:40]!r}), so tokens already sampled would change; {INSTEAD}."
                 )
+
+
+def _written(template: ModelTemplate, opening: str, thought: str, width: int) -> list[str]:
+    """The completion with this thought and so many calls as the template itself writes it, if only blanks and an empty
+    `<think>` differ."""
+    text = next(iter(_rendered(template, thought, "", width)), "")
+    completion = text[len(opening) : text.find(template.stop, len(opening))]
+    said = template.calls.strip(completion).replace("<think></think>", "").split()
+    same = text.startswith(opening) and "".join(said) == "".join(thought.split())
+    return [completion] if same and len(template.calls.parse(completion)) == width else []
+
+
+def _lacks_text(texts: Sequence[str]) -> bool:
+    """Whether the template renders calls as objects alone, and has no place for text before them (older Mistral's):
+    what a model writes there stays as it was sampled."""
+    return len(texts) == 1 and "So." not in texts[0]
 
 
 def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
@@ -296,9 +337,9 @@ def _rendered(template: ModelTemplate, thought: str, completion: str, width: int
     """The conversation as the template renders it, with calls as objects and with calls as text; only the latter if it
     refuses so many at once."""
     function = {"name": "python", "arguments": {"code": "1"}}
-    call = {"id": "call_0", "type": "function", "function": function}
+    call = {"id": ID, "type": "function", "function": function}
     as_objects = {"role": "assistant", "content": thought, "tool_calls": [call] * width}
-    answers = [{"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "1"}] * width
+    answers = _answers(width)
     texts = []
     for assistant in (as_objects, {"role": "assistant", "content": completion}):
         question = {"role": "user", "content": f"{template.preamble}Q"}
@@ -312,17 +353,20 @@ def _rendered(template: ModelTemplate, thought: str, completion: str, width: int
 
 def _reserved(template: ModelTemplate) -> tuple[str, ...]:
     """Tags that the template writes around questions, replies and calls; not those that open the next completion."""
-    answer = {"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "1"}
-    conversation = [_USER, _calling(1) if template.schemas else {"role": "assistant", "content": "A"}]
-    conversation.append(answer if template.schemas else _USER)
+    plain = [{"role": "assistant", "content": "A"}, _USER]
+    conversation = [_USER, *([_calling(1), *_answers(1)] if template.schemas else plain)]
     own = template.source.render(conversation, (), header=False)
     return tuple(dict.fromkeys((template.stop, *template.calls.reserved, *_TAG.findall(own))))
 
 
 def _calling(count: int) -> dict[str, Any]:
     function = {"name": "python", "arguments": {"code": PROBE}}
-    calls = [{"id": f"call_{n}", "type": "function", "function": function} for n in range(count)]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    call = {"id": ID, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call] * count}
+
+
+def _answers(count: int) -> list[dict[str, Any]]:
+    return [{"role": "tool", "name": "python", "tool_call_id": ID, "content": "1"}] * count
 
 
 def _marked(text: str) -> str:

@@ -19,6 +19,7 @@ from tests.dialogue.folders import folder_of
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
 TAKEN = {
+    "glm4moe": "MarkedCalls",
     "llama3_1": "LlamaCalls",
     "llama3_2": "LlamaCalls",
     "qwen2_5": "HermesCalls",
@@ -33,8 +34,8 @@ TAUGHT = ("cohere", "gemma", "gemma3", "phi3", "phi3_5")
 """They know no tools, and are taught ours."""
 REFUSED = {
     "deepseekv3": "rewrites earlier turns",
-    "gptoss": "neither Qwen's nor Llama 3's syntax",
-    "lfm2_v2": "neither Qwen's nor Llama 3's syntax",
+    "gptoss": "in no syntax that is read here",
+    "lfm2_v2": "in no syntax that is read here",
     "nemotron_3_nano": "rewrites earlier turns",
     "qwen3_8": "rewrites earlier turns",
 }

@@ -18,18 +18,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1138, 6),
     "analysis": (1942, 11),
     "answers": (3515, 18),
-    "cli": (3377, 23),
+    "cli": (3395, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
     "data": (4519, 24),
-    "dialogue": (1574, 10),
+    "dialogue": (1804, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
     "evaluation": (3544, 21),
     "faults": (656, 4),
     "forecast": (2013, 9),
     "learning": (3406, 19),
-    "parts": (1759, 9),
+    "parts": (1807, 10),
     "protocols": (290, 1),
     "record": (3023, 17),
     "rollout": (1850, 12),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 588, 4203
+CLASSES, FUNCTIONS = 589, 4221
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_498, "tests/**/*.py": 50_775}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_181}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

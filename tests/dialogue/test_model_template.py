@@ -175,7 +175,7 @@ def test_a_template_that_leaves_out_what_it_is_given_is_refused_where_there_are_
 
 def test_a_call_syntax_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     other = THINKING.replace('<tool_call>\\n{"name": "', "<tool_call>\\n<function=")
-    with pytest.raises(ConfigError, match="neither Qwen's nor Llama 3's syntax"):
+    with pytest.raises(ConfigError, match="in no syntax that is read here"):
         template_for("model", folder_of(tmp_path, other), [PYTHON])
 
 

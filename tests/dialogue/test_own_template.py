@@ -15,13 +15,13 @@ from tests.dialogue.folders import byte_level, folder_of
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
-MISTRAL = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}
+TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}
 {%- if tools and loop.last or loop.first and tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
 {{- '[INST]' + m.content + '[/INST]' }}{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
 {%- else %}{{ m.content }}{% for c in m.tool_calls or [] %}
-{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}{{ eos_token }}{% endif %}
+{{- '[CALLING]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}{{ eos_token }}{% endif %}
 {%- endfor %}"""
-"""The shape of the newer Mistral's."""
+"""The shape of the newer Mistral's, with calls that nobody else writes."""
 MINE = """
 import json
 import re
@@ -30,11 +30,11 @@ from rocstar.dialogue.model_template import load_model_template
 from rocstar.dialogue.segments import ours
 from rocstar.types import ToolCall
 
-CALL = re.compile(r"\\[TOOL_CALLS\\](\\w+)\\[ARGS\\](.*?)(?=\\[TOOL_CALLS\\]|</s>|$)", re.DOTALL)
+CALL = re.compile(r"\\[CALLING\\](\\w+)\\[ARGS\\](.*?)(?=\\[CALLING\\]|</s>|$)", re.DOTALL)
 
 
 class Calls:
-    reserved = ("[TOOL_CALLS]", "[ARGS]")
+    reserved = ("[CALLING]", "[ARGS]")
 
     def parse(self, text, first_id=0):
         return [
@@ -43,7 +43,7 @@ class Calls:
         ]
 
     def render(self, tool, arguments):
-        return (ours(f"[TOOL_CALLS]{tool}[ARGS]{json.dumps(arguments)}"),)
+        return (ours(f"[CALLING]{tool}[ARGS]{json.dumps(arguments)}"),)
 
     def strip(self, text):
         return CALL.sub("", text)
@@ -69,16 +69,16 @@ def parts(folder: Path, name: str) -> AttemptParts:
 
 
 def test_a_template_with_calls_that_nobody_else_reads_is_brought_with_its_parser(tmp_path: Path) -> None:
-    """One whose calls begin with [TOOL_CALLS] was told to use 'paper', and there, for want of <|im_end|>, 'model'."""
-    folder = folder_of(tmp_path / "model", MISTRAL, bos_token="<s>", eos_token="</s>")
-    with pytest.raises(ConfigError, match=r"neither Qwen's .* or one of your own \(package\.module:name\)"):
+    """Such a one was told to use 'paper', and there, for want of <|im_end|>, 'model'."""
+    folder = folder_of(tmp_path / "model", TEMPLATE, bos_token="<s>", eos_token="</s>")
+    with pytest.raises(ConfigError, match=r"in no syntax that is read here .* of your own .*'package\.module:name'"):
         parts(tmp_path, "model").template(folder)
     template = parts(tmp_path, f"{tmp_path.name}:template").template(folder)
     assert text_of(template.opening("6*7?", [PYTHON])).startswith("<s>[AVAILABLE_TOOLS]")
     said = text_of(template.calls.render("python", {"code": "6*7"}))
     (call,) = template.calls.parse(f"So. {said}")
     assert (call.tool, call.arguments) == ("python", {"code": "6*7"}) and template.stop == "</s>"
-    assert text_of(template.reply(["42"])) == "[TOOL_RESULTS]42[/TOOL_RESULTS]" and "[TOOL_CALLS]" in template.reserved
+    assert text_of(template.reply(["42"])) == "[TOOL_RESULTS]42[/TOOL_RESULTS]" and "[CALLING]" in template.reserved
     byte_level("</s>").save(tmp_path / "saved", template)
 
 

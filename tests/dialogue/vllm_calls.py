@@ -1,27 +1,68 @@
-"""What vLLM's own parser finds in completions: run by vLLM's Python, texts as a JSON list on stdin, calls on stdout."""
+"""What vLLM's own parser finds in completions: run by vLLM's Python, with the name of a syntax (none: Qwen3.5's), texts
+as a JSON list on stdin, calls on stdout."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+REQUEST: Any = SimpleNamespace(tool_choice="auto", tools=[SimpleNamespace()], skip_special_tokens=False)
 
-class NoTokens:
+
+class Tokens:
+    """A tokenizer that has these tokens, as far as a parser looks."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = {text: number for number, text in enumerate(known)}
+
     def get_vocab(self) -> dict[str, int]:
-        return {}
+        return self.known
+
+
+def reader_of(name: str) -> Callable[[str], Any]:
+    if name in ("mistral", "list"):
+        from vllm.parser.mistral import MistralParser
+
+        tokens: Any = Tokens("[TOOL_CALLS]", *(["[ARGS]"] if name == "mistral" else []))
+        return lambda text: MistralParser(tokens, None).extract_tool_calls_from_content(text, REQUEST)
+    if name == "glm":
+        from vllm.parser.glm47_moe import Glm47MoeParser
+
+        plain: Any = {"enable_thinking": False}
+        return lambda text: Glm47MoeParser(Tokens(), None, chat_template_kwargs=plain).extract_tool_calls_from_content(
+            text, SimpleNamespace(tool_choice="auto", tools=[], skip_special_tokens=False)
+        )
+    if name.startswith("deepseek"):
+        from vllm.tool_parsers.deepseekv3_tool_parser import DeepSeekV3ToolParser
+        from vllm.tool_parsers.deepseekv31_tool_parser import DeepSeekV31ToolParser
+
+        marks: Any = Tokens(*(f"<｜tool▁{mark}｜>" for mark in ("calls▁begin", "calls▁end", "call▁begin", "call▁end")))
+        parser: Any = DeepSeekV3ToolParser if name.endswith("v3") else DeepSeekV31ToolParser
+        return lambda text: parser(marks).extract_tool_calls(text, REQUEST)
+    from vllm.parser.qwen3 import Qwen3Parser
+
+    thinking: Any = {"enable_thinking": False}
+    return lambda text: Qwen3Parser(Tokens(), None, chat_template_kwargs=thinking).extract_tool_calls_from_content(
+        text, REQUEST
+    )
+
+
+def arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def main() -> None:
-    from vllm.parser.qwen3 import Qwen3Parser
-
-    request: Any = SimpleNamespace(tool_choice="auto", tools=[SimpleNamespace()], skip_special_tokens=False)
-    found = []
-    for text in json.load(sys.stdin):
-        parser = Qwen3Parser(NoTokens(), None, chat_template_kwargs={"enable_thinking": False})
-        calls = parser.extract_tool_calls_from_content(text, request).tool_calls
-        found.append([[call.function.name, json.loads(call.function.arguments)] for call in calls])
+    reader = reader_of(sys.argv[1] if len(sys.argv) > 1 else "")
+    found = [
+        [[call.function.name, arguments(call.function.arguments)] for call in reader(text).tool_calls]
+        for text in json.load(sys.stdin)
+    ]
     json.dump(found, sys.stdout)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from rocstar.data.sft.format import Chat, Message, Role, call_of
 from rocstar.dialogue.calls import CallSyntax, parse_calls
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.marked_calls import turn_of
 from rocstar.dialogue.segments import Segment, ours, text_of
 from rocstar.dialogue.segments import written as by_assistant
 from rocstar.dialogue.template import Template
@@ -97,9 +98,8 @@ def _assistant(message: Message, syntax: CallSyntax, *, answered: bool) -> tuple
     """What the assistant writes. Call markers are the template's only around calls: those the row lists, or, where it
     lists none, those in the content that tool messages answer (calls that do not parse, JSON spaced differently)."""
     if message.calls:
-        texts = [(by_assistant(message.content),)] if message.content else []
-        calls = [syntax.render(call.name, call.arguments) for call in message.calls]
-        return tuple(segment for part in [*texts, *calls] for segment in (ours("\n"), *part))[1:]
+        content = (by_assistant(message.content),) if message.content else ()
+        return turn_of(syntax, content, [(call.name, call.arguments) for call in message.calls])
     if not answered:
         return (by_assistant(message.content),)
     split = re.split("(" + "|".join(map(re.escape, syntax.reserved)) + ")", message.content)

@@ -1,0 +1,178 @@
+"""Call syntaxes with marks of their own, one row of MARKED each: Mistral's, DeepSeek's and GLM's. They are read as vLLM
+0.32 reads them, except that what is malformed is a call that says so, where vLLM may take it for text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from rocstar.dialogue.calls import CLOSE, OPEN, CallSyntax, Found, call_from, decoded, value_at, without
+from rocstar.dialogue.segments import Author, Segment, json_segments, ours, written
+from rocstar.types import ToolCall
+
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+"""Name and arguments of each."""
+ID = "call00000"
+"""Of every call, where a template shows one: Mistral's want nine letters and digits."""
+
+
+def _as_json(arguments: Mapping[str, Any]) -> Iterable[Segment]:
+    return json_segments(dict(arguments), Author.ASSISTANT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedCalls:
+    """A syntax of the table."""
+
+    reserved: tuple[str, ...]
+    read: Callable[[str], Iterator[Found]]
+    call: tuple[str, str, str]
+    """Text before the name of a call, between name and arguments, and after them."""
+    turn: tuple[str, str, str] = ("", "", "")
+    """Text before the first call of a turn, between two calls, and after the last."""
+    write: Callable[[Mapping[str, Any]], Iterable[Segment]] = _as_json
+    """Writes the arguments."""
+
+    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
+        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(self.read(text))]
+
+    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
+        return self.together([(tool, arguments)])
+
+    def together(self, calls: Calls) -> tuple[Segment, ...]:
+        """All calls of one turn."""
+        (before, middle, after), (first, between, last) = self.call, self.turn
+        parts = [ours(first)]
+        for place, (tool, arguments) in enumerate(calls):
+            name = written(json.dumps(tool, ensure_ascii=False)[1:-1])
+            parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
+        return *parts, ours(last)
+
+    def strip(self, text: str) -> str:
+        return without(text, self.read(text))
+
+
+def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:
+    """An assistant's turn with these calls. Syntaxes without marks for it have a line end before each call."""
+    if isinstance(syntax, MarkedCalls):
+        return *content, *syntax.together(calls)
+    parts = [*([content] if content else []), *(syntax.render(tool, arguments) for tool, arguments in calls)]
+    return tuple(segment for part in parts for segment in (ours("\n"), *part))[1:]
+
+
+# Mistral
+
+TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+_MARKS = re.compile(rf"(?:{re.escape(TOOL_CALLS)}\s*)+")
+_NAME = re.compile(rf"([^{{]*?)(?:{re.escape(ARGS)}|(?={{))\s*")
+
+
+def _mistral(text: str) -> Iterator[Found]:
+    """A call is what follows a mark, to the end of its JSON; `[ARGS]` may be missing."""
+    places = [mark.start() for mark in re.finditer(re.escape(TOOL_CALLS), text)]
+    for begin, end in pairwise([*places, len(text)]):
+        raw = text[begin + len(TOOL_CALLS) : end]
+        if not (name := _NAME.match(raw)):
+            yield Found(begin, end, raw, complaint=f"no {ARGS} after the name")
+            continue
+        arguments, length, complaint = value_at(raw, name.end())
+        body = {"name": name[1].strip(), "arguments": arguments}
+        yield Found(begin, begin + len(TOOL_CALLS) + length, raw[:length], body, complaint)
+
+
+def _mistral_list(text: str) -> Iterator[Found]:
+    """A JSON list of calls, or a single one, after the first mark."""
+    if mark := _MARKS.search(text):
+        value, end, complaint = value_at(text, mark.end())
+        for place, body in enumerate(value if isinstance(value, list) else [value]):
+            yield Found(end if place else mark.start(), end, text[mark.end() : end], body, complaint)
+
+
+# DeepSeek
+
+_CALLS, _ENDS, _CALL, _END, _SEP = (
+    f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
+)
+_BEGIN = rf"(?:{_CALLS}\s*)?{_CALL}"
+_BLOCK = re.compile(rf"{_BEGIN}(.*?)(?:({_END})(?:\s*{_ENDS})?|(?={_BEGIN})|\Z)", re.DOTALL)
+_FENCED = re.compile(rf"function{_SEP}([^\n<]+)\n```json\n(.*)\n```", re.DOTALL)
+_PLAIN = re.compile(rf"([^\n<]+){_SEP}(.*)", re.DOTALL)
+
+
+def _deepseek(text: str, inner: re.Pattern[str]) -> Iterator[Found]:
+    """Blocks between their marks, in a text that says that it calls."""
+    for block in _BLOCK.finditer(text) if _CALLS in text else ():
+        if block[2] and (parts := inner.fullmatch(block[1])):
+            found = decoded(*block.span(), parts[2])
+            yield replace(found, raw=block[1], body={"name": parts[1], "arguments": found.body})
+        else:
+            lacks = f"{_SEP} between name and arguments" if block[2] else f"{_END} after {_CALL}"
+            yield Found(*block.span(), block[1], complaint=f"no {lacks}")
+
+
+# GLM
+
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_PAIR = re.compile(rf"{_KEY}([^<]*){_KEY_END}\s*{_VALUE}(.*?)({_VALUE_END}|\Z)", re.DOTALL)
+_TAGGED = re.compile(rf"{OPEN}(.*?)({CLOSE}|\Z)", re.DOTALL)
+
+
+def _glm(text: str) -> Iterator[Found]:
+    """A call ends at the first closing tag; all values are text."""
+    for call in _TAGGED.finditer(text):
+        name, pairs, complaint = call[1].partition(_KEY)[0].strip(), _PAIR.findall(call[1]), None
+        if not call[2]:
+            complaint = f"no {CLOSE} after {OPEN}"
+        elif not name or set(name) & set("<{"):
+            complaint = f"no name after {OPEN}"
+        elif _KEY in _PAIR.sub("", call[1]) or not all(end for *_, end in pairs):
+            complaint = f"a key without {_VALUE} and {_VALUE_END}"
+        arguments = {key.strip(): value for key, value, _ in pairs}
+        yield Found(*call.span(), call[1], {"name": name, "arguments": arguments}, complaint)
+
+
+def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield from (ours(_KEY), written(key), ours(f"{_KEY_END}\n{_VALUE}"), written(text), ours(f"{_VALUE_END}\n"))
+
+
+_DEEPSEEK = (_CALLS, _CALL, _SEP, _END, _ENDS)
+MARKED: Sequence[MarkedCalls] = (
+    MarkedCalls(reserved=(TOOL_CALLS, ARGS), read=_mistral, call=(TOOL_CALLS, ARGS, "")),
+    *(
+        MarkedCalls(
+            reserved=(TOOL_CALLS,),
+            read=_mistral_list,
+            call=('{"name": "', '", "arguments": ', end),
+            turn=(f"{TOOL_CALLS}{blank}[", ", ", "]"),
+        )
+        for blank in (" ", "")
+        for end in (f', "id": "{ID}"}}', "}")
+    ),
+    MarkedCalls(
+        reserved=_DEEPSEEK,
+        read=partial(_deepseek, inner=_FENCED),
+        call=(f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_END}"),
+        turn=(_CALLS, "\n", _ENDS),
+    ),
+    MarkedCalls(
+        reserved=_DEEPSEEK,
+        read=partial(_deepseek, inner=_PLAIN),
+        call=(_CALL, _SEP, _END),
+        turn=(_CALLS, "", _ENDS),
+    ),
+    MarkedCalls(
+        reserved=(OPEN, CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END),
+        read=_glm,
+        call=(OPEN, "\n", CLOSE),
+        turn=("\n", "\n", ""),
+        write=_as_tags,
+    ),
+)
+"""Mistral's newer and older (with blanks and ids or without), DeepSeek's V3 and V3.1, GLM 4.5's."""

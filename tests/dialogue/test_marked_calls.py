@@ -1,0 +1,199 @@
+"""Calls with marks of their own: Mistral's, DeepSeek's, GLM's. Checked against vLLM's own parsers, and through a whole
+attempt under templates of the published shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.dialogue.calls import HERMES, LLAMA
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.dialogue.marked_calls import MARKED, MarkedCalls, turn_of
+from rocstar.dialogue.model_template import ModelTemplate, load_model_template
+from rocstar.dialogue.segments import text_of, written
+from rocstar.errors import ConfigError
+from rocstar.protocols import ToolSpec
+from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
+from rocstar.rollout.episode import run_episode
+from rocstar.types import Sampling
+from tests.dialogue import published
+from tests.dialogue.folders import byte_level, folder_of
+from tests.rollout.examples import PROBLEM, QUESTION
+from tests.scripted import ScriptedEngine, ScriptedTool
+
+PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
+NAMES = ("mistral", "list", "list without ids", "nemo", "nemo without ids", "deepseek v3", "deepseek v3.1", "glm")
+SYNTAXES: Mapping[str, MarkedCalls] = dict(zip(NAMES, MARKED, strict=True))
+TEMPLATES = {
+    "mistral": published.MISTRAL,
+    "list": published.MISTRAL_LIST.replace("BLANK", " "),
+    "nemo": published.MISTRAL_LIST.replace("BLANK", ""),
+    "deepseek v3": published.DEEPSEEK,
+    "deepseek v3.1": published.DEEPSEEK_31,
+    "glm": published.GLM,
+}
+NONE = "42 [x] <a>"
+TWO = [("python", {"code": "print(6*7)"}), ("other", {"a": "1 < 2 {}", "b": "é\n"})]
+
+
+def read(syntax: MarkedCalls, text: str) -> list[tuple[str, Any]]:
+    return [(call.tool, call.parse_error or dict(call.arguments)) for call in syntax.parse(text)]
+
+
+def loaded(name: str, folder: Path) -> ModelTemplate:
+    return load_model_template(folder_of(folder, TEMPLATES[name], bos_token="<s>", eos_token="</s>"), [PYTHON])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_written_turn_is_read_back_and_stripped(name: str) -> None:
+    syntax = SYNTAXES[name]
+    text = text_of(turn_of(syntax, [written("So.")], TWO))
+    assert read(syntax, text) == TWO and syntax.strip(text).strip() == "So."
+    assert [call.id for call in syntax.parse(text + "</s>", 3)] == ["call_3", "call_4"]
+    assert read(syntax, text_of(syntax.render(*TWO[1]))) == TWO[1:]
+    assert read(syntax, "The answer is 42.") == [] and syntax.strip(NONE) == NONE
+
+
+def test_calls_in_a_syntax_without_marks_for_turns_stand_on_lines() -> None:
+    assert text_of(turn_of(LLAMA, [written("So.")], TWO)).splitlines()[:2] == ["So.", text_of(LLAMA.render(*TWO[0]))]
+    assert text_of(turn_of(HERMES, (), TWO[:1])) == text_of(HERMES.render(*TWO[0]))
+
+
+@given(st.sampled_from(NAMES), st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text()))
+def test_any_arguments_are_read_back(name: str, arguments: dict[str, str]) -> None:
+    text = text_of(SYNTAXES[name].render("python", arguments))
+    if not any(re.search("[<｜\\[]", value) for value in arguments.values()):
+        assert read(SYNTAXES[name], text) == [("python", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("mistral", "[TOOL_CALLS]python", "no [ARGS] after the name"),
+        ("mistral", '[TOOL_CALLS]python[ARGS]{"code": 1', "Expecting"),
+        ("mistral", "[TOOL_CALLS]python[ARGS]" + "[" * 100_000, "nested too deeply"),
+        ("mistral", "[TOOL_CALLS]python[ARGS]null", "'arguments' must be an object"),
+        ("list", '[TOOL_CALLS] [{"name": "python", "arguments": {}', "Expecting"),
+        ("list", '[TOOL_CALLS] {"name": "python"}', "'arguments' is missing"),
+        ("list", "[TOOL_CALLS] [1]", "expected an object"),
+        ("list", "[TOOL_CALLS]", "Expecting value"),
+        ("deepseek v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function", "no <｜tool▁call▁end｜>"),
+        ("deepseek v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>x<｜tool▁call▁end｜>", "no <｜tool▁sep｜>"),
+        (
+            "deepseek v3.1",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>",
+            "Expecting",
+        ),
+        ("glm", "<tool_call>python\n<arg_key>code</arg_key>", "no </tool_call>"),
+        ("glm", "<tool_call>python\n<arg_key>code</arg_key></tool_call>", "a key without <arg_value>"),
+        ("glm", "<tool_call>python<arg_key>a</arg_key><arg_value>1</tool_call>", "a key without <arg_value>"),
+        ("glm", '<tool_call>{"name": "python"}</tool_call>', "no name after"),
+    ],
+)
+def test_a_call_that_does_not_parse_says_why(name: str, text: str, found: str) -> None:
+    (call,) = SYNTAXES[name].parse(text)
+    assert call.parse_error is not None and found in call.parse_error
+
+
+@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
+def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
+    """20,000 of every piece that ends nothing: by the square this would take minutes."""
+    syntax = SYNTAXES[name]
+    for piece in (*syntax.reserved, *syntax.call, "{", "\n", "".join(syntax.reserved[:1]) * 2 + "{"):
+        assert len(syntax.parse(syntax.reserved[0] + piece * 20_000)) <= 40_001
+
+
+def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
+    """A turn of two calls with some pieces left out and others put in."""
+    text = text_of(turn_of(syntax, [written("So.")] * rng.randrange(2), TWO[: rng.randrange(1, 3)]))
+    marks = [*syntax.reserved, "{", "}", ", ", '"', *([] if "｜" in syntax.reserved[0] else ["\n"])]
+    parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
+    for _ in range(rng.randrange(3)):
+        place = rng.randrange(len(parts) + 1)
+        parts[place : place + rng.randrange(2)] = [rng.choice([*marks, "python"])] * rng.randrange(2)
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
+def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
+    """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
+    is what vLLM reads worse: line ends amid DeepSeek's JSON, and Mistral's mark amid a list."""
+    if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
+        pytest.skip(
+            "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
+        )
+    rng, syntax = random.Random(0), SYNTAXES[name]
+    texts = [garbled(rng, syntax) for _ in range(3_000)]
+    command = [python, str(Path(__file__).parent / "vllm_calls.py"), name]
+    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
+    theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
+    ours = {text: [list(one) for one in read(syntax, text)] for text in clean}
+    whole = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
+    assert len(whole) > 150 and sum(map(len, whole.values())) > 200
+    assert whole == {text: theirs[text] for text in whole}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_of_the_published_shape_is_taken_with_its_calls(name: str, tmp_path: Path) -> None:
+    template = loaded(name, tmp_path)
+    assert template.calls is SYNTAXES[name] and not template.taught
+    assert set(template.calls.reserved) <= set(template.reserved)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str, tmp_path: Path) -> None:
+    """Two rounds, the first with two calls: what is learned from is the completions with what ended them, and what
+    stands between is the template's."""
+    template = loaded(name, tmp_path)
+    codec = byte_level(*template.reserved)
+    two = [("python", {"code": "print(6*7)"}), ("other", {"code": "1 < 2"})]
+    told = [text_of(turn_of(template.calls, (), two)), text_of(template.calls.render(*two[0])), "\\boxed{42}"]
+    said = [f"\n<think></think>{text}" if name == "glm" else text for text in told]
+    tools = [ScriptedTool(["42", "42"]), ScriptedTool([f"a {template.stop} b"], "other")]
+    words = partial(feedback_text, max_chars=100, truncate="middle", errors="short")
+    talk = Conversation(codec=codec, template=template, tools=tools, feedback=words)
+    limits = AttemptLimits(max_response_tokens=2_000, max_turns=5, max_parallel_calls=4)
+    sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=codec.stop_ids(template))
+    environment, engine = ToolEnvironment(PROBLEM, talk, limits, seed=1), ScriptedEngine(codec, said)
+    made = asyncio.run(run_episode(engine, environment, PROBLEM, index=0, sampling=sampling, session_id="s"))
+    completions = [turn.completion.token_ids for turn in made.turns]
+    assert [codec.decode(ids) for ids in completions] == [f"{text}{template.stop}" for text in said]
+    specs, answers = [tool.spec for tool in tools], [["42", f"a {template.stop} b"], ["42"]]
+    around = [talk.ids(part) for part in (template.opening(QUESTION, specs), *map(template.reply, answers))]
+    parts = list(zip(around, completions, strict=True))
+    assert made.token_ids == tuple(token for pair in parts for ids in pair for token in ids)
+    assert made.loss_mask == tuple(bool(n) for pair in parts for n, ids in enumerate(pair) for _ in ids)
+    assert made.token_ids.count(codec.token_id(template.stop)) == 3  # that in a tool's output is text
+
+
+def test_a_second_question_where_nothing_ends_an_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not end what the assistant wrote with <\|observation\|>"):
+        loaded("glm", tmp_path).next_question("And 7*8?")
+
+
+@pytest.mark.parametrize("name", published.PLAIN)
+def test_a_template_without_tools_of_its_own_is_taught_ours(name: str, tmp_path: Path) -> None:
+    source, stop = published.PLAIN[name]
+    template = load_model_template(folder_of(tmp_path, source, bos_token="<s>", eos_token="</s>"), [PYTHON])
+    assert template.taught and template.calls is HERMES and template.stop == stop
+    assert '"name": "python"' in text_of(template.opening("6*7?", [PYTHON]))
+
+
+def test_a_template_that_writes_more_than_the_model_said_is_refused(tmp_path: Path) -> None:
+    """Qwen3.8's puts an empty thought before what a model said after its own."""
+    source = published.DEEPSEEK_31.replace("{{- m.content or '' }}", "{{- 'Well. ' + (m.content or '') }}")
+    with pytest.raises(ConfigError, match=r"rewrites earlier turns .* `rocstar model add-tokens`"):
+        load_model_template(folder_of(tmp_path, source), [PYTHON])
