@@ -57,7 +57,7 @@ benchmarks/every_family.py --write docs/families.md`). *Runs* means that log-pro
 step. vLLM as the engine takes what vLLM takes; the learner's column holds with it too. *Not made*: transformers
 itself makes none here, as it says below: Gemma 3n's vision needs timm, Gemma 4's drafters (`assistant`) run only beside
 another model, and MusicGen's classes do not take the config that they are registered for. All of them are refused.
-Whether a family can be talked to is decided by its [chat template](dialogue.md#who-can-be-talked-to), not by its layers.
+Whether one can talk to a family is decided by its [chat template](dialogue.md#who-can-be-talked-to), not its layers.
 
 """
 PAIRS: Mapping[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
