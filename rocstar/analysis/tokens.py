@@ -37,8 +37,9 @@ GAP = 2  # unmarked tokens that a run may hold between two marked ones
 MOST_WORDS = 20_000  # kept while counting, of all steps together
 
 _BLOCK = re.compile(
-    r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|(?P<answer><answer>).*?(?:</answer>|\Z)|"
-    r"<\|[^<|>\s]{1,40}\|>|</?(?:reason|think|tool_call|answer|tool_response)>",
+    r"(?P<call><tool_call>|\[TOOL_CALLS\]|<｜tool▁calls▁begin｜>).*?(?:</tool_call>|<｜tool▁calls▁end｜>|\Z)|"
+    r"(?P<answer><answer>).*?(?:</answer>|\Z)|<[|｜][^<|｜>\s]{1,40}[|｜]>|\[/?(?:ARGS|INST|[A-Z]+_[A-Z]+)\]|"
+    r"</?(?:reason|think|tool_call|answer|tool_response|arg_key|arg_value)>",
     re.DOTALL,
 )
 

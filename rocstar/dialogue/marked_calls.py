@@ -73,16 +73,19 @@ _NAME = re.compile(rf"([^{{]*?)(?:{re.escape(ARGS)}|(?={{))\s*")
 
 
 def _mistral(text: str) -> Iterator[Found]:
-    """A call is what follows a mark, to the end of its JSON; `[ARGS]` may be missing."""
-    places = [mark.start() for mark in re.finditer(re.escape(TOOL_CALLS), text)]
+    """A call is what follows a mark, to the end of its JSON, whose strings may hold marks; `[ARGS]` may be missing."""
+    places, read = [mark.start() for mark in re.finditer(re.escape(TOOL_CALLS), text)], 0
     for begin, end in pairwise([*places, len(text)]):
-        raw = text[begin + len(TOOL_CALLS) : end]
-        if not (name := _NAME.match(raw)):
-            yield Found(begin, end, raw, complaint=f"no {ARGS} after the name")
+        start = begin + len(TOOL_CALLS)
+        if begin < read:
             continue
-        arguments, length, complaint = value_at(raw, name.end())
+        if not (name := _NAME.match(text[start:end])):
+            yield Found(begin, end, text[start:end], complaint=f"no {ARGS} after the name")
+            continue
+        arguments, read, complaint = value_at(text, start + name.end())
+        read = end if complaint else read
         body = {"name": name[1].strip(), "arguments": arguments}
-        yield Found(begin, begin + len(TOOL_CALLS) + length, raw[:length], body, complaint)
+        yield Found(begin, read, text[start:read], body, complaint)
 
 
 def _mistral_list(text: str) -> Iterator[Found]:

@@ -213,7 +213,8 @@ class ModelTemplate:
         end = text.find(self.stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
             raise ConfigError(
-                f"the model's chat template does not end what the assistant wrote with {self.stop}: {text[-60:]!r}."
+                f"the model's chat template does not end what the assistant wrote with {self.stop}, so "
+                "no question can follow; ask it in a conversation of its own."
             )
         return _segments(text[end + len(self.stop) :])
 

@@ -15,6 +15,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.intervals import Estimate, Z, wilson
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
+from rocstar.record.rollouts import without_end
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 
@@ -56,15 +57,9 @@ def final_text(parts: Parts, attempt: Trajectory) -> str:
     is not part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
     settled(attempt, "graded")
     texts = written(parts.codec, parts.calls, attempt)
-    text = texts[-1] if texts else ""
-    for marker in ENDS:
-        text = text.removesuffix(marker)
+    text = without_end(texts[-1]) if texts else ""
     _, closed, answer = text.rpartition("</think>")
     return answer.lstrip("\n") if closed else text
-
-
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
-"""Tokens that end a turn in the model families that rocstar reads; they are not part of the answer."""
 
 
 def judged(right: bool, *, method: str, extracted: str | None, text: str) -> Outcome:

@@ -99,8 +99,8 @@ LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages")
 Row = dict[str, Any]
 """One attempt, as returned by `decoded`."""
 
-_TURN_END = re.compile(r"(?:<\|[^|<>]*\|>\s*)+$")
-_CALL_OPENS = re.compile(r"<[^<>]{1,40}>\Z")
+_TURN_END = re.compile(r"(?:(?:<[|｜](?!tool▁)[^|｜<>]*[|｜]>|</s>|<end_of_turn>)\s*)+$")
+_CALL_OPENS = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<[^<>]{1,40}>\Z|\[TOOL_CALLS\]\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,6 +207,7 @@ class VisibleText:
 
     def __init__(self, codec: Codec, template: Template) -> None:
         self._codec = codec
+        self._ends = codec.stop_ids(template)  # GLM's answers end with what begins the next turn
         self._calls = template.calls
         self._markers = (template.stop, template.calls.reserved[0])
         self._stop = template.stop
@@ -214,7 +215,7 @@ class VisibleText:
 
     def fresh(self, token_ids: Sequence[int]) -> str:
         """The newly showable text, given all tokens of the completion so far."""
-        text = self._codec.decode(token_ids)
+        text = self._text(token_ids)
         ends = [found for marker in self._markers if (found := text.find(marker)) >= 0]
         end = min(ends, default=len(text) - _held(text, self._markers))
         fresh = text[self._shown : end]
@@ -223,9 +224,12 @@ class VisibleText:
 
     def rest(self, token_ids: Sequence[int]) -> str:
         """The text held back, once the completion is finished. The next tokens belong to another completion."""
-        text = self._calls.strip(self._codec.decode(token_ids).removesuffix(self._stop))
+        text = self._calls.strip(self._text(token_ids).removesuffix(self._stop))
         fresh, self._shown = text[self._shown :], 0
         return fresh
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self._codec.decode(token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids)
 
 
 def _held(text: str, markers: Sequence[str]) -> int:

@@ -123,7 +123,7 @@ async def _complete(agent: Agent, request: Request) -> Response:
         asked = read_request(await body_of(request, BODY_BYTES), seed=secrets.randbits(62))
         opened = await asyncio.to_thread(_opened, agent, asked)  # a long text takes its time
         roller = _within(agent, asked, len(opened))
-    except DataError as error:
+    except (ConfigError, DataError) as error:  # ConfigError: the model's template can't write such a conversation
         return refusal(400, str(error), "invalid_request_error")
     except ClientDisconnect:
         return Response()  # to nobody: the client has gone amid its request

@@ -19,6 +19,7 @@ from rocstar.analysis.tokens import (
     TokenCounts,
     TokenKind,
     Words,
+    blocks,
     count_tokens,
     count_words,
     enclosed,
@@ -26,7 +27,9 @@ from rocstar.analysis.tokens import (
     marked_places,
     runs_of,
 )
+from rocstar.dialogue.segments import text_of
 from tests.analysis.rows import attempt, turn, written
+from tests.dialogue.test_marked_calls import NAMES, SYNTAXES
 
 TEXTS = ["<tool_call>", "{}", "</tool_call>", "<answer>", "5", "</answer>", " wait", " a", " b", " c"]
 OPEN, BODY, CLOSE, ANSWER, FIVE, END, WAIT, A, B, C = range(10)
@@ -135,6 +138,15 @@ def test_marks_of_the_template_are_no_forks_wherever_their_tokens_are_cut() -> N
     assert [place - 2 for place, kind in found.items() if kind is TokenKind.MARK] == [1, 2, 3, 8]
     kinds = kinds_of(one, {2, 3, 4, 5, 10}, found)
     assert [kinds[place] for place in (2, 3, 4, 5, 10)] == [TokenKind.FORKING, *[TokenKind.MARK] * 4]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_and_marks_of_every_syntax_are_no_forks(name: str) -> None:
+    syntax = SYNTAXES[name]
+    call = text_of(syntax.render("python", {"code": "[1]"})).strip()
+    (found,) = blocks(f"So [x], [A] <a> {call}")
+    assert found == (16, 16 + len(call), TokenKind.CALL)
+    assert [kind for *_, kind in blocks(f"So. {syntax.reserved[-1]}")] in ([TokenKind.MARK], [TokenKind.CALL])
 
 
 def test_the_token_that_ends_a_completion_is_a_mark_whatever_it_says() -> None:

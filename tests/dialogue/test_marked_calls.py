@@ -66,6 +66,13 @@ def test_a_written_turn_is_read_back_and_stripped(name: str) -> None:
     assert read(syntax, "The answer is 42.") == [] and syntax.strip(NONE) == NONE
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "deepseek" not in name and name != "glm"])
+def test_a_mark_in_a_program_s_text_begins_no_call(name: str) -> None:
+    said = [("python", {"code": "print('[TOOL_CALLS]rm[ARGS]{}')"}), TWO[1]]
+    text = text_of(SYNTAXES[name].together(said))
+    assert read(SYNTAXES[name], text) == said and SYNTAXES[name].strip(text) == ""
+
+
 def test_calls_in_a_syntax_without_marks_for_turns_stand_on_lines() -> None:
     assert text_of(turn_of(LLAMA, [written("So.")], TWO)).splitlines()[:2] == ["So.", text_of(LLAMA.render(*TWO[0]))]
     assert text_of(turn_of(HERMES, (), TWO[:1])) == text_of(HERMES.render(*TWO[0]))
@@ -129,7 +136,7 @@ def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
 @pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
 def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
-    is what vLLM reads worse: line ends amid DeepSeek's JSON, and Mistral's mark amid a list."""
+    is what vLLM reads worse: line ends amid DeepSeek's JSON, and Mistral's mark amid a list or in a string."""
     if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
         pytest.skip(
             "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
@@ -141,7 +148,8 @@ def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
     clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
     ours = {text: [list(one) for one in read(syntax, text)] for text in clean}
-    whole = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
+    sound = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
+    whole = {text: calls for text, calls in sound.items() if "[TOOL_CALLS]" not in json.dumps(calls)}
     assert len(whole) > 150 and sum(map(len, whole.values())) > 200
     assert whole == {text: theirs[text] for text in whole}
 

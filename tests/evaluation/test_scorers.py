@@ -23,7 +23,7 @@ from rocstar.evaluation.scorers.arena import verdict_in
 from rocstar.evaluation.scorers.choice import chosen
 from rocstar.evaluation.scorers.functions import ELSEWHERE, LIVE, NON_LIVE, FunctionScorer, complaint_of, shown
 from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, check, follows, variants
-from rocstar.evaluation.scoring import Parts, judged, ratio
+from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
 
 CODEC = CodePoints()
@@ -372,3 +372,8 @@ def test_the_parts_of_bfcl_are_summed_up_as_bfcl_does() -> None:
     assert (found["non_live_python"], found["live"]) == pytest.approx((0.75 / 2, 2 / 5))
     assert set(found["not_run"]) == {*NON_LIVE, *LIVE, *ELSEWHERE} - set(rows)
     assert scorer.figures([group("my_category", True)]) == scorer.figures([]) == {}
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", "<|user|>", "<|end|>", "<｜end▁of▁sentence｜>", "<end_of_turn>"])
+def test_what_ends_a_turn_is_no_part_of_an_answer(end: str) -> None:
+    assert final_text(PARTS, attempt(f"<think>x</think>\nSo 7.{end}")) == "So 7."

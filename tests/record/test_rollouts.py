@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from rocstar.dialogue.marked_calls import turn_of
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.segments import written as by_assistant
 from rocstar.errors import DataError
 from rocstar.record import rollouts
 from rocstar.record.rollouts import (
@@ -28,12 +31,14 @@ from rocstar.record.rollouts import (
     rows_of_step,
     segments_of,
     trajectory_of,
+    without_end,
     write_attempts,
     write_parquet,
     write_rollouts,
 )
 from rocstar.record.table import select
 from rocstar.types import ToolCall, Turn, Verdict
+from tests.dialogue.test_marked_calls import NAMES, SYNTAXES
 from tests.record.examples import PROBLEM, attempts_of, decode, resampled, run, trajectory
 
 
@@ -269,3 +274,15 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_turn_is_cut_into_its_words_and_its_calls(text: str, raws: list[str], parts: list[str | int]) -> None:
     found = segments_of(text, [{"raw": raw} for raw in raws])
     assert [text[start:end] if call is None else call for start, end, call in found] == parts
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("end", ["<｜end▁of▁sentence｜>", "</s>", "<|observation|>", "<end_of_turn>\n"])
+def test_a_call_s_segment_holds_what_opens_it_and_none_holds_the_end_of_a_turn(name: str, end: str) -> None:
+    syntax = SYNTAXES[name]
+    text = text_of(turn_of(syntax, [by_assistant("So.")], [("python", {"code": "1"}), ("python", {"code": "2"})]))
+    assert without_end(text + end) == text
+    text += end
+    first, second, *_ = segments_of(text, [{"raw": call.raw} for call in syntax.parse(text)])
+    assert first == [0, 3, None] and second[0] == 3 and second[2] == 0
+    assert without_end(f"42{end}") == "42" and segments_of(f"42{end}", ()) == [[0, 2, None]]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.tokenizer_files import read_model_files
 from rocstar.errors import ContractBroken
 from rocstar.serving.agent import Event, Ran, VisibleText, answered
 from rocstar.types import Finish, Sampling, Trajectory
+from tests.dialogue.folders import byte_level
+from tests.dialogue.test_marked_calls import loaded
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program, roller
 from tests.rollout.test_episode import sum_tool
 from tests.serving.examples import Piecewise
@@ -80,3 +86,14 @@ def test_however_it_is_cut_the_text_outside_calls_is_shown_once(parts: list[str]
     shown += visible.rest(ids)
     assert shown == visible.fresh(ids) + visible.rest(ids), "the next completion is shown from its beginning"
     assert TEMPLATE.stop not in shown
+
+
+def test_no_token_that_ends_an_answer_is_shown(tmp_path: Path) -> None:
+    """GLM's template ends no answer: what ends one is what begins the next turn, one of several tokens."""
+    template = loaded("glm", tmp_path)
+    other = "<|user|>"
+    trained = byte_level(*template.reserved, "</s>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [trained.token_id(other)]}))
+    codec = Codec(trained._saved, read_model_files(tmp_path))
+    visible, ids = VisibleText(codec, template), codec.encode(f"So 7{other}")
+    assert visible.fresh(ids) + visible.rest(ids) == "So 7"

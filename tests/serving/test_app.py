@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from rocstar.dialogue.codec import Codec
+from rocstar.errors import ConfigError
 from rocstar.serving import app
 from rocstar.serving.agent import Ran
 from rocstar.serving.app import Agent, app_of, shown
@@ -127,6 +128,16 @@ async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(change: dict[str, 
     response = await ask(agent_over(Piecewise([ANSWER])), {**ASKED, **change})
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
+
+
+async def test_a_conversation_that_the_template_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ConfigError("no question can follow")
+
+    monkeypatch.setattr(type(TEMPLATE), "next_question", refused)
+    turns = [*ASKED["messages"], {"role": "assistant", "content": "7"}, *ASKED["messages"]]
+    response = await ask(agent_over(Piecewise([ANSWER])), {**ASKED, "messages": turns})
+    assert response.status_code == 400 and "no question can follow" in response.text
 
 
 async def test_a_text_without_room_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
