@@ -6,6 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,14 +95,15 @@ class FileTask(Task):
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` of the test files, in a seeded order."""
-        problems = self.tested()
+        problems = list(self.tested)
         random.Random(seed_for(self._seed, "heldout")).shuffle(problems)
         return problems[: self._count]
 
-    def tested(self) -> list[Problem]:
+    @cached_property
+    def tested(self) -> tuple[Problem, ...]:
         """All problems of the test files, drawn or not."""
         rows = self._rows(self._data.test_files) if isinstance(self._data, DataSection) else []
-        return list({problem.id: problem for problem in rows}.values())
+        return tuple({problem.id: problem for problem in rows}.values())
 
     def _rows(self, paths: Sequence[str]) -> list[Problem]:
         columns, limit = self._data.columns, self._data.max_problems
@@ -183,7 +185,7 @@ def asked_again(problems: Sequence[Problem], heldout: Sequence[Problem]) -> str:
 def not_drawn(problems: Sequence[Problem], task: Task, drawn: int) -> str:
     """A sentence about questions of the test files that are learnt from, since `evaluate.problems` drew others to hold
     out; empty if there are none."""
-    ids = {problem.id for problem in task.tested()} if isinstance(task, FileTask) else set()
+    ids = {problem.id for problem in task.tested} if isinstance(task, FileTask) else set()
     if not (count := sum(problem.id in ids for problem in problems)):
         return ""
     return (

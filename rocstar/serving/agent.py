@@ -73,7 +73,7 @@ def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec], most:
     DataError for a text that must have more than `most` tokens, because encoding it would keep others waiting."""
     template, codec = roller.conversation.template, roller.codec
     parts = [*pieces(messages, template, specs)]
-    if (least := codec.least_tokens("".join(s.text for part in parts for s in part.segments))) > most:
+    if (least := codec.least_tokens("".join(part.text for part in parts))) > most:
         raise DataError(
             f"the conversation has at least {least} tokens, which is more than the context length of {most}; shorten it"
         )

@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (290, 1),
     "record": (3023, 17),
     "rollout": (1850, 12),
-    "run": (4712, 24),
+    "run": (4714, 24),
     "sandbox": (8681, 47),
     "serving": (774, 6),
     "support": (2117, 17),
