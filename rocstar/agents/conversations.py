@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -125,27 +126,20 @@ class Conversations:
         return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
 
 
-FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
-    None: (Role.SYSTEM, Role.USER),
-    Role.SYSTEM: (Role.USER,),
-    Role.USER: (Role.ASSISTANT,),
-    Role.ASSISTANT: (Role.USER, Role.TOOL),
-    Role.TOOL: (Role.TOOL, Role.ASSISTANT),
-}
+ORDER = re.compile("s?u(a(u|t+))*")
+"""The roles of a request's messages, by their first letters."""
 
 
 def _check(messages: Sequence[Message]) -> None:
     """Raises Refused."""
-    before = None
     for number, message in enumerate(messages):
         if HALF_PAIR.search(message.text):
             raise Refused(Refusal.CHARACTERS, "messages", f"message {number} has half of a surrogate pair")
-        if message.role not in FOLLOWS[before]:
-            order = f"message {number} is of role {message.role} after {before or 'none'}"
-            raise Refused(Refusal.ROLES, "messages", f"{order}; send {' or '.join(FOLLOWS[before])}")
-        before = message.role
-    if before not in (Role.USER, Role.TOOL):
-        raise Refused(Refusal.ROLES, "messages", "end with user or tool")
+    roles = "".join(message.role[0] for message in messages)
+    if not ORDER.fullmatch(roles):
+        fit = ORDER.match(roles)
+        rule = "send system or none, then user, and after each assistant message user or tool, the last of all"
+        raise Refused(Refusal.ROLES, "messages", f"message {fit.end() if fit else 0} has another role; {rule}")
 
 
 def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:

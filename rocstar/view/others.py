@@ -5,14 +5,13 @@
     verifiers   results.jsonl beside metadata.json (vf-eval, prime-rl), traces.jsonl (its version 1)
     inspect_ai  logs: .eval, .json
 
-JSONL may be gzipped. Fields without a matching column are kept in `fields`, under their names. An unreadable row is
+Fields without a matching column are kept in `fields`, under their names. An unreadable row is
 skipped and reported with its place and field. Source: what the libraries' writers write; the reading is ours.
 
 Not here: dumps to learn from again (run/dumps.py)."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
@@ -38,7 +37,6 @@ from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
 
 ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
-PACKED = (".gz", ".bz2", ".xz", ".zst")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
 STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
@@ -66,7 +64,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
-        dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
+        dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
@@ -82,9 +80,9 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 
 
 def _may_be_read(file: Path) -> bool:
-    """Whether a file is readable, or compressed, which is reported."""
+    """Whether a file may hold rollouts, by its name; a JSON file by its beginning, too."""
     try:
-        if (Path(file.stem) if file.suffix in PACKED else file).suffix not in ENDINGS or not file.is_file():
+        if file.suffix not in ENDINGS or not file.is_file():
             return False
         with file.open("rb") as opened:
             return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
@@ -126,21 +124,18 @@ class _Dump:
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
-        try:
-            for place, read in _records(file):
-                try:
-                    row = read()
-                    if not isinstance(row, dict):
-                        raise DataError("all: it is no JSON object")
-                    if place in OF_ALL:
-                        self._about |= row
-                    else:
-                        rows.append((place, row))
-                except UNREAD as error:
-                    self._refuse(f"{file}: {place}, ", error)
-        except UNREAD as error:  # of a packed file that is cut, what came before is shown
-            self._refuse(f"{file}: after {place}, " if place else f"{file}: ", error)
+        folders, rows, found = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields]()
+        for place, read in _records(file):
+            try:
+                row = read()
+                if not isinstance(row, dict):
+                    raise DataError("all: it is no JSON object")
+                if place in OF_ALL:
+                    self._about |= row
+                else:
+                    rows.append((place, row))
+            except UNREAD as error:
+                self._refuse(f"{file}: {place}, ", error)
         # In TRL's rows as JSONL a reward of 1.0 may stand as 1: what is a float in any row is one in all.
         of_trl = [row for _, row in rows if "advantage" in row]
         floats = {name for row in of_trl for name, value in row.items() if isinstance(value, float)}
@@ -193,12 +188,10 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         log = parsed(file.read_bytes())
         yield from ((f"sample {number}", lambda one=one: one) for number, one in enumerate(log.pop("samples")))
         yield "log", lambda: log
-    elif file.suffix in PACKED and not file.name.endswith(".jsonl.gz"):
-        raise DataError("all: it is compressed, and only .jsonl.gz is read so; decompress it")
     else:
-        if file.name.startswith("results.jsonl") and beside.is_file():
+        if file.name == "results.jsonl" and beside.is_file():
             yield beside.name, partial(parsed, beside.read_bytes())
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        with file.open("rb") as lines:
             yield from ((f"line {n}", partial(parsed, line)) for n, line in enumerate(lines, 1) if line.strip())
 
 
@@ -235,9 +228,8 @@ def _traces(row: Fields) -> Made:
             "fault": "; ".join(f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()),
         }
         paths = list[list[Fields]]()  # to each node
-        for place, node in enumerate(nodes):
-            if (before := node.get("parent")) is not None and not 0 <= before < place:
-                raise DataError(f"nodes: the parent of node {place} is {before}")
+        for node in nodes:
+            before = node.get("parent")  # of an earlier node, else there is no path to it
             paths.append([*(paths[before] if before is not None else ()), node])
         inner = {node.get("parent") for node in nodes}
         for path in [path for place, path in enumerate(paths) if place not in inner] or [[]]:  # [] broke at its start

@@ -68,10 +68,12 @@ async def test_calls_that_come_back_as_objects_are_matched() -> None:
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        (("assistant",), "message 0 is of role assistant after none; send system or user"),
-        (("user", "user"), "message 1 is of role user after user; send assistant"),
-        (("user", "assistant"), "end with user or tool"),
-        (("user", "tool"), "message 1 is of role tool after user; send assistant"),
+        ((), "message 0 has another role; send system or none, then user"),
+        (("assistant",), "message 0 has another role; send system or none, then user"),
+        (("user", "user"), "message 1 has another role; .* after each assistant message user or tool"),
+        (("system", "user", "assistant"), "message 2 has another role; .* user or tool, the last of all"),
+        (("user", "tool"), "message 1 has another role; .* after each assistant message user or tool"),
+        (("user", "assistant", "tool", "user"), "message 3 has another role"),
     ],
 )
 async def test_messages_that_no_conversation_has_are_refused(roles: tuple[str, ...], said: str) -> None:
