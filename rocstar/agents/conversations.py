@@ -13,17 +13,14 @@ from its messages, as a new conversation. Source: ours."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
 from rocstar.types import ToolCall, ToolResult, Turn
@@ -142,10 +139,6 @@ def _check(messages: Sequence[Message]) -> None:
         raise Refused(Refusal.ROLES, "messages", f"message {fit.end() if fit else 0} has another role; {rule}")
 
 
-def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
-    """A name for messages and tools; equal ones have the same."""
-    parts: list[Any] = [tool_schema(tool) for tool in tools or ()]
-    for message in messages:
-        calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
-        parts.append([message.role, message.content.strip(), calls])
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _key(tools: tuple[ToolSpec, ...] | None, messages: Sequence[Message]) -> str:
+    """Equal for equal messages and tools, whatever blanks stand around a text."""
+    return Chat(messages=tuple(replace(one, content=one.content.strip()) for one in messages), tools=tools).id

@@ -94,7 +94,7 @@ def text_in(message: Mapping[str, Any]) -> str:
     """The text of a message, reasoning between tags; parts of other kinds as JSON."""
     content, thought = message.get("content"), message.get("reasoning_content")
     parts = content if isinstance(content, list) else [as_text(content)]
-    return "".join(map(_part, [{"type": "reasoning", "reasoning": thought}, *parts] if thought else parts))
+    return utf8("".join(map(_part, [{"type": "reasoning", "reasoning": thought}, *parts] if thought else parts)))
 
 
 def _part(part: Any) -> str:
@@ -107,15 +107,13 @@ def _part(part: Any) -> str:
 
 
 def parsed(text: bytes | str) -> Any:
-    """The value of a JSON text, NaN allowed; half a surrogate pair, which parquet cannot hold, becomes a question mark.
-    Raises DataError."""
+    """The value of a JSON text, NaN allowed. Raises DataError."""
     with suppress(ValueError):
         return msgspec.json.decode(text)
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
         raise DataError(f"all: it is no JSON ({error})") from None
-    return json.loads(utf8(json.dumps(found, ensure_ascii=False)))
 
 
 def written(value: Any) -> str:
@@ -126,5 +124,5 @@ def written(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A text unchanged, None as an empty one, else JSON."""
-    return "" if value is None else value if isinstance(value, str) else written(value)
+    """A text, None as an empty one, else JSON; half a surrogate pair, which parquet cannot hold, as a question mark."""
+    return "" if value is None else utf8(value if isinstance(value, str) else written(value))

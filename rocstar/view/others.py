@@ -5,7 +5,7 @@
     verifiers   results.jsonl beside metadata.json (vf-eval, prime-rl), traces.jsonl (its version 1)
     inspect_ai  logs: .eval, .json
 
-Fields without a matching column are kept in `fields`, under their names. An unreadable row is
+JSONL may be gzipped. Fields without a matching column are kept in `fields`, under their names. An unreadable row is
 skipped and reported with its place and field. Source: what the libraries' writers write; the reading is ours.
 
 Not here: dumps to learn from again (run/dumps.py)."""
@@ -29,6 +29,7 @@ from urllib.parse import quote
 import pyarrow
 from pyarrow import parquet
 
+from rocstar.data.rows import rows_and_faults
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.messages import as_text, mark_of, parsed, text_in, turns_of, written
 from rocstar.record.rollouts import attempts_schema
@@ -36,7 +37,7 @@ from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id, utf8
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
 
-ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
+ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".eval", ".json")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
 STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
@@ -64,7 +65,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
-        dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
+        dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
@@ -82,7 +83,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 def _may_be_read(file: Path) -> bool:
     """Whether a file may hold rollouts, by its name; a JSON file by its beginning, too."""
     try:
-        if file.suffix not in ENDINGS or not file.is_file():
+        if not file.name.endswith(ENDINGS) or not file.is_file():
             return False
         with file.open("rb") as opened:
             return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
@@ -128,6 +129,8 @@ class _Dump:
         for place, read in _records(file):
             try:
                 row = read()
+                if isinstance(row, DataError):
+                    raise DataError(f"all: it is no JSON ({row.__cause__ or row})")
                 if not isinstance(row, dict):
                     raise DataError("all: it is no JSON object")
                 if place in OF_ALL:
@@ -175,11 +178,7 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(place in the file, reads the row that is there, which may raise one of UNREAD); what places of OF_ALL hold is
     said of all rows. Raises one of UNREAD where the rest can't be read."""
     beside = file.with_name("metadata.json")
-    if file.suffix == ".parquet":
-        with parquet.ParquetFile(file) as opened:
-            rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
-            yield from ((f"row {number}", lambda row=row: row) for number, row in enumerate(rows))
-    elif file.suffix == ".eval":
+    if file.suffix == ".eval":
         with zipfile.ZipFile(file) as log:
             for info in log.infolist():
                 if info.filename in OF_ALL or info.filename.startswith("samples/"):
@@ -189,10 +188,9 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield from ((f"sample {number}", lambda one=one: one) for number, one in enumerate(log.pop("samples")))
         yield "log", lambda: log
     else:
-        if file.name == "results.jsonl" and beside.is_file():
+        if file.name.startswith("results.jsonl") and beside.is_file():
             yield beside.name, partial(parsed, beside.read_bytes())
-        with file.open("rb") as lines:
-            yield from ((f"line {n}", partial(parsed, line)) for n, line in enumerate(lines, 1) if line.strip())
+        yield from ((f"line {number}", lambda row=row: row) for number, row in rows_and_faults(file))
 
 
 def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
@@ -326,7 +324,7 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     return {
         **columns,
         **{name: as_text(columns.get(name)) or None for name in ("extracted", "stop", "fault")},
-        "method": columns.get("method", form.columns.get("reward")) or None,
+        "method": as_text(columns.get("method", form.columns.get("reward"))) or None,
         "problem_id": as_text(columns.get("problem_id")) or problem_id(question),
         "question": question,
         "gold": as_text(columns.get("gold")),

@@ -277,11 +277,16 @@ def test_of_a_file_that_is_cut_what_came_before_is_read_and_the_place_is_told(tm
         assert page.left_out[1].startswith(f"left out: {file}: line 50, all: it is no JSON")
 
 
-def test_a_packed_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl.gz"
-    file.write_bytes(gzip.compress(json.dumps(verl()).encode()))
-    with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz holds no rollouts of TRL, verl, verifiers or inspect_ai"):
-        opened_others(file, tmp_path / "made", lambda said: None)
+def test_gzipped_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    plain = write(tmp_path / "of" / "7.jsonl", [verl(answer="a"), verl(answer="b")]).read_bytes()
+    (tmp_path / "of" / "8.jsonl.gz").write_bytes(gzip.compress(plain.replace(b'"step": 7', b'"step": 8')))
+    (tmp_path / "of" / "9.jsonl.gz").write_bytes(gzip.compress(plain)[:-20])
+    (tmp_path / "of" / "notes.txt.gz").write_bytes(b"packed")
+    with opened(tmp_path / "of", tmp_path) as page:
+        assert [(row["step"], row["preview"]) for row in page.rows()] == [(7, "a"), (7, "b"), (8, "a"), (8, "b")]
+        assert "9.jsonl.gz is not a whole gzip file" in page.left_out[1] and len(page.left_out) == 2
+    with pytest.raises(ConfigError, match=r"x\.jsonl\.zst holds no rollouts of TRL, verl, verifiers or inspect_ai"):
+        opened_others(write(tmp_path / "x.jsonl.zst", ["packed"]), tmp_path / "none", lambda said: None)
 
 
 def test_samples_of_a_log_that_are_encrypted_or_spoilt_cost_no_other(tmp_path: Path) -> None:
@@ -371,9 +376,9 @@ def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_othe
     write(run.path / "metrics.jsonl", [{"step": 1}])
     for place in (tmp_path / "runs", run.path, tmp_path / "none"):
         assert opened_others(place, tmp_path / "made", lambda said: None) is None
-    for name in ("cut.parquet", "cut.eval"):
+    for name, said in (("cut.parquet", "is not a parquet file"), ("cut.eval", "all: it cannot be read")):
         (tmp_path / name).write_bytes(b"PAR1 cut")
         told: list[str] = []
         with pytest.raises(ConfigError):
             opened_others(tmp_path / name, tmp_path / name[-4:], told.append)
-        assert f"{name}: all: it cannot be read" in told[1]
+        assert name in told[1] and said in told[1]
