@@ -14,8 +14,8 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2109, 17),
-    "agents": (1138, 6),
+    "adapters": (2090, 17),
+    "agents": (1121, 6),
     "analysis": (1943, 11),
     "answers": (3515, 18),
     "cli": (3395, 23),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3406, 19),
     "parts": (1807, 10),
     "protocols": (290, 1),
-    "record": (3023, 17),
+    "record": (3021, 17),
     "rollout": (1850, 12),
     "run": (4714, 24),
     "sandbox": (8681, 47),
@@ -40,14 +40,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
-    "view": (1957, 9),
+    "view": (1947, 9),
 }
 CLASSES, FUNCTIONS = 589, 4222
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_251}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_268}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
