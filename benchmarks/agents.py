@@ -26,7 +26,7 @@ from rocstar.dialogue.templates import template_named
 from rocstar.protocols import ForwardingEngine
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation
-from rocstar.types import Completion, Finish, Problem, Sampling, Trajectory, VersionSpan
+from rocstar.types import Completion, EngineLoad, Finish, Problem, Sampling, Trajectory, VersionSpan
 
 TEMPLATE = template_named("compact")
 CODEC = train_bpe(
@@ -52,6 +52,9 @@ class Answering(ForwardingEngine):
         mine.append((tuple(token_ids), written))
         spans = (VersionSpan(0, len(written)),)
         return Completion(token_ids=written, logprobs=(-0.5,) * len(written), finish=Finish.STOP, version_spans=spans)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(capacity_tokens=1 << 20, used_tokens=0, running=0, waiting=0)
 
     async def close_session(self, session_id: str) -> None:
         """Nothing is cached."""
@@ -125,7 +128,7 @@ async def in_process(count: int) -> float:
 
     async def one(number: int, attempt: AgentAttempt) -> None:
         async def ask(messages: list[Any]) -> Any:
-            return write_chat(await attempt.complete(read_chat({"messages": messages})))["choices"][0]["message"]
+            return write_chat(await attempt.complete(*read_chat({"messages": messages})))["choices"][0]["message"]
 
         await session(ask, number)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 pytest.importorskip("mcp_server_git", reason="mcp-server-git has an environment of its own: scripts/adapters_env")
 pytest.importorskip("mcp_server_time", reason="mcp-server-time has an environment of its own: scripts/adapters_env")
 
+from rocstar.dialogue.calls import render_call
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import Status, ToolCall, ToolResult
+from tests.agents.examples import Told
+from tests.rollout.examples import ANSWER, PROBLEM, conversation, limits, roller
 
 TOKYO = {"source_timezone": "Europe/Paris", "time": "12:00", "target_timezone": "Asia/Tokyo"}
 
@@ -75,3 +79,13 @@ async def test_two_servers_stand_side_by_side() -> None:
     tools = tools_of("mcp_server_time", "mcp_server_git")
     assert {"convert_time", "git_status"} <= {spec.name for spec in tools.specs}
     await asyncio.gather(*(tool.close() for tool in tools.own()))
+
+
+async def test_an_attempt_of_a_run_calls_both(places: list[Path]) -> None:
+    tools = tools_of("mcp_server_time", f"mcp_server_git --repository {places[0]}")
+    calls = [render_call("convert_time", TOKYO), render_call("git_status", {"repo_path": str(places[0])})]
+    talk = replace(conversation(), own_tools=tools.own)
+    made = roller(Told([*calls, ANSWER]), talk, limits=limits(max_response_tokens=4000))
+    ((attempt,),) = [group.trajectories for group in await made.roll([PROBLEM], attempts=1, seed=1)]
+    assert [result.status for result in attempt.results] == [Status.OK, Status.OK], attempt
+    assert attempt.outcome and "No commits yet" in attempt.results[1].stdout
