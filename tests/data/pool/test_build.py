@@ -11,7 +11,6 @@ import pytest
 from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
-from rocstar.data.pool.overlap import STOCK_QUESTIONS
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import problem_id
@@ -145,20 +144,6 @@ def test_rewording_saves_no_question_that_shares_more_than_the_instruction(tmp_p
     assert build(config).total("benchmark_overlap") == 1
     (dropped,) = rows_of(config, "dropped.jsonl")
     assert dropped["question"] == rows[0]
-
-
-def test_a_phrase_that_many_questions_share_is_told_from_a_shared_problem_wherever_it_stands(tmp_path: Path) -> None:
-    words = ["ants", "bees", "cats", "dogs", "eels", "fish", "gnus", "hens", "imps", "jays"]
-    rows = [f"Some {one} meet {number} {one}, odds {COPRIME}" for number, one in enumerate(words)]
-    config = instructed(tmp_path, rows)
-    assert build(config).total("benchmark_phrase") == STOCK_QUESTIONS == len(words)
-    assert "a stock phrase" in rows_of(config, "dropped.jsonl")[0]["evidence"]
-    assert build(instructed(tmp_path, rows[1:])).total("benchmark_overlap") == len(words) - 1
-    forgiving = instructed(tmp_path, rows, rules={"skip": ["benchmark_phrase"]})
-    assert build(forgiving).total("kept") == len(words)
-    assert all(
-        set(row) == {"id", "question", "answer", "source", "line"} for row in rows_of(forgiving, "problems.jsonl")
-    )
 
 
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:
