@@ -202,10 +202,9 @@ def _print_funnel(sheet: Datasheet) -> None:
     print(f"{'rows':20}{'all':>10}" + "".join(f"{source[:14]:>16}" for source in sheet.sources))
     for fate, rows, by_source in sheet.funnel():
         print(f"{fate:20}{rows:>10,}" + "".join(f"{by_source[source]:>16,}" for source in sheet.sources))
-    for change, counts in (("rewritten", sheet.asked), ("reworded", sheet.reworded)):
-        if counts.total():
-            print(f"  of them {change:10}{counts.total():>10,}", end="")
-            print("".join(f"{counts[source]:>16,}" for source in sheet.sources))
+    if sheet.asked.total():
+        print(f"  of them rewritten {sheet.asked.total():>10,}", end="")
+        print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
     print("\n".join(sheet.benchmarks))

@@ -227,7 +227,7 @@ def _described(problem: Problem) -> dict[str, Any]:
 
 
 def _pool_row(problem: Problem, keep: Sequence[str]) -> bytes:
-    further = [name for name in ("asked_from", "reworded", *keep) if name in problem.metadata]
+    further = [name for name in ("asked_from", *keep) if name in problem.metadata]
     return row_of({**_described(problem), **{name: problem.metadata[name] for name in further}})
 
 

@@ -42,9 +42,6 @@ class RulesSection(Section):
 class RewriteSection(Section):
     fractions_and_roots: bool = False
     """Ask for p + q of an answer p/q, and p + q + r of p sqrt(r)/q, so that these too have an integer answer."""
-    instructions: bool = False
-    """Where a question overlaps with a benchmark in standing instructions alone ("m and n are relatively prime"), put
-    these into other words (`rewording.py`) and keep it, provided that no overlap is left."""
 
 
 class DuplicatesSection(Section):

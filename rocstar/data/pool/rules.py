@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rocstar.data.pool.config import LimitsSection, PoolConfig
 from rocstar.data.pool.overlap import BenchmarkIndex, QuestionIndex
-from rocstar.data.pool.rewording import asked_for_integer, in_other_words, integer_of, same_form
+from rocstar.data.pool.rewording import asked_for_integer, integer_of, same_form
 from rocstar.types import Problem
 
 SHOWN_CHARS = 60
@@ -220,9 +220,7 @@ class Judges:
                 return problem, Drop(rule, evidence)
         # The sentence that asks for an integer occurs in many questions and must not make them similar.
         repeated = self._repeated(published, name)
-        if reason := self._refused(problem) or repeated:
-            return problem, reason
-        return self._cleared(problem)
+        return problem, self._refused(problem) or repeated or self._overlapping(problem)
 
     def late(self, name: str) -> Drop | None:
         """Why a row that was kept so far is dropped now; call it when all rows were judged."""
@@ -269,14 +267,8 @@ class Judges:
             )
         return self._drop("conflicting_labels", f"same text as {match.name}; {self.conflicts[match.name]}")
 
-    def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
-        """The problem without the text shared with a benchmark, if that is an instruction."""
+    def _overlapping(self, problem: Problem) -> Drop | None:
         overlap = self.benchmarks.find(problem.question)
         if overlap is None:
-            return problem, None
-        if overlap.exact:
-            return problem, self._drop("benchmark_question", overlap.evidence)
-        other = in_other_words(problem) if self.config.rewrite.instructions else None
-        if other is not None and self.benchmarks.find(other.question) is None:
-            return other, None
-        return problem, self._drop("benchmark_overlap", overlap.evidence)
+            return None
+        return self._drop("benchmark_question" if overlap.exact else "benchmark_overlap", overlap.evidence)

@@ -118,34 +118,6 @@ def test_the_datasheet_counts_hashes_and_says_each_licence_or_that_none_is_state
     assert str(tmp_path) not in json.dumps(told)
 
 
-COPRIME = "where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
-
-
-def instructed(folder: Path, rows: list[str], **changes: Any) -> PoolConfig:
-    config = pool(folder, source=[{"name": "s", "path": "told.jsonl"}], **changes)
-    write(folder / "told.jsonl", *({"question": text, "answer": "5"} for text in rows))
-    write(folder / "bench.jsonl", {"problem": f"A coin shows heads with chance $\\frac{{m}}{{n}}$, {COPRIME}"})
-    return config
-
-
-def test_a_question_that_shares_an_instruction_alone_is_reworded_and_kept(tmp_path: Path) -> None:
-    rows = [f"A bug walks on a cube. It comes home with chance $m/n$, {COPRIME}"]
-    config = instructed(tmp_path, rows, rewrite={"instructions": True})
-    sheet = build(config)
-    (row,) = rows_of(config, "problems.jsonl")
-    assert row["question"].endswith("chance $m/n$, for coprime positive integers $m$ and $n$. Find $m+n$.")
-    assert (row["reworded"], sheet.reworded.total()) == (["coprime"], 1)
-    assert build(instructed(tmp_path, rows)).total("benchmark_overlap") == 1
-
-
-def test_rewording_saves_no_question_that_shares_more_than_the_instruction(tmp_path: Path) -> None:
-    rows = [f"A coin shows heads with chance $\\frac{{m}}{{n}}$ exactly, {COPRIME}"]
-    config = instructed(tmp_path, rows, rewrite={"instructions": True})
-    assert build(config).total("benchmark_overlap") == 1
-    (dropped,) = rows_of(config, "dropped.jsonl")
-    assert dropped["question"] == rows[0]
-
-
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:
     config = pool(tmp_path, rules={"skip": ["benchmark_overlap", "duplicate"]})
     build(config)
