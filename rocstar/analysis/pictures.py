@@ -5,10 +5,8 @@ matplotlib.
     fig8.png        reward, length, cut attempts and entropy of training, by step (Fig. 8)
     fig9.png        accuracy and length of evaluations, by step (Fig. 9)
     fig10_11.png    attempts whose tokens are shaded by entropy, the marked ones framed (Fig. 10, 11)
-    errors.png      failed calls by class, by step
-    tokens.png      forking and reflection tokens, by step
 
-A picture that has nothing to show is not drawn; fig10_11.png and errors.png are of methods of one run.
+A picture that has nothing to show is not drawn; fig10_11.png is of methods of one run.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from typing import Any
 
 from rocstar.analysis.methods import Report, Values, ValuesOf, by_method, curve, failed_calls_in_right, values_of
 
-CLASSES = 6  # most frequent classes of failure in the picture; the others are one
 CHARACTERS, LINES = 135, 26  # of one example
 CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
 COLOURS = {
@@ -40,8 +37,6 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
         "fig8": _fig8,
         "fig9": _fig9,
         "fig10_11": _fig10_11,
-        "errors": _errors,
-        "tokens": _tokens,
     }
     files = []
     for name, drawn in made.items():
@@ -80,17 +75,6 @@ def _fig9(reports: Sequence[Report]) -> Any:
     return _lines(reports, panels)
 
 
-def _tokens(reports: Sequence[Report]) -> Any:
-    def share(kind: str) -> ValuesOf:
-        def values(report: Report) -> Values:
-            rows = report.get("tokens", {}).get("by_step", [])
-            return [(row["step"], row[f"{kind}_share"]) for row in rows if row[f"{kind}_share"] is not None]
-
-        return values
-
-    return _lines(reports, {f"{kind} tokens, share of the marked": share(kind) for kind in ("forking", "reflection")})
-
-
 def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
     """One panel beside the other, one line a method, with a band where several runs differ; None where no method has
     two points."""
@@ -118,35 +102,11 @@ def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
     return figure
 
 
-def _alone(reports: Sequence[Report]) -> list[Report]:
-    """The reports that are their method's only run."""
-    return [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
-
-
-def _errors(reports: Sequence[Report]) -> Any:
-    from matplotlib import pyplot
-
-    shown = [report for report in _alone(reports) if len(report["by_step"]) > 1 and report["after_error"]]
-    if not shown:
-        return None
-    figure, row = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), 4), squeeze=False, sharey=True)
-    for axes, report in zip(row[0], shown, strict=True):
-        steps = report["by_step"]
-        names = [entry["error"] for entry in report["after_error"][:CLASSES]]
-        layers = [[step["errors"].get(name, 0) for step in steps] for name in names]
-        rest = [sum(step["errors"].values()) - sum(parts) for step, *parts in zip(steps, *layers, strict=True)]
-        axes.stackplot([step["step"] for step in steps], *layers, rest, labels=[*names, "others"])
-        axes.set(title=f"failed calls: {report['source']}", xlabel="step")
-        axes.legend()
-    return figure
-
-
 def _fig10_11(reports: Sequence[Report]) -> Any:
     from matplotlib import pyplot
 
-    examples = [
-        example for report in _alone(reports) for example in report.get("tokens", {}).get("examples", {}).values()
-    ]
+    alone = [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
+    examples = [example for report in alone for example in report.get("tokens", {}).get("examples", {}).values()]
     if not examples:
         return None
     figure, column = pyplot.subplots(len(examples), 1, figsize=(12, 6 * len(examples)), squeeze=False)

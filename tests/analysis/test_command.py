@@ -180,7 +180,7 @@ def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
     made_run(tmp_path)
     names = ["r", str(tmp_path / "runs" / "r")]
     assert run(["analyze", *names, "--runs", str(tmp_path / "runs"), "--pictures", str(tmp_path / "p")]) == 0
-    assert {file.name for file in (tmp_path / "p").iterdir()} == {"fig4.png", "fig8.png", "errors.png"}
+    assert {file.name for file in (tmp_path / "p").iterdir()} == {"fig4.png", "fig8.png"}
 
 
 @pytest.mark.parametrize(
