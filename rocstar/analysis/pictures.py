@@ -1,12 +1,11 @@
-"""Pictures of reports, one line a method: its run's, or the mean of its runs in the band of their range. Needs
-matplotlib.
+"""Pictures of reports, one line a run. Needs matplotlib.
 
     fig4.png        failed calls in right attempts, by step (paper, Fig. 4)
     fig8.png        reward, length, cut attempts and entropy of training, by step (Fig. 8)
     fig9.png        accuracy and length of evaluations, by step (Fig. 9)
     fig10_11.png    attempts whose tokens are shaded by entropy, the marked ones framed (Fig. 10, 11)
 
-A picture that has nothing to show is not drawn; fig10_11.png is of methods of one run.
+A picture that has nothing to show is not drawn.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.methods import Report, Values, ValuesOf, by_method, curve, failed_calls_in_right, values_of
-
+Report = Mapping[str, Any]
+Values = list[tuple[int, float]]
+"""(step, value)"""
+ValuesOf = Callable[[Report], Values]
 CHARACTERS, LINES = 135, 26  # of one example
 CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
 COLOURS = {
@@ -45,6 +46,17 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
             pyplot.close(figure)
             files.append(file)
     return files
+
+
+def values_of(part: str, key: str) -> ValuesOf:
+    """A function that takes (step, value) from a list of a report, without the rows that have no value."""
+    return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
+
+
+def failed_calls_in_right(report: Report) -> Values:
+    """Fig. 4: from the attempts where they were kept, else from the metrics."""
+    key = "failed_call_share_in_right"
+    return values_of("by_step", key)(report) or values_of("training", key)(report)
 
 
 def _fig8(reports: Sequence[Report]) -> Any:
@@ -76,27 +88,18 @@ def _fig9(reports: Sequence[Report]) -> Any:
 
 
 def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
-    """One panel beside the other, one line a method, with a band where several runs differ; None where no method has
-    two points."""
+    """One panel beside the other, one line a run; None where no run has two points."""
     from matplotlib import pyplot
 
-    methods = by_method(reports)
-    found = {title: {name: curve(runs, of) for name, runs in methods.items()} for title, of in panels.items()}
-    if all(len(points) < 2 for lines in found.values() for points in lines.values()):
+    found = {title: [(report["source"], of(report)) for report in reports] for title, of in panels.items()}
+    if all(len(points) < 2 for lines in found.values() for _, points in lines):
         return None
     figure, row = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.8), squeeze=False)
     for axes, (title, lines) in zip(row[0], found.items(), strict=True):
-        for colour, (name, points) in enumerate(lines.items()):
-            if not points:
-                continue
-            steps, means, lowest, highest = (
-                [point[key] for point in points] for key in ("step", "mean", "lowest", "highest")
-            )
-            style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
-            runs = len(methods[name])
-            label = name if runs == 1 else f"{name}, mean and range of {runs} runs"
-            axes.plot(steps, means, label=label, **style)
-            axes.fill_between(steps, lowest, highest, color=f"C{colour}", alpha=0.2, linewidth=0)
+        for colour, (name, points) in enumerate(lines):
+            if points:
+                style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
+                axes.plot(*zip(*points, strict=True), label=name, **style)
         axes.set(title=title, xlabel="step", ylim=(0, None))
     row[0][0].legend()
     return figure
@@ -105,8 +108,7 @@ def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
 def _fig10_11(reports: Sequence[Report]) -> Any:
     from matplotlib import pyplot
 
-    alone = [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
-    examples = [example for report in alone for example in report.get("tokens", {}).get("examples", {}).values()]
+    examples = [example for report in reports for example in report.get("tokens", {}).get("examples", {}).values()]
     if not examples:
         return None
     figure, column = pyplot.subplots(len(examples), 1, figsize=(12, 6 * len(examples)), squeeze=False)

@@ -72,15 +72,14 @@ def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> di
 def analyse(
     source: Source,
     *,
-    method: str,
     piece: Piece | None = None,
     entropies: Entropies | None = None,
     said: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Everything about one source; docs/analysis.md says what each key means.
 
-    method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
-    attempts that have none. said: told how many of how many files were read. Raises DataError."""
+    piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. said: told how many
+    of how many files were read. Raises DataError."""
     tally, examples, words = AttemptCounts(), Examples(), Words()
     steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
     for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, said=said)):
@@ -90,7 +89,6 @@ def analyse(
     whole = tally.whole()
     report: dict[str, Any] = {
         "source": source.name,
-        "method": method,
         "whole": whole.figures(),
         "after_error": after_error_table(whole),
         "right_share_after_error": right_after(whole),

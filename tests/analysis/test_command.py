@@ -164,7 +164,7 @@ def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_o
 def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
     made_run(tmp_path)
     told = list[tuple[int, int]]()
-    analyse(find_source("r", tmp_path / "runs"), method="", said=lambda done, total: told.append((done, total)))
+    analyse(find_source("r", tmp_path / "runs"), said=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 
