@@ -25,8 +25,8 @@ def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapp
 def simulate_carry_over(
     steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], policy: str = OURS
 ) -> tuple[list[float], float, float]:
-    """The seconds of each step of a stage under a policy, and the shares that `carried_over` gives. The wait of attempts for a limit to grow, and repeated calls of a carried
-    attempt's own tools, take no time here."""
+    """The seconds of each step of a stage under a policy, and the shares that `carried_over` gives. The wait of
+    attempts for a limit to grow, and repeated calls of a carried attempt's own tools, take no time here."""
     done, attempts, groups = carried_over(steps, share)
     makespans = [report.makespan for report in simulate_steps(done, engines, scheduler(policy, done))]
     return makespans, attempts, groups
