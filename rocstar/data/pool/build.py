@@ -193,7 +193,7 @@ def _columns_of(row: Any, section: InputSection, where: str, role: str) -> Probl
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
         return ProblemColumns(layout="given", question=tuple(section.question), answer=section.answer)
-    found = detect_columns(row, where=where, layout=section.layout, needs_answer=needs_answer and not section.answer)
+    found = detect_columns(row, where=where, needs_answer=needs_answer and not section.answer)
     return ProblemColumns(
         layout=found.layout,
         question=tuple(section.question) or found.question,

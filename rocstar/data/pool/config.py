@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +14,6 @@ class InputSection(Section):
     """How rows of this file are named in every output."""
     path: str
     """JSONL, CSV or parquet, plain or gzip, below `data`; a folder of `save_to_disk`; or hf:NAME[:CONFIG]@SPLIT."""
-    layout: Literal["auto", "plain", "trl", "verl", "skyrl", "slime"] = "auto"
     question: list[str] = []
     """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
     answer: str | None = None
