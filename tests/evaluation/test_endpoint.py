@@ -168,7 +168,7 @@ async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
 async def test_one_turn_shows_a_problems_own_functions_and_runs_nothing() -> None:
     function = {"name": "math.add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Add 2 and 3."}]
-    problem = replace(PROBLEM, metadata={"messages": messages, "functions": [function]})
+    problem = replace(PROBLEM, question="Add 2 and 3.", messages=tuple(messages), metadata={"functions": [function]})
     made, (body,), _ = await attempted(lambda body: call("math_add", "{}"), problem=problem, one_turn=True)
     assert body["messages"] == messages and body["tools"][0]["function"]["name"] == "math_add"
     assert made.stop is Stop.ANSWERED and [one.tool for one in made.turns[0].calls] == ["math_add"]
