@@ -126,12 +126,6 @@ async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) ->
     assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an invalid answer" in made.fault
 
 
-async def test_an_answer_without_an_end_is_a_fault_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstar.support.chat_http.MOST_BYTES", 100_000)
-    made, _, _ = await attempted(lambda body: text("x" * 200_000))
-    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "answers with more than" in made.fault
-
-
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", "ftp://a/v1", "http://a/v1?x"]
 )
